@@ -60,7 +60,7 @@ def _encode_error(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(ENCODING_ERRORS, _encode_error)
 
 
-def take_any_text(stream: Any) -> None:
+def replace_unencodable(stream: Any) -> None:
     """Let ``stream`` take characters that its encoding lacks; a stream that cannot be set up stays as it is."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors=ENCODING_ERRORS)
@@ -82,7 +82,7 @@ class SafeStream:
         return getattr(self._stream, name)
 
 
-def complain(message: object) -> None:
+def print_error(message: object) -> None:
     """Write one line about an error to standard error, prefixed with the command's name."""
     with suppress(OSError):  # standard error may be a closed pipe, too: then the exit status alone tells it
         print(f"emad: {printable(str(message), LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
@@ -96,7 +96,7 @@ def run_command(body: Callable[[], int | None]) -> int:
         pipe whose reader has left; 130 after Ctrl-C.
     """
     for stream in (sys.stdout, sys.stderr):
-        take_any_text(stream)
+        replace_unencodable(stream)
     before = sys.stdout
     if before is not None:  # None where the descriptor is closed: then nothing is printed
         sys.stdout = SafeStream(before)  # has what print needs, the rest by delegation
@@ -107,20 +107,20 @@ def run_command(body: Callable[[], int | None]) -> int:
             if before is not None:
                 before.flush()
     except EmadError as error:
-        complain(error)
+        print_error(error)
         return 1
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough
         _drop_output(before)
         return 1
     except OSError as error:  # of the streams where no file is named: files come as errors of ours
         if error.strerror is None or error.filename is not None or isinstance(error, ConnectionError):
-            complain(f"{type(error).__name__}: {error}")
+            print_error(f"{type(error).__name__}: {error}")
         else:
             _drop_output(before)
-            complain(f"output: {error.strerror}")
+            print_error(f"output: {error.strerror}")
         return 1
     finally:
         sys.stdout = before

@@ -43,7 +43,7 @@ class BadArgument(EmadError, ValueError):
         super().__init__(f"{name}={shown}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_nearest(word: str, known: Iterable[str]) -> str:
     """A remedy, ``nearest: bfloat16, float16``: the likeliest of ``known``, whatever their case; "" if none is near."""
     from difflib import get_close_matches  # for a message alone
 
@@ -57,7 +57,7 @@ class RunStopped(EmadError):
 
 
 @contextmanager
-def ends_the_run() -> Iterator[None]:
+def stop_run_on_error() -> Iterator[None]:
     """Inside the block, an error of ours is the end of the run and not of one question.
 
     Raises:

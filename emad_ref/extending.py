@@ -7,7 +7,7 @@ A distribution names an ``Extension`` in its metadata, and every command and sui
 
     EXTENSION = Extension(
         register=Path(__file__).with_name("claims.toml"),
-        questions={"MY-1": "mine.questions.my_1"},          # a module with QUESTION, as those of emad_ref.questions
+        questions={"MY-1": "mine.questions.my_1"},          # a module with QUESTION, as those of emad_ref.claims
         corpora={"mine:logs": "mine.text:documents"},       # documents(split, seed, data) → texts
         tables={"tokens by layer": "mine.tables:by_layer"}, # by_layer(evidence) → Exhibits
         provenance="mine.emad:facts",                       # facts() → built-in values
@@ -62,7 +62,9 @@ def extensions() -> dict[str, Extension]:
     Raises:
         BadArgument: one that cannot be imported, is no ``Extension``, or adds what another one adds.
     """
-    found = {point.name: _loaded(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+    found = {
+        point.name: _load_extension(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    }
     for part in PARTS:
         owners: dict[str, str] = {}
         for name, extension in found.items():
@@ -74,12 +76,12 @@ def extensions() -> dict[str, Extension]:
     return found
 
 
-def added(part: str) -> dict[str, str]:
+def added_parts(part: str) -> dict[str, str]:
     """What all extensions add of one of ``PARTS``: name → where it is."""
     return {name: place for extension in extensions().values() for name, place in getattr(extension, part).items()}
 
 
-def resolved(place: str, where: str) -> Any:
+def load_place(place: str, where: str) -> Any:
     """The module or attribute that ``place`` names.
 
     Raises:
@@ -103,16 +105,16 @@ def provenance() -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name, extension in extensions().items():
         if extension.provenance is not None:
-            facts[name] = resolved(extension.provenance, f"{GROUP}: {name}: provenance")()
+            facts[name] = load_place(extension.provenance, f"{GROUP}: {name}: provenance")()
     return facts
 
 
-def part_of(part: str, name: str) -> Any:
+def load_part(part: str, name: str) -> Any:
     """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``resolved``."""
-    return resolved(added(part)[name], f"{GROUP}: {part}: {name}")
+    return load_place(added_parts(part)[name], f"{GROUP}: {part}: {name}")
 
 
-def _loaded(point: EntryPoint) -> Extension:
+def _load_extension(point: EntryPoint) -> Extension:
     try:
         extension = point.load()
     except (ImportError, AttributeError) as error:

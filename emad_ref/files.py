@@ -28,8 +28,8 @@ from typing import IO, Any
 
 from emad_ref.errors import BadArgument
 
-LARGEST = 2**63 - 1  # whole numbers beyond it overflow arrays, and floats after them
-AGAIN = "fetch or write it again"
+MAX_INT = 2**63 - 1  # whole numbers beyond it overflow arrays, and floats after them
+WRITE_AGAIN = "fetch or write it again"
 KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISCHR, "a device"),
@@ -55,56 +55,56 @@ class BadFile(BadArgument, OSError):
 
 
 @contextmanager
-def reading(path: Path | str, argument: str, remedy: str = AGAIN) -> Iterator[IO[bytes]]:
+def open_regular(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> Iterator[IO[bytes]]:
     """The open bytes of a regular file; also what goes wrong while they are read is a BadFile.
 
     Raises:
         BadFile: it cannot be opened or read, or is no regular file.
     """
     try:
-        with open(path, "rb", opener=_at_once) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             if kind := file_kind(os.fstat(file.fileno()).st_mode):
                 raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
             yield file
     except BadFile:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise BadFile(argument, path, "a file that can be read", _said(error), remedy) from error
+        raise BadFile(argument, path, "a file that can be read", _error_text(error), remedy) from error
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """A pipe without a writer is opened too, to be refused."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_bytes(path: Path | str, argument: str) -> bytes:
     """All of a file. Raises BadFile."""
-    with reading(path, argument) as file:
+    with open_regular(path, argument) as file:
         return file.read()
 
 
 def read_text(path: Path | str, argument: str) -> str:
     """All of a UTF-8 file. Raises BadFile."""
     try:
-        return _decoded(read_bytes(path, argument))
+        return _decode_start(read_bytes(path, argument))
     except UnicodeError as error:
         raise BadFile(argument, path, "a file in UTF-8", str(error), "convert it first") from error
 
 
-def lines_of(path: Path | str, argument: str) -> Iterator[str]:
+def read_lines(path: Path | str, argument: str) -> Iterator[str]:
     """Lines of a UTF-8 file as they are asked for, whatever its size, with their ends. Only \\n ends one: JSON may hold
     U+2028 and its like inside a string. Raises BadFile.
     """
-    with reading(path, argument) as file:
+    with open_regular(path, argument) as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield _decoded(line) if number == 1 else line.decode("utf-8")
+                yield _decode_start(line) if number == 1 else line.decode("utf-8")
             except UnicodeError as error:
                 reason = f"line {number}: {error}"
                 raise BadFile(argument, path, "a file in UTF-8", reason, "convert it first") from error
 
 
-def _decoded(start: bytes) -> str:
+def _decode_start(start: bytes) -> str:
     """The text of a file's first bytes, without a byte order mark.
 
     Raises:
@@ -117,7 +117,7 @@ def _decoded(start: bytes) -> str:
 
 
 def read_json(
-    path: Path | str, argument: str, kind: type | None = None, *, remedy: str = AGAIN, constants: bool = False
+    path: Path | str, argument: str, kind: type | None = None, *, remedy: str = WRITE_AGAIN, constants: bool = False
 ) -> Any:
     """What a JSON file holds, of type ``kind`` (dict or list) where one is asked for; ``constants`` as in
     ``parsed_json``, for readers that judge each number by its name.
@@ -127,7 +127,7 @@ def read_json(
     """
     text = read_text(path, argument)
     try:
-        value = parsed_json(text, constants=constants)
+        value = parse_json(text, constants=constants)
     except ValueError as error:
         raise BadFile(argument, path, "a readable JSON file", str(error), remedy) from error
     if kind is not None and type(value) is not kind:
@@ -135,24 +135,28 @@ def read_json(
     return value
 
 
-def parsed_json(text: str | bytes, *, constants: bool = False) -> Any:
+def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
     """``text`` as JSON; ``constants``: NaN and infinity, which JSON has not, are let through.
 
     Raises:
         ValueError: no JSON, nested too deep, a number beyond 64 bits, or an object with one key twice.
     """
-    pairs = without_repetition
+    pairs = unique_keys
     try:
         if constants:
-            return json.loads(text, parse_int=_whole, object_pairs_hook=pairs)
+            return json.loads(text, parse_int=_parse_int, object_pairs_hook=pairs)
         return json.loads(
-            text, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant, object_pairs_hook=pairs
+            text,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=pairs,
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
 
-def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, for ``object_pairs_hook``. Raises ValueError for a key that stands there twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
@@ -170,8 +174,8 @@ def read_toml(path: Path | str, argument: str, remedy: str = "mend the file") ->
     """
     text = read_text(path, argument)
     try:
-        table = tomllib.loads(text, parse_float=_finite)
-        _require_whole(table)
+        table = tomllib.loads(text, parse_float=_parse_float)
+        _require_64_bits(table)
     except RecursionError as error:
         raise BadFile(argument, path, "valid TOML in UTF-8", "it is nested too deep", remedy) from error
     except ValueError as error:
@@ -179,13 +183,13 @@ def read_toml(path: Path | str, argument: str, remedy: str = "mend the file") ->
     return table
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > 20 or abs(int(digits)) > LARGEST:
+def _parse_int(digits: str) -> int:
+    if len(digits) > 20 or abs(int(digits)) > MAX_INT:
         raise ValueError(f"a whole number of {len(digits.lstrip('-'))} digits is beyond 64 bits")
     return int(digits)
 
 
-def _finite(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     value = float(digits)
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"the number {digits[:20]} is beyond what a float holds")
@@ -196,12 +200,12 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _require_whole(value: Any) -> None:
+def _require_64_bits(value: Any) -> None:
     """TOML's parser takes no function for whole numbers."""
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in below:
-        _require_whole(item)
-    if isinstance(value, int) and abs(value) > LARGEST:
+        _require_64_bits(item)
+    if isinstance(value, int) and abs(value) > MAX_INT:
         raise ValueError("a whole number is beyond 64 bits")
 
 
@@ -210,12 +214,12 @@ def _require_whole(value: Any) -> None:
 
 def write_atomically(path: Path, text: str, argument: str = "file") -> None:
     """UTF-8, whole or not at all; half characters, which UTF-8 has not, as their escape. Raises as ``writing``."""
-    with writing(path, argument) as file:
+    with open_atomic(path, argument) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
-def writing(path: Path, argument: str) -> Iterator[IO[bytes]]:
+def open_atomic(path: Path, argument: str) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that takes its place at the end of the block; whatever happens in it, none is left behind.
 
     Readable for all, as reports and goldens are meant to be, or as the file that it replaces.
@@ -242,11 +246,11 @@ def writing(path: Path, argument: str) -> Iterator[IO[bytes]]:
     except OSError as error:
         if isinstance(error, BadFile):
             raise
-        raise BadFile(argument, path, "a place that can be written to", _said(error), "choose another") from error
+        raise BadFile(argument, path, "a place that can be written to", _error_text(error), "choose another") from error
 
 
 @contextmanager
-def replacing_folder(folder: Path, argument: str) -> Iterator[Path]:
+def replace_folder(folder: Path, argument: str) -> Iterator[Path]:
     """An empty folder beside ``folder`` to fill; at the end of the block it takes its place.
 
     Folders cannot be swapped in one step: the old one is moved aside first, and back if the second step fails. Killed
@@ -281,7 +285,7 @@ def replacing_folder(folder: Path, argument: str) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, BadFile):
             raise
-        raise BadFile(argument, folder, "a folder that can be written", _said(error), "choose another") from error
+        raise BadFile(argument, folder, "a folder that can be written", _error_text(error), "choose another") from error
 
 
 def require_replaceable(folder: Path, names: frozenset[str], argument: str) -> None:
@@ -297,14 +301,14 @@ def require_replaceable(folder: Path, names: frozenset[str], argument: str) -> N
     try:
         strange = sorted(entry.name for entry in target.iterdir() if entry.name not in names)
     except OSError as error:
-        raise BadFile(argument, folder, "a folder, or none yet", _said(error), "choose another") from error
+        raise BadFile(argument, folder, "a folder, or none yet", _error_text(error), "choose another") from error
     if strange:
         raise BadFile(
             argument, folder, "a folder of a saved model, or none yet", f"it holds {strange[0]}", "choose another"
         )
 
 
-def append(path: Path, text: str, argument: str) -> None:
+def append_text(path: Path, text: str, argument: str) -> None:
     """Add ``text`` to a file, on the disk when this returns; an interruption may leave a part of it, at the end.
 
     Raises:
@@ -317,24 +321,26 @@ def append(path: Path, text: str, argument: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise BadFile(argument, path, "a file that can be added to", _said(error), "choose another place") from error
+        raise BadFile(
+            argument, path, "a file that can be added to", _error_text(error), "choose another place"
+        ) from error
 
 
-def cut(path: Path, size: int, argument: str) -> None:
+def truncate_file(path: Path, size: int, argument: str) -> None:
     """Keep the first ``size`` bytes of a file. Raises BadFile as ``writing``."""
     target, _ = _target(path, argument)
     try:
         os.truncate(target, size)
     except OSError as error:
-        raise BadFile(argument, path, "a file that can be cut", _said(error), "choose another place") from error
+        raise BadFile(argument, path, "a file that can be cut", _error_text(error), "choose another place") from error
 
 
-def remove(path: Path, argument: str) -> None:
+def remove_file(path: Path, argument: str) -> None:
     """Remove a file where there is one. Raises BadFile."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise BadFile(argument, path, "a file that can be removed", _said(error), "remove it yourself") from error
+        raise BadFile(argument, path, "a file that can be removed", _error_text(error), "remove it yourself") from error
 
 
 def require_writable(path: Path, argument: str) -> None:
@@ -350,7 +356,7 @@ def require_writable(path: Path, argument: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise BadFile(argument, path, "a name for a file", _said(error), "choose another") from error
+        raise BadFile(argument, path, "a name for a file", _error_text(error), "choose another") from error
 
 
 def require_writable_folder(folder: Path, argument: str, named: Path | None = None) -> None:
@@ -367,7 +373,7 @@ def require_writable_folder(folder: Path, argument: str, named: Path | None = No
             os.fsync(file.fileno())
     except (OSError, ValueError) as error:
         raise BadFile(
-            argument, named or folder, "a folder that can be written", _said(error), "choose another"
+            argument, named or folder, "a folder that can be written", _error_text(error), "choose another"
         ) from error
 
 
@@ -381,7 +387,7 @@ def _target(path: Path, argument: str) -> tuple[Path, int]:
     except FileNotFoundError:
         return target, 0o644
     except (OSError, ValueError) as error:
-        raise BadFile(argument, path, "a place that can be written to", _said(error), "choose another") from error
+        raise BadFile(argument, path, "a place that can be written to", _error_text(error), "choose another") from error
     if kind := file_kind(mode):
         raise BadFile(argument, path, "a regular file, or none yet", f"it is {kind}", "choose another name")
     if not os.access(target, os.W_OK):
@@ -406,5 +412,5 @@ def file_kind(mode: int) -> str:
     return next((kind for is_one, kind in KINDS if is_one(mode)), "no regular file")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

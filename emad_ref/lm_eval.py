@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from traceback import walk_tb
 
-from emad_ref.console import complain, run_command
+from emad_ref.console import print_error, run_command
 from emad_ref.errors import EmadError
 from emad_ref.tasks.local import FOLDER
 
-FILLED_IN = {  # every spelling of an option, and what it is given where none of them stands
+DEFAULT_OPTIONS = {  # every spelling of an option, and what it is given where none of them stands
     ("--model", "-M"): "emad",
     ("--device",): "cpu",
     ("--include_path",): str(FOLDER),
@@ -35,16 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     import emad_ref.tasks.harness  # noqa: F401  # registers `emad`
 
     before = sys.argv
-    sys.argv = ["lm_eval", *filled_in(sys.argv[1:] if argv is None else argv)]  # lm-eval reads nothing else
+    sys.argv = ["lm_eval", *fill_in_defaults(sys.argv[1:] if argv is None else argv)]  # lm-eval reads nothing else
     try:
         cli_evaluate()
     except EmadError as error:
-        complain(error)
+        print_error(error)
         return 1
     except (ValueError, OSError) as error:
         if not _raised_by_lm_eval(error):
             raise
-        complain(f"lm_eval: {error!r}")
+        print_error(f"lm_eval: {error!r}")
         return 1
     finally:
         sys.argv = before
@@ -57,18 +57,18 @@ def _raised_by_lm_eval(error: BaseException) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "lm_eval"
 
 
-def filled_in(argv: Sequence[str]) -> list[str]:
+def fill_in_defaults(argv: Sequence[str]) -> list[str]:
     """``argv`` with what it does not say.
 
-    >>> filled_in(["--tasks", "world_recall", "--device=cuda"])[:3]
+    >>> fill_in_defaults(["--tasks", "world_recall", "--device=cuda"])[:3]
     ['--tasks', 'world_recall', '--device=cuda']
-    >>> filled_in(["ls", "tasks"])
+    >>> fill_in_defaults(["ls", "tasks"])
     ['ls', 'tasks']
     """
     given = {word.partition("=")[0] for word in argv}
     if not argv or argv[0] in OTHER_COMMANDS or given & {"--config", "-C", "-h", "--help"}:
         return [*argv]
-    added = [word for names, value in FILLED_IN.items() if not given & {*names} for word in (names[0], value)]
+    added = [word for names, value in DEFAULT_OPTIONS.items() if not given & {*names} for word in (names[0], value)]
     return [*argv, *added]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.signals import ENTROPY, SIGNALS, layers_read
+from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "translated", "positional", "chunked"]
 # schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.table``
@@ -320,7 +320,7 @@ class OperatingPoint:
         if pruned and not SIGNALS[signal].prunable:
             prunable = " and ".join(name for name, each in SIGNALS.items() if each.prunable)
             raise BadArgument("confidence", confidence, f"no pruning for {signal}", f"for {prunable} alone")
-        needed = layers_read(signal, confidence.minimum, self.ceiling)
+        needed = required_layers(signal, confidence.minimum, self.ceiling)
         if self.probes != needed:
             raise BadArgument("probes", self.probes, f"{needed}, the layers {signal} needs")
         below = [i for i, probe in enumerate(needed) if probe < confidence.minimum]

@@ -157,11 +157,11 @@ class Record:
         """
         tokens = Tokens(*(np.array(getattr(self.tokens, f.name)) for f in fields(Tokens)))
         emitted: list[Ints] = [np.array(each) for each in self.emitted]
-        works = (_copied(self.work), _copied(self.prompt_work))
+        works = (_copy_works(self.work), _copy_works(self.prompt_work))
         return Record(tokens, np.array(self.signal), emitted, list(self.stop), *works)
 
 
-def _copied(works: dict[int, Work] | None) -> dict[int, Work] | None:
+def _copy_works(works: dict[int, Work] | None) -> dict[int, Work] | None:
     if works is None:
         return None
     # an array of its own is what a sum gives, of every part

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.bins import bin_index
+from emad_ref.exit_rules.rules import fires, planned_exits
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
-from emad_ref.policy.bins import bin_index
-from emad_ref.policy.thresholds import fires, planned_exits
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.schedule.derived import Probed, flops_at, probed_by, work_at
-from emad_ref.schedule.table import schedule_of
+from emad_ref.schedule.derived_work import ProbeCosts, derive_flops, derive_work, probe_costs
+from emad_ref.schedule.schedules import schedule_of
 from emad_ref.signals import SIGNALS
 
 
@@ -55,10 +55,10 @@ class Replay:
     @cached_property
     def histogram(self) -> Ints:
         """int64 [L + 1] tokens of each depth."""
-        return histogram_of(self.depth, self.point)
+        return depth_histogram(self.depth, self.point)
 
 
-class Ladder:
+class TraceReplayer:
     """A trace laid out as grids [longest, sequences], so that each rule and running minimum is one call over all rows.
 
     ``schedule.monotone.depths`` is the plain form of what happens here under it; a law holds the two together.
@@ -146,22 +146,22 @@ class Ladder:
 
 def depths(trace: Trace, point: OperatingPoint) -> Ints:
     """int64 [tokens] depth of every traced position under ``point``; every sequence starts at the ceiling."""
-    return Ladder(trace).depths(point)
+    return TraceReplayer(trace).depths(point)
 
 
 def replay(trace: Trace, point: OperatingPoint) -> Replay:
     """Depths, and what is emitted at those depths."""
-    return Ladder(trace).replay(point)
+    return TraceReplayer(trace).replay(point)
 
 
 def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Replay]:
     """Replays of many points over one trace; the layout is computed once."""
-    ladder = Ladder(trace)
+    ladder = TraceReplayer(trace)
     for point in points:
         yield ladder.replay(point)
 
 
-def sums(trace: Trace, values: NDArray[Any]) -> Floats:
+def sequence_sums(trace: Trace, values: NDArray[Any]) -> Floats:
     """[sequences] sums of ``values`` [tokens] within each sequence."""
     return np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1])
 
@@ -179,19 +179,19 @@ def derived_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row:
     return decode_work(trace, depth, point, macs_per_row), prompt_work(trace.prompts, point)
 
 
-def histogram_of(depth: Ints, point: OperatingPoint) -> Ints:
+def depth_histogram(depth: Ints, point: OperatingPoint) -> Ints:
     """int64 [L + 1] how many of ``depth`` [tokens] are each."""
     return np.bincount(depth, minlength=point.layers + 1)
 
 
-def work_of(trace: Trace, replayed: Replay) -> Work:
+def replayed_work(trace: Trace, replayed: Replay) -> Work:
     """``decode_work`` of a replay.
 
     Raises:
         BadArgument: as ``decode_work``.
     """
-    probed = _probed(trace, replayed.point, replayed.macs_per_row)
-    return work_at(replayed.point, trace.places, replayed.depth, replayed.histogram, probed, trace.ahead)
+    probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
+    return derive_work(replayed.point, trace.places, replayed.depth, replayed.histogram, probed, trace.ahead)
 
 
 def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
@@ -202,8 +202,8 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
     Raises:
         BadArgument: a confidence rule that the trace does not record.
     """
-    probed = _probed(trace, point, macs_per_row)
-    return work_at(point, trace.places, depth, histogram_of(depth, point), probed, trace.ahead)
+    probed = _probe_costs(trace, point, macs_per_row)
+    return derive_work(point, trace.places, depth, depth_histogram(depth, point), probed, trace.ahead)
 
 
 def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
@@ -215,16 +215,16 @@ def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
         BadArgument: as ``decode_work``.
     """
     point = replayed.point
-    probed = _probed(trace, point, replayed.macs_per_row)
-    return sums(trace, flops_at(point, trace.places, replayed.depth, probed, trace.ahead, geometry))
+    probed = _probe_costs(trace, point, replayed.macs_per_row)
+    return sequence_sums(trace, derive_flops(point, trace.places, replayed.depth, probed, trace.ahead, geometry))
 
 
-def _probed(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Probed:
+def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> ProbeCosts:
     """A rule's as its watch ran them; else one reading by the estimator."""
     if point.confidence is not None:
         rule = trace.rule(point)
-        return Probed(rule.heads, rule.shows, rule.macs)
-    return probed_by(point, len(trace), trace.ahead, macs_per_row)
+        return ProbeCosts(rule.heads, rule.shows, rule.macs)
+    return probe_costs(point, len(trace), trace.ahead, macs_per_row)
 
 
 def prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

@@ -42,11 +42,11 @@ if TYPE_CHECKING:  # nobody who only names signals waits for torch
 NEVER_LOG_P = -1e4  # its exponential is 0 in float64, too: whatever lies below it adds 0 to an entropy
 
 
-class Readout:
+class LogitsReadout:
     """Logits [..., V] of one layer, and what several signals take from them, each computed once."""
 
     def __init__(self, logits: Tensor):
-        self.logits = raised(logits)
+        self.logits = at_least_float32(logits)
 
     @cached_property
     def log_p(self) -> Tensor:
@@ -61,7 +61,7 @@ class Readout:
 
 
 @dataclass(frozen=True)
-class Needs:
+class SignalInputs:
     """What a signal after layer ℓ is computed from beside what ℓ shows, for decisions from a minimum layer j on.
 
     ``least``     the least j that leaves something to compare with.
@@ -75,14 +75,16 @@ class Needs:
     compared: Callable[[int, int], set[int]] = lambda minimum, ceiling: set()
 
 
-ALONE = Needs("this layer's readout alone")
-BELOW = Needs("the state of the layer below", least=2, compared=lambda minimum, ceiling: {minimum - 1})
-HALFWAY = Needs(
+LAYER_LOGITS = SignalInputs("this layer's readout alone")
+STATE_BELOW = SignalInputs("the state of the layer below", least=2, compared=lambda minimum, ceiling: {minimum - 1})
+HALF_DEPTH = SignalInputs(
     "the readout after ⌊ℓ/2⌋", least=2, compared=lambda minimum, ceiling: {at // 2 for at in range(minimum, ceiling)}
 )
-PREVIOUS = Needs("the readout at the probe before", delay=1)
-LEARNT = Needs("a linear probe that was fitted to it")
-SINCE = Needs("the readouts since the minimum layer", delay=1)  # at that layer itself there is none to contrast with
+PREVIOUS_PROBE = SignalInputs("the readout at the probe before", delay=1)
+LEARNED = SignalInputs("a linear probe that was fitted to it")
+SINCE_MINIMUM = SignalInputs(
+    "the readouts since the minimum layer", delay=1
+)  # at that layer itself there is none to contrast with
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,9 @@ class Signal:
     name: str
     sense: Literal["falls", "rises"]
     unit: str
-    needs: Needs
+    needs: SignalInputs
     cost: str | None = "full"
-    from_logits: Callable[[Readout], Tensor] | None = None
+    from_logits: Callable[[LogitsReadout], Tensor] | None = None
     from_lens: Callable[[Floats], Floats] | None = None
     noise: float = 1.0
     prunable: bool = False
@@ -118,12 +120,12 @@ class Signal:
     @property
     def learnt(self) -> bool:
         """Whether no readout shows it, only a linear probe that was fitted to it (``point.Estimator``)."""
-        return self.needs is LEARNT
+        return self.needs is LEARNED
 
     @property
     def parametrised(self) -> bool:
         """Whether it means nothing without the parameters of a ``point.Confidence``."""
-        return not self.alone and self.needs not in (LEARNT, PREVIOUS)
+        return not self.alone and self.needs not in (LEARNED, PREVIOUS_PROBE)
 
     @property
     def contrasts(self) -> bool:
@@ -135,22 +137,22 @@ class Signal:
         """The threshold that no value reaches."""
         return -math.inf if self.sense == "falls" else math.inf
 
-    def read(self, readout: Readout) -> Tensor:
+    def read(self, readout: LogitsReadout) -> Tensor:
         """Its value [...] for one layer's readout [..., V], where that is all it needs."""
         assert self.from_logits is not None, f"{self.name} needs {self.needs.name}"
         return self.from_logits(readout)
 
     def of(self, logits: Tensor) -> Tensor:
         """``read`` for logits [..., V] of which nothing else is asked."""
-        return self.read(Readout(logits))
+        return self.read(LogitsReadout(logits))
 
 
-def raised(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
     """float32 of half precision, in which 50,000 terms lose the second digit; float32 and float64 as they are."""
     return values if values.element_size() == 8 else values.float()
 
 
-def margin(log_scores: Tensor) -> Tensor:
+def top2_margin(log_scores: Tensor) -> Tensor:
     """Largest minus second largest of e^x over x [..., n ≥ 2]; [...]."""
     return _difference(log_scores.topk(2, dim=-1).values)
 
@@ -160,7 +162,7 @@ def _difference(log_best: Tensor) -> Tensor:
     return first - second
 
 
-def _entropy(readout: Readout) -> Tensor:
+def _entropy(readout: LogitsReadout) -> Tensor:
     """H = log Z − Σ p z of softmax(z), in nats."""
     log_p = readout.log_p
     # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for an entropy of 0 would let every rule
@@ -168,12 +170,12 @@ def _entropy(readout: Readout) -> Tensor:
     return -(log_p.exp() * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
 
 
-def _response(readout: Readout) -> Tensor:
+def _response(readout: LogitsReadout) -> Tensor:
     """Top-1 minus top-2 probability (CALM, "softmax response")."""
     return _difference(readout.top2[0])
 
 
-def _gap(readout: Readout) -> Tensor:
+def _gap(readout: LogitsReadout) -> Tensor:
     """Top-1 minus top-2 logit: it still tells sure tokens apart where their probabilities all round to 1."""
     first, second = readout.logits.topk(2, dim=-1).values.unbind(dim=-1)
     return first - second
@@ -202,35 +204,37 @@ def _lens_response(logits: Floats) -> Floats:
     return _lens_top2(np.exp(_lens_log_p(logits)))
 
 
-ENTROPY = Signal("entropy_nats", "falls", "nats", ALONE, from_logits=_entropy, from_lens=_lens_entropy, estimated=True)
+ENTROPY = Signal(
+    "entropy_nats", "falls", "nats", LAYER_LOGITS, from_logits=_entropy, from_lens=_lens_entropy, estimated=True
+)
 RESPONSE = Signal(
     "softmax_response",
     "rises",
     "of probability",
-    ALONE,
+    LAYER_LOGITS,
     from_logits=_response,
     from_lens=_lens_response,
     prunable=True,
 )
-GAP = Signal("top2_gap", "rises", "of logits", ALONE, from_logits=_gap, from_lens=_lens_top2, noise=2.0)
+GAP = Signal("top2_gap", "rises", "of logits", LAYER_LOGITS, from_logits=_gap, from_lens=_lens_top2, noise=2.0)
 SIGNALS: dict[str, Signal] = {
     signal.name: signal
     for signal in (
         ENTROPY,
         RESPONSE,
-        Signal("saturation", "rises", "of cosine", BELOW, cost=None),
+        Signal("saturation", "rises", "of cosine", STATE_BELOW, cost=None),
         # a score is a difference of two log-probabilities, each as wrong as a logit and its normaliser
-        Signal("weighted_contrast", "rises", "of probability", HALFWAY, noise=4.0),
-        Signal("jsd_contrast", "rises", "of probability", SINCE, noise=4.0, prunable=True),
+        Signal("weighted_contrast", "rises", "of probability", HALF_DEPTH, noise=4.0),
+        Signal("jsd_contrast", "rises", "of probability", SINCE_MINIMUM, noise=4.0, prunable=True),
         GAP,
-        Signal("agreement", "rises", "of probability", PREVIOUS),
-        Signal("divergence", "falls", "√nats", LEARNT, cost=None, estimated=True),
+        Signal("agreement", "rises", "of probability", PREVIOUS_PROBE),
+        Signal("divergence", "falls", "√nats", LEARNED, cost=None, estimated=True),
     )
 }
 LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.alone}
 
 
-def layers_read(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
+def required_layers(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
     """The layers whose states ``signal`` needs for decisions after layers ``minimum`` … ``ceiling`` − 1.
 
     Raises:

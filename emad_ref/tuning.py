@@ -15,25 +15,27 @@ from functools import partial
 from pathlib import Path
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.calibration.resume import Plan, calibrate
-from emad_ref.calibration.trace import TokenSequence, take_trace, window_of, windows
-from emad_ref.decoding.selftext import own_documents
+from emad_ref.calibration.run import CalibrationPlan, calibrate
+from emad_ref.calibration.trace import TokenSequence, take_trace, window_size, windows
+from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
-from emad_ref.models.loading import Loaded
-from emad_ref.models.required import require_documents, tokenizer_of
-from emad_ref.models.tokenizer import worse_than_a_guess
+from emad_ref.exit_rules.rules import default_probes
+from emad_ref.models.loading import LoadedModel
+from emad_ref.models.tokenizers import describe_loss_above_chance, require_decoder_only, required_tokenizer
 from emad_ref.point import full_depth
-from emad_ref.policy.thresholds import default_probes
 from emad_ref.record import Ints
-from emad_ref.sweep.families import SETTINGS
-from emad_ref.sweep.grids import Spacing, emad_margins
-from emad_ref.sweep.losses import Loss, loss_table
-from emad_ref.sweep.select import PERPLEXITY_POINTS, PERPLEXITY_RELATIVE, cheapest_within_bounds
-from emad_ref.text.documents import CORPUS, DOCUMENTS, Documents, Split
-from emad_ref.text.sources import documents_of
-from emad_ref.text.tokens import LongDocument, tokens_of
+from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSaving, margin_points
+from emad_ref.sweep.losses import (
+    MAX_PERPLEXITY_POINTS,
+    MAX_RELATIVE_RISE,
+    PointLoss,
+    cheapest_within_bounds,
+    loss_table,
+)
+from emad_ref.text.corpora import LongDocument, corpus_documents, tokenize_document
+from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
 
-TRIED = 128  # tokens of the first window that is read, to see whether model and tokenizer belong together
+CHECKED_TOKENS = 128  # tokens of the first window that is read, to see whether model and tokenizer belong together
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class NoMargin(EmadError):
 
 
 def take_profile(
-    model: Loaded, corpus: str = CORPUS, documents: int = DOCUMENTS, *, data: Path | None = None
+    model: LoadedModel, corpus: str = DEFAULT_CORPUS, documents: int = DEFAULT_DOCUMENTS, *, data: Path | None = None
 ) -> Profile:
     """The entropy profile of at most ``documents`` windows of a corpus, probed where METHODS probes.
 
@@ -52,11 +54,11 @@ def take_profile(
         EmptyCorpus: a corpus without a window of two tokens.
     """
     stepper = model.stepper
-    plan = Plan(
+    plan = CalibrationPlan(
         model=model.name,
         fingerprint=model.fingerprint,
         dtype=str(stepper.dtype).removeprefix("torch."),
-        window=window_of(stepper.max_positions),
+        window=window_size(stepper.max_positions),
         probes=default_probes(stepper.layers),
         documents=documents,
     )
@@ -65,8 +67,13 @@ def take_profile(
 
 
 def choose_margin(
-    model: Loaded, profile: Profile, corpus: str = CORPUS, documents: int = DOCUMENTS, *, data: Path | None = None
-) -> Loss:
+    model: LoadedModel,
+    profile: Profile,
+    corpus: str = DEFAULT_CORPUS,
+    documents: int = DEFAULT_DOCUMENTS,
+    *,
+    data: Path | None = None,
+) -> PointLoss:
     """The cheapest margin whose validation loss is within the bounds of METHODS: ``.point``, and what it costs there.
 
     Raises:
@@ -76,19 +83,19 @@ def choose_margin(
     """
     profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
     trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))
-    margins = emad_margins(profile, Spacing(trace, model.geometry), SETTINGS)
+    margins = margin_points(profile, NetSaving(trace, model.geometry), SETTINGS_PER_FAMILY)
     (reference,) = loss_table(trace, model.geometry, [full_depth(profile.layers)])
     chosen = cheapest_within_bounds(loss_table(trace, model.geometry, margins), reference.perplexity)
     if chosen is None:
         raise NoMargin(
-            f"corpus={corpus!r}, but every margin loses more than {PERPLEXITY_POINTS:g} perplexity points or "
-            f"{PERPLEXITY_RELATIVE:.0%} there; full depth is what this model needs"
+            f"corpus={corpus!r}, but every margin loses more than {MAX_PERPLEXITY_POINTS:g} perplexity points or "
+            f"{MAX_RELATIVE_RISE:.0%} there; full depth is what this model needs"
         )
     return chosen
 
 
 def windows_of(
-    model: Loaded,
+    model: LoadedModel,
     corpus: str,
     split: Split,
     *,
@@ -106,29 +113,31 @@ def windows_of(
         BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a
             tokenizer.
     """
-    require_documents(model)
+    require_decoder_only(model)
     stepper = model.stepper
-    window = window_of(stepper.max_positions)
+    window = window_size(stepper.max_positions)
     documents: Iterator[Ints | LongDocument]
     if corpus == "self":
-        documents = own_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
+        documents = sampled_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
     else:
-        tokenizer = tokenizer_of(model)
-        texts = documents_of(corpus, split, data=data)
+        tokenizer = required_tokenizer(model)
+        texts = corpus_documents(corpus, split, data=data)
         if told is not None:
             told(texts)
-        documents = (tokens_of(tokenizer, text) for text in texts)
+        documents = (tokenize_document(tokenizer, text) for text in texts)
     found = windows(documents, window, model.opening, limit, per_document)
-    return _told(model, corpus, found) if corpus != "self" and split == "calibrate" else found
+    return _warn_of_mismatch(model, corpus, found) if corpus != "self" and split == "calibrate" else found
 
 
-def _told(model: Loaded, corpus: str, found: Iterator[TokenSequence]) -> Iterator[TokenSequence]:
+def _warn_of_mismatch(model: LoadedModel, corpus: str, found: Iterator[TokenSequence]) -> Iterator[TokenSequence]:
     """The windows; a warning where the model predicts the first worse than a guess would."""
     for number, window in enumerate(found):
         if number == 0:
             loss = float(
-                take_trace(model.stepper, [replace(window, tokens=window.tokens[:TRIED])]).nll_nats[:, -1].mean()
+                take_trace(model.stepper, [replace(window, tokens=window.tokens[:CHECKED_TOKENS])])
+                .nll_nats[:, -1]
+                .mean()
             )
-            if said := worse_than_a_guess(loss, model.stepper.vocabulary):
+            if said := describe_loss_above_chance(loss, model.stepper.vocabulary):
                 log.warning("%s on %s: %s", model.name, corpus, said)
         yield window

@@ -9,73 +9,72 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from emad_ref.errors import BadArgument, ends_the_run
+from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.report.provenance import provenance
-from emad_ref.verdict.claims import Claim
-from emad_ref.verdict.known import KnownVerdicts, known_verdicts, require_record, shipped
-from pytest_emad import afresh, progress
-from pytest_emad.backends import make_decoder
-from pytest_emad.options import Settings, register, settings
-from pytest_emad.recording import Recorder
+from emad_ref.statistics.goldens import KnownVerdicts, golden_folder, known_verdicts, require_known_verdicts
+from emad_ref.statistics.verdicts import Claim
+from pytest_emad import subprocesses, terminal
+from pytest_emad.decoder_providers import make_decoder
+from pytest_emad.options import RunSettings, claims_register, settings
+from pytest_emad.recorder import Recorder
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emad_ref.evidence.beyond import Beyond
-    from emad_ref.evidence.gathered import Evidence
-    from emad_ref.evidence.host import Host
-    from emad_ref.evidence.pair.gathered import Pair
-    from emad_ref.evidence.pair.names import PairNames
-    from emad_ref.models.loading import Loaded
-    from emad_ref.questions.company import Docket
-    from emad_ref.verdict.goldens import Goldens
-    from pytest_emad.asking import Ask
-    from pytest_emad.auditing import Auditor
+    from emad_ref.claims.base import RunPlan
+    from emad_ref.measurements.learned_exit import ExitEvaluation
+    from emad_ref.measurements.model import ModelMeasurements
+    from emad_ref.measurements.pair import PairMeasurements
+    from emad_ref.measurements.run_resources import RunResources
+    from emad_ref.measurements.study import PairNames
+    from emad_ref.models.loading import LoadedModel
+    from emad_ref.statistics.goldens import Goldens
+    from pytest_emad.suite_support import Ask, Auditor
 
 
 @pytest.fixture(scope="session")
-def emad_settings(pytestconfig: pytest.Config) -> Settings:
+def emad_settings(pytestconfig: pytest.Config) -> RunSettings:
     """This run's validated options."""
     return settings(pytestconfig)
 
 
 @pytest.fixture(scope="session")
-def emad_goldens(emad_settings: Settings) -> Goldens:
+def emad_goldens(emad_settings: RunSettings) -> Goldens:
     """Golden data: ``--emad-golden`` first, then the shipped folder."""
-    from emad_ref.verdict.goldens import Goldens
+    from emad_ref.statistics.goldens import Goldens
 
-    folders = tuple(folder for folder in (emad_settings.golden, shipped()) if folder is not None)
+    folders = tuple(folder for folder in (emad_settings.golden, golden_folder()) if folder is not None)
     goldens = Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
     if goldens.target is None:  # an update may be the repair
-        with ends_the_run():
+        with stop_run_on_error():
             goldens.verify()
     return goldens
 
 
 @pytest.fixture(scope="session")
-def emad_known(emad_settings: Settings, emad_goldens: Goldens) -> KnownVerdicts:
+def emad_known(emad_settings: RunSettings, emad_goldens: Goldens) -> KnownVerdicts:
     """Verdicts on record, from the same folders."""
-    with ends_the_run():
+    with stop_run_on_error():
         if emad_settings.gating.gate == "known" and emad_goldens.target is None:
-            require_record(emad_goldens.folders)
+            require_known_verdicts(emad_goldens.folders)
         return known_verdicts(emad_goldens.folders)
 
 
 @pytest.fixture
 def emad_record(
-    request: pytest.FixtureRequest, emad_settings: Settings, emad_goldens: Goldens, emad_known: KnownVerdicts
+    request: pytest.FixtureRequest, emad_settings: RunSettings, emad_goldens: Goldens, emad_known: KnownVerdicts
 ) -> Iterator[Recorder]:
     """Puts verdicts, operating points, goldens and notes on record; fails the test where a gate says so.
 
     Which models the test is about is on record from the start, and in the provenance of what it stores; by what they
     ran, at its end.
     """
-    asked_for = _models_of(request)
+    asked_for = _requested_models(request)
     models = [loaded.facts for loaded in asked_for]
     record = Recorder(
         request.node.user_properties,
         emad_settings,
-        register(request.config),
+        claims_register(request.config),
         emad_goldens,
         emad_known,
         lambda: provenance(emad_settings.study) | {"models": models},
@@ -90,7 +89,7 @@ def emad_record(
             record.model(loaded.facts)
 
 
-def _models_of(request: pytest.FixtureRequest) -> list[Loaded]:
+def _requested_models(request: pytest.FixtureRequest) -> list[LoadedModel]:
     """The models that a test asks for by its other fixtures."""
     found = [request.getfixturevalue("emad_model")] if "emad_model" in request.fixturenames else []
     if "emad_pair" in request.fixturenames:
@@ -100,69 +99,77 @@ def _models_of(request: pytest.FixtureRequest) -> list[Loaded]:
 
 
 @pytest.fixture(scope="session")
-def emad_model(request: pytest.FixtureRequest, emad_settings: Settings) -> Iterator[Loaded]:
+def emad_model(request: pytest.FixtureRequest, emad_settings: RunSettings) -> Iterator[LoadedModel]:
     """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next."""
-    from emad_ref.evidence.subject import open_model
+    from emad_ref.measurements.model_under_test import open_model
 
     with ExitStack() as stack:
-        with ends_the_run():
+        with stop_run_on_error():
             loaded = stack.enter_context(open_model(request.param, emad_settings.study))
         yield loaded
 
 
 @pytest.fixture(scope="session")
-def emad_host(pytestconfig: pytest.Config) -> Host:
+def emad_host(pytestconfig: pytest.Config) -> RunResources:
     """Decoders from ``pytest_emad_make_decoder``, progress bars past pytest's capture, processes like this one."""
-    from emad_ref.evidence.host import Host
+    from emad_ref.measurements.run_resources import RunResources
 
-    return Host(partial(make_decoder, pytestconfig), progress.stream, afresh=afresh.afresh(pytestconfig))
+    return RunResources(
+        partial(make_decoder, pytestconfig),
+        terminal.progress_stream,
+        afresh=subprocesses.subprocess_runner(pytestconfig),
+    )
 
 
 @pytest.fixture(scope="session")
-def emad_evidence(emad_model: Loaded, emad_settings: Settings, emad_host: Host, emad_known: KnownVerdicts) -> Evidence:
+def emad_evidence(
+    emad_model: LoadedModel, emad_settings: RunSettings, emad_host: RunResources, emad_known: KnownVerdicts
+) -> ModelMeasurements:
     """Everything this run knows of the model under test, gathered when first asked for.
 
     A record that is damaged ends the run before anything is judged, and not where it is first compared.
     """
-    from emad_ref.evidence.gathered import Evidence
+    from emad_ref.measurements.model import ModelMeasurements
 
-    with ends_the_run():
-        evidence = Evidence(emad_model, emad_settings.study, emad_host)
+    with stop_run_on_error():
+        evidence = ModelMeasurements(emad_model, emad_settings.study, emad_host)
         evidence.check()
     return evidence
 
 
 @pytest.fixture
-def emad_exit(emad_evidence: Evidence) -> Beyond:
+def emad_exit(emad_evidence: ModelMeasurements) -> ExitEvaluation:
     """The exit of ``--emad-exit``, attached to the model under test, and its points; tests of it need one."""
     return emad_evidence.beyond
 
 
 @pytest.fixture(scope="session")
-def emad_pair_names(emad_settings: Settings) -> PairNames:
+def emad_pair_names(emad_settings: RunSettings) -> PairNames:
     """The small and the large model by name, nothing loaded."""
-    from emad_ref.evidence.pair.names import PairNames
+    from emad_ref.measurements.study import PairNames
 
-    return PairNames(*_pair_of(emad_settings))
+    return PairNames(*_pair_names(emad_settings))
 
 
 @pytest.fixture(scope="session")
-def emad_pair(emad_settings: Settings, emad_host: Host, emad_register: dict[str, Claim]) -> Iterator[Pair]:
+def emad_pair(
+    emad_settings: RunSettings, emad_host: RunResources, emad_register: dict[str, Claim]
+) -> Iterator[PairMeasurements]:
     """Everything this run knows of its small and its large model: one pair for all models under test."""
-    from emad_ref.evidence.pair.gathered import Pair
-    from emad_ref.evidence.subject import open_model
-    from emad_ref.questions.ead_f1 import savings
+    from emad_ref.claims.ead_f1 import savings
+    from emad_ref.measurements.model_under_test import open_model
+    from emad_ref.measurements.pair import PairMeasurements
 
     with ExitStack() as stack:
-        with ends_the_run():
-            names, study = _pair_of(emad_settings), emad_settings.study
+        with stop_run_on_error():
+            names, study = _pair_names(emad_settings), emad_settings.study
             small, large = (stack.enter_context(open_model(name, study)) for name in names)
             wanted = savings(emad_register["EAD-F1"])
-            pair = Pair(small, large, study, emad_host, names=names, savings=wanted)
+            pair = PairMeasurements(small, large, study, emad_host, names=names, savings=wanted)
         yield pair
 
 
-def _pair_of(chosen: Settings) -> tuple[str, str]:
+def _pair_names(chosen: RunSettings) -> tuple[str, str]:
     """Tests of ours that ask about a pair are not run where none was named; one of the user's may."""
     if chosen.pair is None:
         raise BadArgument("--emad-pair", None, "SMALL,LARGE", "ours is judged beside bundled models alone")
@@ -170,33 +177,33 @@ def _pair_of(chosen: Settings) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="session")
-def emad_docket(emad_settings: Settings, emad_register: dict[str, Claim]) -> Docket:
+def emad_docket(emad_settings: RunSettings, emad_register: dict[str, Claim]) -> RunPlan:
     """What this run was asked: the rows in force, which of them gate, on how many models."""
-    from emad_ref.questions.company import Docket
+    from emad_ref.claims.base import RunPlan
 
-    return Docket(emad_register, emad_settings.study, emad_settings.gate_claims, len(emad_settings.models))
+    return RunPlan(emad_register, emad_settings.study, emad_settings.gate_claims, len(emad_settings.models))
 
 
 @pytest.fixture
-def emad_ask(emad_evidence: Evidence, emad_docket: Docket, emad_record: Recorder) -> Ask:
+def emad_ask(emad_evidence: ModelMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """``emad_ask("EMAD-F1")`` asks a question about the model under test and records the answer."""
-    from pytest_emad.asking import record_answer
+    from pytest_emad.suite_support import record_answer
 
     return partial(record_answer, emad_evidence, emad_evidence.subject.stepper.layers, emad_docket, emad_record)
 
 
 @pytest.fixture
-def emad_ask_pair(emad_pair: Pair, emad_docket: Docket, emad_record: Recorder) -> Ask:
+def emad_ask_pair(emad_pair: PairMeasurements, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """The same about the pair."""
-    from pytest_emad.asking import record_answer
+    from pytest_emad.suite_support import record_answer
 
     return partial(record_answer, emad_pair, emad_pair.large.subject.stepper.layers, emad_docket, emad_record)
 
 
 @pytest.fixture
-def emad_ask_names(emad_pair_names: PairNames, emad_docket: Docket, emad_record: Recorder) -> Ask:
+def emad_ask_names(emad_pair_names: PairNames, emad_docket: RunPlan, emad_record: Recorder) -> Ask:
     """The same about a pair of which the names alone are read."""
-    from pytest_emad.asking import record_answer
+    from pytest_emad.suite_support import record_answer
 
     return partial(record_answer, emad_pair_names, 0, emad_docket, emad_record)
 
@@ -204,11 +211,11 @@ def emad_ask_names(emad_pair_names: PairNames, emad_docket: Docket, emad_record:
 @pytest.fixture(scope="session")
 def emad_register(pytestconfig: pytest.Config) -> dict[str, Claim]:
     """The claims register, ``--emad-claims`` applied."""
-    return register(pytestconfig)
+    return claims_register(pytestconfig)
 
 
 @pytest.fixture
-def emad_rng(emad_settings: Settings) -> np.random.Generator:
+def emad_rng(emad_settings: RunSettings) -> np.random.Generator:
     """A NumPy generator seeded with ``--emad-seed``, fresh for every test."""
     import numpy as np
 
@@ -216,8 +223,8 @@ def emad_rng(emad_settings: Settings) -> np.random.Generator:
 
 
 @pytest.fixture
-def emad_audit(emad_evidence: Evidence, emad_settings: Settings, emad_record: Recorder) -> Auditor:
+def emad_audit(emad_evidence: ModelMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     """Fails the test on an audit's complaint, warns where it had no power; compares tokens up to ties."""
-    from pytest_emad.auditing import Auditor
+    from pytest_emad.suite_support import Auditor
 
     return Auditor(emad_evidence.subject.lens, emad_evidence.subject.tolerance, emad_settings, emad_record)

@@ -4,7 +4,7 @@
 
 For every model, in float32 and bfloat16:
 
-    tolerances, bandwidth   how exact and how fast full depth is here (``emad_ref.evidence.machine``)
+    tolerances, bandwidth   how exact and how fast full depth is here (``emad_ref.measurements.hardware``)
     graphs                  captured steps against eager ones and ``generate``, where the device can capture
     decoders                invariants and fidelity suites: every decoder, every schedule, on this device
     cost                    time (EMAD-F2) and energy (EMAD-N1)
@@ -33,8 +33,8 @@ from emad_ref.console import run_command
 from emad_ref.errors import EmadError
 from emad_ref.files import require_writable, write_atomically
 from emad_ref.protocol import Unsupported
-from emad_ref.report.reading import BadReport, read_report
-from pytest_emad import apart
+from emad_ref.report.schema import BadReport, read_report
+from pytest_emad import subprocesses
 
 MODELS = ("emad-tiny", "random:pythia-410m")
 DTYPES = ("float32", "bfloat16")
@@ -45,7 +45,7 @@ FACTS, NOT_APPLICABLE = "machine", "not applicable"
 
 
 @dataclass(frozen=True)
-class Step:
+class HardwareStep:
     """``what`` of ``model`` in ``dtype``; ``measure(seconds left)`` gives plain JSON values."""
 
     what: str
@@ -58,7 +58,7 @@ class Step:
         return f"{self.what} {self.model} {self.dtype}"
 
 
-def arguments() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.hardware", description="Measure this machine.")
     parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=f"{', '.join(MODELS)} by default")
     parser.add_argument("--out", type=Path, required=True, help="folder of record.json and reports")
@@ -70,34 +70,36 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def steps(chosen: argparse.Namespace) -> Iterator[Step]:
+def planned_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
     """Those that were asked for, in that order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
-    from emad_ref.evidence.machine import bandwidth, graphs, tolerances
+    from emad_ref.measurements.hardware import captured_steps, logit_tolerances, weight_bandwidth
 
-    measured = {"tolerances": tolerances, "bandwidth": bandwidth, "graphs": graphs}
+    measured = {"tolerances": logit_tolerances, "bandwidth": weight_bandwidth, "graphs": captured_steps}
     for what in chosen.steps:
         for model, dtype in of:
             if what in SHARES:
-                yield Step(what, model, dtype, partial(suite, what, model, dtype, chosen))
+                yield HardwareStep(what, model, dtype, partial(run_suite, what, model, dtype, chosen))
             else:
-                yield Step(what, model, dtype, partial(_unhurried, measured[what], model, dtype, chosen.device))
+                yield HardwareStep(
+                    what, model, dtype, partial(_measure_untimed, measured[what], model, dtype, chosen.device)
+                )
 
 
-def _unhurried(
+def _measure_untimed(
     measure: Callable[..., dict[str, Any]], model: str, dtype: str, device: str, left: float
 ) -> dict[str, Any]:
     """Seconds of work, whatever is ``left``."""
     return measure(model, dtype, device)
 
 
-def taken(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
+def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
     """All steps, each on record before the next."""
-    from emad_ref.meters.machine import copied_per_second, facts
+    from emad_ref.benchmark.machine import copy_bandwidth, machine_facts
 
     ends = clock() + 60 * chosen.minutes
-    record: dict[str, Any] = {FACTS: facts(chosen.device) | {"copied, bytes/s": copied_per_second(chosen.device)}}
-    for step in steps(chosen):
+    record: dict[str, Any] = {FACTS: machine_facts(chosen.device) | {"copied, bytes/s": copy_bandwidth(chosen.device)}}
+    for step in planned_steps(chosen):
         began = clock()
         print(f"{step.name} …", flush=True)
         if ends - began < LEAST and step.what in SHARES:
@@ -117,28 +119,28 @@ def taken(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotoni
 # ---------------------------------------------------------------- suites, as runs of their own
 
 
-def command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
+def suite_command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
     """The pytest command line of one suite run."""
     decoders = what == "decoders"
-    where = apart.places(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
+    where = subprocesses.suite_arguments(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
     options = {"model": model, "dtype": dtype, "device": chosen.device, "report": folder}
     only = {} if decoders else {"only": "EMAD-F2,EMAD-N1"}
-    return apart.command(["-q", "-p", "no:cacheprovider", *where], options | only)
+    return subprocesses.pytest_words(["-q", "-p", "no:cacheprovider", *where], options | only)
 
 
-def suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
+def run_suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
     """One suite run, ended when its share of the time ``left`` is used up."""
     folder = chosen.out / f"{what}-{model.replace(':', '-')}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     seconds = max(LEAST, SHARES[what] * left)
     try:
-        ended = apart.status(command(what, model, dtype, chosen, folder), folder / "log.txt", seconds)
+        ended = subprocesses.run_pytest(suite_command(what, model, dtype, chosen, folder), folder / "log.txt", seconds)
     except subprocess.TimeoutExpired:
-        return {"status": "ended", "reason": f"not done after {seconds:.0f} s", **_told(folder)}
-    return {"exit status": ended, **_told(folder)}
+        return {"status": "ended", "reason": f"not done after {seconds:.0f} s", **_report_summary(folder)}
+    return {"exit status": ended, **_report_summary(folder)}
 
 
-def _told(folder: Path) -> dict[str, Any]:
+def _report_summary(folder: Path) -> dict[str, Any]:
     """What a run's report says: outcomes of its tests, and its verdicts."""
     try:
         report = read_report(folder)
@@ -157,7 +159,7 @@ def _told(folder: Path) -> dict[str, Any]:
     return {"tests": outcomes, "claims": claims}
 
 
-def failed(record: dict[str, Any]) -> list[str]:
+def failed_steps(record: dict[str, Any]) -> list[str]:
     """Steps that did not come to a good end."""
     return [
         name
@@ -169,7 +171,7 @@ def failed(record: dict[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments()
+    parser = argument_parser()
     chosen = parser.parse_args(argv)
     if chosen.minutes <= 0:
         parser.error(f"--minutes={chosen.minutes}, but expected a time > 0")
@@ -182,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_writable(chosen.out / "record.json", "--out")
     except EmadError as error:
         parser.error(str(error))
-    record = taken(chosen)
+    record = run_steps(chosen)
     for name, found in record.items():
         if name != FACTS:
             said = {key: value for key, value in found.items() if key != "claims"}
@@ -191,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"  {claim['id']} {claim['verdict']}: {claim['reason']}")
                 for leg in claim["legs"]:
                     print(f"    {leg['name']}: {leg['estimate']:.3g}, {leg['outcome']}")
-    bad = failed(record)
+    bad = failed_steps(record)
     print(f"{len(record) - 1 - len(bad)} of {len(record) - 1} steps came to a good end; {chosen.out / 'record.json'}")
     return 1 if bad else 0
 

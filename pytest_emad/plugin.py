@@ -14,53 +14,49 @@ from pathlib import Path
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile
-from emad_ref.report import begun
-from emad_ref.report.provenance import torch_threads
-from emad_ref.report.providers import whose
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.report import schema
+from emad_ref.report.provenance import decoder_names, torch_threads
 from pytest_emad import (
-    afresh,
-    attendance,
-    backends,
-    caches,
-    choosing,
-    commandline,
+    collection_log,
+    command_line,
+    decoder_providers,
+    environment,
     fixtures,
     hookspecs,
-    installed,
-    order,
-    origins,
-    progress,
-    proving,
-    stopping,
+    run_stop,
+    selection,
+    selfcheck,
+    subprocesses,
+    terminal,
 )
-from pytest_emad.options import add_options, register, settings
-from pytest_emad.reporting import REFUSAL, Reporting, header
+from pytest_emad.options import add_options, claims_register, settings
+from pytest_emad.reporting import USAGE_ERROR_NODE, ReportPlugin, header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
-NEEDED = (  # our own plugins
+OWN_PLUGINS = (  # our own plugins
     *("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-attempts", "emad-reporting"),
 )
 
-_OWN = pytest.StashKey[dict[str, object]]()  # what is registered under their names
+_REGISTERED = pytest.StashKey[dict[str, object]]()  # what is registered under their names
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
-_ATTENDANCE = pytest.StashKey[attendance.Attendance]()
-_ANNOUNCED = pytest.StashKey[Path]()
+_COLLECTION_LOG = pytest.StashKey[collection_log.CollectionLog]()
+_REPORT_FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
-    proving.add_option(parser)
-    afresh.add_option(parser)
+    selfcheck.add_option(parser)
+    subprocesses.add_replicate_option(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run; nor beside a share of a race."""
-    if afresh.asked(config):
-        return afresh.carry_out(config)
-    return proving.prove(config) if proving.asked(config) else None
+    if subprocesses.is_replicate(config):
+        return subprocesses.run_replicate(config)
+    return selfcheck.run_selfcheck(config) if selfcheck.is_requested(config) else None
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -72,47 +68,51 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         _prepare(config)
     except pytest.UsageError:
-        _settle(config)  # said aloud: nobody takes an older report for this run's
+        _settle_report(config)  # said aloud: nobody takes an older report for this run's
         raise
 
 
 def _prepare(config: pytest.Config) -> None:
-    installed.check_installation()
+    environment.check_installation()
     settings(config)
-    installed.check_waivers(config)
+    environment.check_waivers(config)
     _quiet_benchmarks(config)
-    progress.open_stream(worker=hasattr(config, "workerinput"))
-    config.add_cleanup(progress.close_stream)
-    _refuse_parts(config)
-    if installed.asked_suites(config):
-        caches.keep_together(config)
-    config.stash[_ATTENDANCE] = attended = attendance.Attendance(config)
+    terminal.open_stream(worker=hasattr(config, "workerinput"))
+    config.add_cleanup(terminal.close_stream)
+    _refuse_blocked_plugins(config)
+    if environment.requested_suites(config):
+        environment.use_pytest_cache(config)
+    config.stash[_COLLECTION_LOG] = attended = collection_log.CollectionLog(config)
     config.pluginmanager.register(attended, "emad-attendance")
     config.pluginmanager.register(fixtures, "emad-fixtures")
-    config.pluginmanager.register(stopping, "emad-stopping")
-    backends.register(config)
+    config.pluginmanager.register(run_stop, "emad-stopping")
+    decoder_providers.register_providers(config)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(stopping.Stopping(), "emad-stopping-run")
-        config.pluginmanager.register(Reporting(config, attended), "emad-reporting")
-    config.stash[_OWN] = {name: config.pluginmanager.get_plugin(name) for name in NEEDED}
+        config.pluginmanager.register(run_stop.RunStopper(), "emad-stopping-run")
+        config.pluginmanager.register(ReportPlugin(config, attended), "emad-reporting")
+    config.stash[_REGISTERED] = {name: config.pluginmanager.get_plugin(name) for name in OWN_PLUGINS}
 
 
 def _quiet_benchmarks(config: pytest.Config) -> None:
     """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it."""
-    if installed.asked_suites(config) and config.get_verbosity() < 1 and hasattr(config.option, "benchmark_quiet"):
+    if (
+        environment.requested_suites(config)
+        and config.get_verbosity() < 1
+        and hasattr(config.option, "benchmark_quiet")
+    ):
         config.option.benchmark_quiet = True
 
 
-def _refuse_parts(config: pytest.Config) -> None:
+def _refuse_blocked_plugins(config: pytest.Config) -> None:
     """Without one of them a gate that was asked for would not be asked, and the run would look like one that passed."""
-    for name in NEEDED:
+    for name in OWN_PLUGINS:
         if config.pluginmanager.is_blocked(name):
             raise pytest.UsageError(f"-p no:{name} leaves out a part of this plugin; -p no:emad leaves out all of it")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and not _lost_parts(config):
-        _settle(config)  # ``--help`` and the like begin no session
+    if not hasattr(config, "workerinput") and not _missing_plugins(config):
+        _settle_report(config)  # ``--help`` and the like begin no session
     if _PREVIOUS_PROFILE in config.stash:
         from hypothesis import settings as hypothesis_settings
 
@@ -121,12 +121,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    commandline.check(early_config, args)
-    if not afresh.asked(early_config):
-        _announce(early_config)
+    command_line.check_command_line(early_config, args)
+    if not subprocesses.is_replicate(early_config):
+        _announce_report(early_config)
 
 
-def _announce(config: pytest.Config) -> None:
+def _announce_report(config: pytest.Config) -> None:
     """Before code of others is imported, which may end the process. Options are not validated yet."""
     given = config.known_args_namespace.emad_report
     folder = given and config.invocation_params.dir / given
@@ -134,45 +134,45 @@ def _announce(config: pytest.Config) -> None:
         folder = config.inipath.parent / written
     if folder:
         with suppress(BadFile):  # a folder that cannot be written is refused where options are read
-            begun.announce(folder)
-        config.stash[_ANNOUNCED] = folder
+            schema.mark_run_started(folder)
+        config.stash[_REPORT_FOLDER] = folder
 
 
-def _settle(config: pytest.Config) -> None:
-    if (folder := config.stash.get(_ANNOUNCED, None)) is not None:
-        begun.settle(folder)
+def _settle_report(config: pytest.Config) -> None:
+    if (folder := config.stash.get(_REPORT_FOLDER, None)) is not None:
+        schema.mark_run_finished(folder)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return _header(config) if installed.asked_suites(config) else []
+    return _header(config) if environment.requested_suites(config) else []
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Where our suites lie in a folder that was asked for, or a test of the user's asks for something of ours."""
-    if installed.asked_suites(config) or not any(choosing.judges(item) for item in items):
+    if environment.requested_suites(config) or not any(selection.is_related(item) for item in items):
         return []
     return _header(config)
 
 
 def _header(config: pytest.Config) -> list[str]:
-    return header(settings(config), whose(origins.asked_so_far(config)))
+    return header(settings(config), decoder_names(decoder_providers.provider_counts(config)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    afresh.remember(session.config)
-    if installed.asked_suites(session.config):
-        from emad_ref.console import take_any_text
+    subprocesses.note_providers(session.config)
+    if environment.requested_suites(session.config):
+        from emad_ref.console import replace_unencodable
 
         # pytest itself would write a line of escapes, its end among them
-        take_any_text(session.config.get_terminal_writer()._file)
+        replace_unencodable(session.config.get_terminal_writer()._file)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
-    if installed.asked_suites(session.config):
-        installed.check_requirements()
+    if environment.requested_suites(session.config):
+        environment.check_requirements()
         _load_hypothesis_profile(session.config)
 
 
@@ -180,7 +180,7 @@ def _load_hypothesis_profile(config: pytest.Config) -> None:
     """A profile the user loaded can strengthen ours and never weaken it."""
     from hypothesis import settings as hypothesis_settings
 
-    from pytest_emad.properties import PROFILE, property_settings, weaker_profile
+    from pytest_emad.hypothesis_profile import PROFILE, property_settings, weaker_profile
 
     config.stash[_PREVIOUS_PROFILE] = hypothesis_settings.get_current_profile_name()
     if weaker := weaker_profile(settings(config).budget):
@@ -204,19 +204,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     try:
-        installed.check_collection(session, items)
+        environment.check_collection(session, items)
         marked = [item for item in items if item.get_closest_marker("emad") is not None]
         for item in marked:
             _check_marker(item)
-        if marked or any(installed.is_ours(item) for item in items):
-            backends.check(config)
-        if any(choosing.judges(item) for item in items):
-            _take_device(config)
+        if marked or any(environment.is_shipped(item) for item in items):
+            decoder_providers.check_providers(config)
+        if any(selection.is_related(item) for item in items):
+            _select_device(config)
             _record_attempts(config)
-        _keep_what_is_asked(config, items)
-        items[:] = order.by_folder(items)
+        _deselect(config, items)
+        items[:] = selection.sort_by_folder(items)
     except pytest.UsageError as error:
-        _refuse(config, items, error)
+        _raise_usage_error(config, items, error)
 
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
@@ -226,12 +226,12 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
         _refuse_parallel_measuring(config, items)
         _refuse_traced_measuring(items)
     except pytest.UsageError as error:
-        _refuse(config, items, error)
-    if not any(map(installed.is_ours, items)):
+        _raise_usage_error(config, items, error)
+    if not any(map(environment.is_shipped, items)):
         return
-    gating = {name for name, row in register(config).items() if row.gates(settings(config).gate_claims)}
-    exact = {name for name, row in register(config).items() if row.kind == "exact"}
-    items[:] = order.gates_first(items, gating, exact)
+    gating = {name for name, row in claims_register(config).items() if row.gates(settings(config).gate_claims)}
+    exact = {name for name, row in claims_register(config).items() if row.kind == "exact"}
+    items[:] = selection.sort_gates_first(items, gating, exact)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -244,50 +244,52 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
         if not isinstance(refusal, Unsupported):
             raise
-        attendance.refused(item, refusal.features)
+        collection_log.note_refusal(item, refusal.features)
         pytest.skip(f"not applicable ({refusal})")
 
 
 def _record_attempts(config: pytest.Config) -> None:
-    from pytest_emad import attempts  # it parses our own source: not at the start of every run
+    from pytest_emad import attempt_log  # it parses our own source: not at the start of every run
 
-    config.pluginmanager.register(attempts, "emad-attempts")
-    config.stash[_OWN]["emad-attempts"] = attempts
+    config.pluginmanager.register(attempt_log, "emad-attempts")
+    config.stash[_REGISTERED]["emad-attempts"] = attempt_log
 
 
-def _take_device(config: pytest.Config) -> None:
+def _select_device(config: pytest.Config) -> None:
     """Before a model is loaded; for one process nothing changes."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and settings(config).study.device == "cuda":
-        from emad_ref.workers.devices import take_one  # not at the start of every run
+        from pytest_emad.environment import select_gpu  # not at the start of every run
 
         number = worker["workerid"].removeprefix("gw")  # one that was given a name has none, and shares the first GPU
         try:
-            take_one(int(number) if number.isdecimal() else 0)
+            select_gpu(int(number) if number.isdecimal() else 0)
         except BadArgument as error:
             raise pytest.UsageError(str(error)) from error
 
 
 def _check_marker(item: pytest.Item) -> None:
     marker = item.get_closest_marker("emad")
-    arguments = choosing.marker(item)
+    arguments = selection.marker_arguments(item)
     if (marker and marker.args) or set(arguments) != {"claim", "budget", "measures"}:
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.emad takes the keywords claim, budget and measures")
     if arguments["budget"] not in BUDGETS:
         raise pytest.UsageError(
             f"{item.nodeid}: budget={arguments['budget']!r}, but expected one of {', '.join(BUDGETS)}"
         )
-    known = register(item.config)
+    known = claims_register(item.config)
     if arguments["claim"] is not None and arguments["claim"] not in known:
         raise pytest.UsageError(f"{item.nodeid}: claim={arguments['claim']!r}, but the register has {', '.join(known)}")
 
 
-def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that neither are ours nor bear our mark are none of our business: nothing is read for them."""
-    concerned = [item for item in items if installed.is_ours(item) or item.get_closest_marker("emad") is not None]
-    why = {item.nodeid: choosing.not_asked(item, settings(config), register(config)) for item in concerned}
+    concerned = [item for item in items if environment.is_shipped(item) or item.get_closest_marker("emad") is not None]
+    why = {
+        item.nodeid: selection.deselection_reason(item, settings(config), claims_register(config)) for item in concerned
+    }
     left_out = {nodeid: word for nodeid, word in why.items() if word}
-    config.stash[_ATTENDANCE].take(items, left_out)
+    config.stash[_COLLECTION_LOG].take(items, left_out)
     if left := [item for item in items if item.nodeid in left_out]:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item.nodeid not in left_out]
@@ -296,41 +298,41 @@ def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Processes that share cores slow one another down: times taken that way say nothing."""
     workers = getattr(config, "workerinput", {}).get("workercount", 0)
-    measuring = [item for item in items if choosing.measures(item)]
+    measuring = [item for item in items if selection.is_measuring(item)]
     if workers > 1 and measuring:
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
-            f"use -n 0 or -n 1{_in_parallel(items)}"
+            f"use -n 0 or -n 1{_parallel_alternative(items)}"
         )
 
 
 def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
     """A coverage tool, profiler or debugger slows one arm more than the other: times taken beside one say nothing."""
-    if not (measuring := [item for item in items if choosing.measures(item)]):
+    if not (measuring := [item for item in items if selection.is_measuring(item)]):
         return
-    from emad_ref.meters.tracing import tracers
+    from emad_ref.benchmark.clock import active_tracers
 
-    if found := list(tracers()):
+    if found := list(active_tracers()):
         raise pytest.UsageError(
             f"{', '.join(found)} is active, but {measuring[0].nodeid} measures time or energy; run it without, or "
             "leave out what measures: -m 'not emad(measures=True)'"
         )
 
 
-def _in_parallel(items: list[pytest.Item]) -> str:
+def _parallel_alternative(items: list[pytest.Item]) -> str:
     """What of our suites measures nothing: folders, and of those that also hold others a part."""
-    ours = [(file.rpartition("/")[0], item) for item in items if (file := installed.shipped_file(item.path))]
-    free, busy = ({folder for folder, item in ours if choosing.measures(item) is each} for each in (False, True))
+    ours = [(file.rpartition("/")[0], item) for item in items if (file := environment.shipped_file(item.path))]
+    free, busy = ({folder for folder, item in ours if selection.is_measuring(item) is each} for each in (False, True))
     words = [*sorted(free), *(["-m 'not emad(measures=True)'"] if free & busy else [])]
     return f", or ask in parallel for what measures nothing: {' '.join(words)}" if words else ""
 
 
-def _refuse(config: pytest.Config, items: list[pytest.Item], error: pytest.UsageError) -> None:
+def _raise_usage_error(config: pytest.Config, items: list[pytest.Item], error: pytest.UsageError) -> None:
     """A worker's usage error would be lost: xdist sends failed collections to the controller, so it goes as one."""
     if not hasattr(config, "workerinput"):
         raise error
     items.clear()
-    report = pytest.CollectReport(nodeid=REFUSAL, outcome="failed", longrepr=str(error), result=[])
+    report = pytest.CollectReport(nodeid=USAGE_ERROR_NODE, outcome="failed", longrepr=str(error), result=[])
     config.hook.pytest_collectreport(report=report)
 
 
@@ -338,17 +340,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["emad.torch_threads"] = torch_threads()
-    elif lost := _lost_parts(session.config):
+    elif lost := _missing_plugins(session.config):
         said = f"emad: {' and '.join(lost)} was taken out of this run, which proves nothing; leave every part of it in"
         print(said, file=sys.stderr)
         session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED
     else:
-        _settle(session.config)
+        _settle_report(session.config)
 
 
-def _lost_parts(config: pytest.Config) -> list[str]:
+def _missing_plugins(config: pytest.Config) -> list[str]:
     """Parts of this plugin that somebody unregistered or replaced in a run of our suites: no report tells of it."""
-    if _OWN not in config.stash or not (installed.asked_suites(config) or config.stash[_ATTENDANCE].collected):
+    if _REGISTERED not in config.stash or not (
+        environment.requested_suites(config) or config.stash[_COLLECTION_LOG].collected
+    ):
         return []
     held = config.pluginmanager.get_plugin
-    return [name for name, part in config.stash[_OWN].items() if held(name) is not part]
+    return [name for name, part in config.stash[_REGISTERED].items() if held(name) is not part]

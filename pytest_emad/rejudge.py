@@ -24,18 +24,18 @@ from xml.etree import ElementTree
 
 from emad_ref.console import run_command
 from emad_ref.files import BadFile, read_json, require_writable
-from emad_ref.report.units import JUDGED
-from pytest_emad import apart
+from emad_ref.report.parts import DECIDED_STATUSES
+from pytest_emad import subprocesses
 
 SEEDS = (0, 1, 2)  # as many as must agree
 CORPORA = ("world:premise", "world:mixed")
-CLAIMING = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
-OF_THE_PAIR = ("claims/test_pair.py", "invariants/test_speculative.py", "fidelity/test_golden_pair.py")
+JUDGED_FOLDERS = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
+PAIR_SUITES = ("claims/test_pair.py", "invariants/test_speculative.py", "fidelity/test_golden_pair.py")
 PAIR = "pair"
 
 
 @dataclass(frozen=True)
-class Run:
+class RejudgeRun:
     """``model`` a bundled name, or ``PAIR``; ``corpus`` "" where the model reads pairs of its own."""
 
     model: str
@@ -48,7 +48,7 @@ class Run:
         return "-".join(part.replace(":", "-") for part in (self.model, self.corpus, f"seed-{self.seed}") if part)
 
 
-def arguments() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.rejudge", description="Hold verdicts against record.")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"bundled names, or {PAIR} (default: all)")
     parser.add_argument("--out", type=Path, required=True, help="folder of logs")
@@ -59,12 +59,12 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
+def planned_runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[RejudgeRun]:
     """Every run, seed by seed: what stops early has whole seeds behind it."""
     for seed in seeds:
         for model in models:
             corpora = ("",) if model == PAIR or _reads_pairs(model) else CORPORA
-            yield from (Run(model, corpus, seed) for corpus in corpora)
+            yield from (RejudgeRun(model, corpus, seed) for corpus in corpora)
 
 
 def _reads_pairs(model: str) -> bool:
@@ -74,33 +74,33 @@ def _reads_pairs(model: str) -> bool:
     return bool(config.get("is_encoder_decoder", False))
 
 
-def command(run: Run, chosen: argparse.Namespace) -> list[str]:
+def pytest_arguments(run: RejudgeRun, chosen: argparse.Namespace) -> list[str]:
     """The pytest command line of a run."""
-    beside = [str(chosen.suites / file) for file in OF_THE_PAIR]
-    alone = [str(chosen.suites / folder) for folder in CLAIMING] + [f"--ignore={file}" for file in beside]
+    beside = [str(chosen.suites / file) for file in PAIR_SUITES]
+    alone = [str(chosen.suites / folder) for folder in JUDGED_FOLDERS] + [f"--ignore={file}" for file in beside]
     options = {"gate": "known", "golden": chosen.golden, "seed": run.seed}
     options |= {} if run.model == PAIR else {"model": run.model}
     options |= {"corpus": run.corpus} if run.corpus else {}
     flags = ["--emad-all-claims", *(["--emad-update-golden"] if chosen.update else [])]
     timed = ["-m", "not emad(measures=True)"]
     junit = [f"--junitxml={chosen.out / run.name}.xml"]
-    return apart.command([*(beside if run.model == PAIR else alone), *timed, *flags, *junit], options)
+    return subprocesses.pytest_words([*(beside if run.model == PAIR else alone), *timed, *flags, *junit], options)
 
 
-def outcome(run: Run, chosen: argparse.Namespace) -> tuple[int, str]:
+def run_outcome(run: RejudgeRun, chosen: argparse.Namespace) -> tuple[int, str]:
     """(exit status, what a line says of it). An update fails by design where something changed; a test must not."""
     log = chosen.out / f"{run.name}.log"
-    status = apart.status(command(run, chosen), log)
-    if status not in JUDGED:
+    status = subprocesses.run_pytest(pytest_arguments(run, chosen), log)
+    if status not in DECIDED_STATUSES:
         return 4, f"status {status}, see {log}"
-    if failed := list(failures(chosen.out / f"{run.name}.xml")):
+    if failed := list(failed_tests(chosen.out / f"{run.name}.xml")):
         return 1, f"{len(failed)} failed, see {log}: {', '.join(failed)}"
     if status and not chosen.update:
         return 1, f"the run as a whole failed, see {log}"
     return 0, "recorded" if chosen.update else "as recorded"
 
 
-def failures(junit: Path) -> Iterator[str]:
+def failed_tests(junit: Path) -> Iterator[str]:
     """Names of the tests that failed or could not be set up."""
     for case in ElementTree.parse(junit).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
@@ -110,7 +110,7 @@ def failures(junit: Path) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     from emad_ref.models.bundled import bundled_names
 
-    parser = arguments()
+    parser = argument_parser()
     chosen = parser.parse_args(argv)
     known = (*bundled_names(), PAIR)
     if unknown := [name for name in chosen.models if name not in known]:
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in (chosen.suites, chosen.golden):
         if not folder.is_dir():
             parser.error(f"{folder} is no folder; start from the root of a checkout")
-    wanted = list(runs(chosen.models or known, chosen.seeds))
+    wanted = list(planned_runs(chosen.models or known, chosen.seeds))
     try:
         for run in wanted:
             require_writable(chosen.out / f"{run.name}.log", "--out")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     worst = 0
     for run in wanted:
-        status, said = outcome(run, chosen)
+        status, said = run_outcome(run, chosen)
         print(f"{run.name}: {said}", flush=True)
         worst = max(worst, status)
     return worst

@@ -2,13 +2,18 @@
 
     python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
-A unit is a model and a folder of the suites (``cutting``), and what DIR holds is told in ``emad_ref.report.units``. One
-that was judged for the same version, budget and options is not judged again: an interrupted command goes on where it
-was. A falsified claim is a result, not a failure of the command; what could not run is.
+A unit of work is a model and a folder of the suites; ``emad_ref.report.parts`` describes DIR. A folder in which some
+tests measure and others do not is cut in two. A unit that was judged for the same version, budget and options is not
+judged again: an interrupted command continues. A falsified claim is a result, not a failure of the command.
 
-``--executor`` gives units to workers; DIR, data, suites and the folder of the call are files that all of them see. What
-measures time or energy is judged where nothing of ours is at work beside it: where workers share a machine, when all
-the rest is done. Verdicts do not depend on the cut: each is what one run of all suites says (``report.parts``).
+``--executor`` gives units to workers, which must all see DIR, data, suites and the folder of the call. Units that
+measure time or energy run where no other unit of ours runs beside them. Verdicts do not depend on the partition: each
+is what one run of all suites says (``report.parts``).
+
+Its child processes load this module as a plugin (``-p pytest_emad.reproduce``), which adds two options:
+
+    --emad-cut FILE                  write the parts of this run as JSON and run nothing (with --collect-only)
+    --emad-part measuring | rest     run only the tests that take time or energy, or all but those
 
 Exit status: 0 all claims decided as the gates ask, 1 some gate says no, 4 some model could not be judged.
 """
@@ -16,40 +21,56 @@ Exit status: 0 all claims decided as the gates ask, 1 some gate says no, 4 some 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from tqdm import tqdm
 
 from emad_ref import __version__
-from emad_ref.cli.parsing import executor_argument
+from emad_ref.cli.arguments import add_executor
 from emad_ref.console import run_command
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.evidence.study import BUDGETS
-from emad_ref.files import BadFile, require_writable
-from emad_ref.report import begun
+from emad_ref.files import BadFile, require_writable, write_atomically
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.report import schema
+from emad_ref.report.deselection import PREFIX
+from emad_ref.report.parts import (
+    DECIDED_STATUSES,
+    LOG_FILE,
+    PARTS_FILE,
+    SuitePart,
+    folder_name,
+    merge_parts,
+    read_part_plan,
+    run_parts,
+    summarize_models,
+)
 from emad_ref.report.provenance import commit
-from emad_ref.report.reading import Report
-from emad_ref.report.units import CUT, JUDGED, LOG, Unit, everywhere, folder_name, summed_up, what_was_cut, whole
-from emad_ref.workers.address import workers_at
-from emad_ref.workers.handing import Crew, WorkersLost
-from pytest_emad import apart
+from emad_ref.report.schema import Report
+from emad_ref.workers.dispatch import WorkerPool, WorkersLost, open_workers
+from pytest_emad import environment, selection, subprocesses
+from pytest_emad.collection_log import CollectionLog
 
-CUTTING = ("-p", "pytest_emad.cutting")
-CAN_BE, UNMADE = 0, 4  # status of a model that can be judged so far, and of one that cannot
+PARTITION_PLUGIN = ("-p", "pytest_emad.reproduce")
+RUNNABLE, COULD_NOT_RUN = 0, 4  # status of a model that can be judged so far, and of one that cannot
 
 
-def arguments() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.reproduce", description="Judge models one by one.")
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--out", type=_absolute, required=True, help="folder of all reports")
     parser.add_argument("--budget", choices=tuple(BUDGETS), default="full")
-    parser.add_argument("--suites", type=_place, default="pytest_emad.suites", help="package or path of the suites")
+    parser.add_argument(
+        "--suites", type=_package_or_path, default="pytest_emad.suites", help="package or path of the suites"
+    )
     parser.add_argument("--data", type=_absolute, help="folder with data sets, as --emad-data")
     parser.add_argument("--device", default="cpu")
-    executor_argument(parser)
+    add_executor(parser)
     return parser
 
 
@@ -57,46 +78,48 @@ def _absolute(text: str) -> Path:
     return Path(text).absolute()
 
 
-def _place(text: str) -> str:
+def _package_or_path(text: str) -> str:
     return str(_absolute(text)) if Path(text).exists() else text
 
 
-def options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
+def run_options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
     data = {"data": chosen.data} if chosen.data else {}
     return {"model": model, "budget": chosen.budget, "device": chosen.device} | data
 
 
-def identity(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
+def unit_identity(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
     """What a unit is asked, by whom: one that differs in any of it is judged again."""
     asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
     return asked | {"model": model, "part": part, "version": __version__, "commit": str(commit())}
 
 
-def cut(model: str, folder: Path, chosen: argparse.Namespace) -> int:
+def collect_parts(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     """Have pytest say which parts the suites come in for ``model``; its exit status."""
-    words = [*CUTTING, "--collect-only", "-q", *apart.places(chosen.suites)]
-    status = apart.status(apart.command(words, options(model, chosen) | {"cut": folder / CUT}), folder / LOG)
-    return UNMADE if status == 1 else status  # a collection has no verdicts
+    words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.suite_arguments(chosen.suites)]
+    status = subprocesses.run_pytest(
+        subprocesses.pytest_words(words, run_options(model, chosen) | {"cut": folder / PARTS_FILE}), folder / LOG_FILE
+    )
+    return COULD_NOT_RUN if status == 1 else status  # a collection has no verdicts
 
 
-def units_of(model: str, folder: Path, chosen: argparse.Namespace) -> list[Unit]:
+def work_units(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
     """What was cut for ``model``, in the order in which one run of all would ask it."""
-    return [_unit(model, part, folder, chosen) for part in what_was_cut(folder)["parts"]]
+    return [_work_unit(model, part, folder, chosen) for part in read_part_plan(folder)["parts"]]
 
 
-def _unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argparse.Namespace) -> Unit:
+def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argparse.Namespace) -> SuitePart:
     whole_of_it = Path(chosen.suites).stem if Path(chosen.suites).exists() else chosen.suites.rpartition(".")[2]
     name = part["folder"] or whole_of_it
     name = f"{name}-{part['only']}" if part["only"] else name
-    only = [*CUTTING, f"--emad-part={part['only']}"] if part["only"] else []
-    where = apart.places(chosen.suites, [part["folder"]] if part["folder"] else [])
-    words = apart.command([*only, *where], options(model, chosen) | {"report": folder / name})
-    known = identity(model, name, chosen)
-    return Unit(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)
+    only = [*PARTITION_PLUGIN, f"--emad-part={part['only']}"] if part["only"] else []
+    where = subprocesses.suite_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
+    words = subprocesses.pytest_words([*only, *where], run_options(model, chosen) | {"report": folder / name})
+    known = unit_identity(model, name, chosen)
+    return SuitePart(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments()
+    parser = argument_parser()
     given = sys.argv[1:] if argv is None else list(argv)
     chosen = parser.parse_args(given)
     names = [folder_name(model) for model in chosen.models]
@@ -105,48 +128,95 @@ def main(argv: Sequence[str] | None = None) -> int:
     folders = {model: chosen.out / name for model, name in zip(chosen.models, names, strict=True)}
     try:
         for folder in folders.values():
-            require_writable(folder / LOG, "--out")
-        with workers_at(chosen.executor) as crew:
-            statuses, reports = judged(folders, chosen, crew, ["python", "-m", "pytest_emad.reproduce", *given])
+            require_writable(folder / LOG_FILE, "--out")
+        with open_workers(chosen.executor) as crew:
+            statuses, reports = run_units(folders, chosen, crew, ["python", "-m", "pytest_emad.reproduce", *given])
     except (BadArgument, BadFile) as error:
         parser.error(str(error))
     except WorkersLost as error:  # what was judged is kept, and found again by the next command
         print(error)
-        return UNMADE
-    print(summed_up(statuses, reports, chosen.out))
-    return max(statuses.values()) if set(statuses.values()) <= set(JUDGED) else UNMADE
+        return COULD_NOT_RUN
+    print(summarize_models(statuses, reports, chosen.out))
+    return max(statuses.values()) if set(statuses.values()) <= set(DECIDED_STATUSES) else COULD_NOT_RUN
 
 
-def judged(
-    folders: Mapping[str, Path], chosen: argparse.Namespace, crew: Crew | None, command: Sequence[str]
+def run_units(
+    folders: Mapping[str, Path], chosen: argparse.Namespace, crew: WorkerPool | None, command: Sequence[str]
 ) -> tuple[dict[str, int], list[Report]]:
     """Each model's status, and the reports of those that could be judged."""
     statuses: dict[str, int] = {}
-    units: list[Unit] = []
+    units: list[SuitePart] = []
     for model, folder in folders.items():
-        begun.announce(folder)
-        statuses[model] = cut(model, folder, chosen)
-        units += units_of(model, folder, chosen) if statuses[model] == CAN_BE else []
+        schema.mark_run_started(folder)
+        statuses[model] = collect_parts(model, folder, chosen)
+        units += work_units(model, folder, chosen) if statuses[model] == RUNNABLE else []
     before = {id(unit): status for unit in units if (status := unit.before()) is not None}
     left = [unit for unit in units if id(unit) not in before]
     with tqdm(total=len(units), initial=len(before), desc="judged", unit="unit", disable=None) as bar:
         for unit in (unit for unit in units if id(unit) in before):
             bar.write(f"{unit.model} {unit.part}: judged before, status {before[id(unit)]}")
-        for unit, status in everywhere(crew, left):
-            bar.write(f"{unit.model} {unit.part}: status {status}, see {unit.folder / LOG}")
+        for unit, status in run_parts(crew, left):
+            bar.write(f"{unit.model} {unit.part}: status {status}, see {unit.folder / LOG_FILE}")
             bar.update()
-            statuses[unit.model] = statuses[unit.model] if status in JUDGED else status
+            statuses[unit.model] = statuses[unit.model] if status in DECIDED_STATUSES else status
     reports = []
     for model, folder in folders.items():
-        if statuses[model] == CAN_BE:
+        if statuses[model] == RUNNABLE:
             try:
-                reports.append(whole([unit for unit in units if unit.model == model], folder, command))
+                reports.append(merge_parts([unit for unit in units if unit.model == model], folder, command))
                 statuses[model] = reports[-1]["run"]["exit_status"]
             except EmadError as error:
                 print(f"{model}: {error}")
-                statuses[model] = UNMADE
+                statuses[model] = COULD_NOT_RUN
     return statuses, reports
 
 
 if __name__ == "__main__":
     sys.exit(run_command(main))
+
+
+MEASURING, REST = "measuring", "rest"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("emad")
+    group.addoption("--emad-cut", metavar="FILE", type=Path)
+    group.addoption("--emad-part", choices=(MEASURING, REST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--emad-part")
+    if part is not None:
+        left = [item for item in items if selection.is_measuring(item) is (part == REST)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    file = session.config.getoption("--emad-cut")
+    if file is None:
+        return
+    attended = cast(CollectionLog, session.config.pluginmanager.get_plugin("emad-attendance"))
+    measuring: dict[str, set[bool]] = {}  # folder → whether tests of it measure
+    for item, folder in zip(session.items, _suite_folders(session), strict=True):
+        measuring.setdefault(folder, set()).add(selection.is_measuring(item))
+    found = {
+        "tests": environment.requested_tests(session.config) or ([PREFIX] if attended.collected else []),
+        "deselected": attended.deselected,
+        "parts": [
+            {"folder": folder, "measures": each, "only": [REST, MEASURING][each] if len(kinds) > 1 else None}
+            for folder, kinds in sorted(measuring.items(), key=lambda each: selection.folder_rank(each[0]))
+            for each in sorted(kinds)
+        ],
+    }
+    write_atomically(file, json.dumps(found, indent=1) + "\n", "--emad-cut")
+
+
+def _suite_folders(session: pytest.Session) -> list[str]:
+    """Of each test the folder of the suites that it is in; "" for all where some test is in none."""
+    config, (suites, *_) = session.config, session.config.args
+    spec = find_spec(suites) if config.getoption("pyargs") else None
+    root = Path(spec.origin).parent if spec and spec.origin else config.invocation_params.dir / suites
+    inside = [item.path.resolve().relative_to(root.resolve()).parts for item in session.items]
+    return [parts[0] if all(len(each) > 1 for each in inside) else "" for parts in inside]

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from emad_ref.models import graphs
-from emad_ref.models.graphs import NotCaptured
+from emad_ref.models.graphs import GraphCaptureError
 
 # those that wait for the device, or bring something from the host
 REFUSED = frozenset({"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "lift_fresh", "lift"})
@@ -44,7 +44,7 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.overloadpacket.__name__ in REFUSED:
-            raise NotCaptured(f"{function}: operation not permitted when stream is capturing")
+            raise GraphCaptureError(f"{function}: operation not permitted when stream is capturing")
         result = function(*args, **(kwargs or {}))
         given = tree_map(self._noted, (args, kwargs or {}))
         leaves = [leaf if isinstance(leaf, Tensor) else None for leaf in tree_leaves(result)]
@@ -98,7 +98,7 @@ class TapeEngine:
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if self.refuses:
-            raise NotCaptured(self.refuses)
+            raise GraphCaptureError(self.refuses)
         self.captures += 1
         function()  # the warm-up
         with Tape() as tape:
@@ -123,5 +123,5 @@ def capturing(monkeypatch: Any) -> list[TapeEngine]:
         made.append(TapeEngine(device))
         return made[-1]
 
-    monkeypatch.setitem(graphs.ENGINES, "cpu", engine)
+    monkeypatch.setitem(graphs.CAPTURE_ENGINES, "cpu", engine)
     return made

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.models import beside, pages
-from emad_ref.models.layout import lay_out
+from emad_ref.models import weight_layout
+from emad_ref.models.weight_layout import lay_out_weights
 
 LAYERS, VOCABULARY, WINDOW = 6, 101, 5
 _SIZES: dict[str, Any] = {
@@ -113,7 +113,7 @@ def small_model(
 
 def lay_out_as_large(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay ``model``'s weights out as if they were large: siblings side by side, gaps between all columns."""
-    monkeypatch.setattr(pages, "LARGE", 0)
-    monkeypatch.setattr(beside, "LONG", 0)
-    monkeypatch.setattr(beside, "PLACES", 1)
-    lay_out(model)
+    monkeypatch.setattr(weight_layout, "LARGE", 0)
+    monkeypatch.setattr(weight_layout, "LONG_RUN", 0)
+    monkeypatch.setattr(weight_layout, "CACHE_STRIDE", 1)
+    lay_out_weights(model)

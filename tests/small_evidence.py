@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
@@ -29,21 +29,21 @@ def documents(split: str) -> list[np.ndarray]:
     return [rng.integers(0, VOCABULARY, 46 if number % 2 else 9 + number % 7) for number in range(DOCUMENTS)]
 
 
-def small_evidence(stepper: Stepper | None = None, host: Host | None = None, **study: Any) -> Evidence:
+def small_evidence(stepper: Stepper | None = None, host: RunResources | None = None, **study: Any) -> ModelMeasurements:
     """Of ``documents`` in windows of ``WINDOW`` tokens, under ``FEW`` unless ``study`` says otherwise."""
     stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
     loaded = SimpleNamespace(
         name="small", model=stepper.model, stepper=stepper, geometry=geometry_of(small_config("gpt_neox")),
         trained=True, opening=0, ends=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
     )  # fmt: skip
-    made = Evidence(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or Host())
+    made = ModelMeasurements(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or RunResources())
     made.subject.documents = documents
     made.subject.__dict__["window"] = WINDOW
     made.traces.__dict__["profile"] = made.traces.calibrated(PROBES)
     return made
 
 
-def refuted(evidence: Evidence, detail: str = "depth 3, not 2") -> Evidence:
+def refuted(evidence: ModelMeasurements, detail: str = "depth 3, not 2") -> ModelMeasurements:
     """``evidence`` behind a bridge that has failed."""
     evidence.bridging.__dict__["bridge"] = Finding("bridge", False, detail, 10, 0)
     return evidence

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from emad_ref.evidence.exits import tasks
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.models.loading import Loaded, load
+from emad_ref.measurements import early_exit_tasks
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.loading import LoadedModel, load
 from tests.unit.tasks.test_datasets import write
 
 TUNED = "emad-t5-tiny-tuned"
@@ -23,19 +23,23 @@ WORLD_TASKS = ("qa", "summary", "count")
 
 
 @contextmanager
-def few_items(name: str, items: int) -> Iterator[Evidence]:
+def few_items(name: str, items: int) -> Iterator[ModelMeasurements]:
     """Evidence of a bundled T5 on so many items of each task."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tasks.ITEMS, "smoke", items)
-        made = Evidence(load(name), Study(), Host())
+        patch.setitem(early_exit_tasks.ITEMS, "smoke", items)
+        made = ModelMeasurements(load(name), Study(), RunResources())
         for task in made.exits.tasks:
             made.exits.asked.items(task)
         yield made
 
 
-def somebodys(loaded: Loaded, data: Path | None = None, *, budget: str = "smoke", **facts: Any) -> Evidence:
+def somebodys(
+    loaded: LoadedModel, data: Path | None = None, *, budget: str = "smoke", **facts: Any
+) -> ModelMeasurements:
     """Evidence of a T5 that did not come with the package, unless ``bundled`` says so."""
-    return Evidence(replace(loaded, **{"bundled": False, **facts}), Study(budget=BUDGETS[budget], data=data), Host())
+    return ModelMeasurements(
+        replace(loaded, **{"bundled": False, **facts}), Study(budget=BUDGETS[budget], data=data), RunResources()
+    )
 
 
 def published(folder: Path, squad: Any, samsum: Any) -> Path:

@@ -11,9 +11,16 @@ import pytest
 
 from emad_ref.cli import parser
 from emad_ref.models.loading import load
-from emad_ref.verdict.claims import OUTCOMES, load_register
-from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, Circumstances, key_of, known_verdicts, shipped
-from pytest_emad import hardware, proving, reproduce
+from emad_ref.statistics.goldens import (
+    MACHINE_BOUND,
+    SEED_DEPENDENT,
+    RunConditions,
+    golden_folder,
+    key_of,
+    known_verdicts,
+)
+from emad_ref.statistics.verdicts import OUTCOMES, load_register
+from pytest_emad import hardware, reproduce, selfcheck
 from pytest_emad.options import OPTIONS
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
@@ -111,7 +118,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
             case "pytest":
                 pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
             case "python" if words[2].startswith("pytest_emad."):
-                COMMANDS[words[2]].arguments().parse_args(words[3:])
+                COMMANDS[words[2]].argument_parser().parse_args(words[3:])
             case "python":
                 assert words[1:3] == ["-m", "emad_ref.lm_eval"], words
                 cli = pytest.importorskip("lm_eval._cli", reason="the extra `tasks` is not installed")
@@ -121,7 +128,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
 
 
 def test_every_option_named_exists() -> None:
-    flags = {option.flag for option in OPTIONS} | {proving.FLAG, "--emad-planted"}
+    flags = {option.flag for option in OPTIONS} | {selfcheck.FLAG, "--emad-planted"}
     named = {(name, flag) for name, page in PAGES.items() for flag in re.findall(r"--emad-[a-z-]*[a-z]", page)}
     assert not {(name, flag) for name, flag in named if flag not in flags}
 
@@ -178,7 +185,7 @@ def held(claim: str, verdict: str, model: str, corpus: str) -> int:
     """1 where the record speaks of it, and says so; 0 where it is a machine's."""
     if load_register()[claim].requires in MACHINE_BOUND:
         return 0
-    known, circumstances = known_verdicts([shipped()]), Circumstances(0, "smoke")
+    known, circumstances = known_verdicts([golden_folder()]), RunConditions(0, "smoke")
     pair = "+".join(load(name).fingerprint for name in ("emad-nano", "emad-tiny"))
     keys = [
         key_of(claim, name, read, circumstances)

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.readout.attached import dtype_of, raised_dtype
-from emad_ref.readout.states import StateTranslators, attach_translators, pairs_above
-from emad_ref.readout.tuned import Translator
+from emad_ref.probes.lens import StateTranslators, Translator, attach_translators, dtype_of, pairs_above, raised_dtype
 
 FINGERPRINT = "f00d"
 

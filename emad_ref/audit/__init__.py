@@ -27,22 +27,17 @@ a ``Lens``; NumPy only, but for ``oracle``, which makes one of a model that the 
 
 from __future__ import annotations
 
-from emad_ref.audit.bridge import Replayed, bridge
-from emad_ref.audit.decisions import decisions
+from emad_ref.audit.decoding_checks import ReplayedDocument, bridge, decisions, generation, rows
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.forced import forced
-from emad_ref.audit.generation import generation
 from emad_ref.audit.lens import Lens, LogitLens
-from emad_ref.audit.rollback import rollback
-from emad_ref.audit.rows import rows
-from emad_ref.audit.sessions import sessions
+from emad_ref.audit.session_checks import forced, rollback, sessions
 from emad_ref.audit.tolerances import tolerance
 
 __all__ = [
     "Finding",
     "Lens",
     "LogitLens",
-    "Replayed",
+    "ReplayedDocument",
     "bridge",
     "decisions",
     "forced",

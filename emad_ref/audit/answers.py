@@ -1,44 +1,31 @@
-"""Answers that a verdict reads, a random few of them checked after all were given.
-
-A decoder may be right wherever an audit asks and wrong in the batches by which quality, work or energy is read. So
-code that reads answers for a verdict asks through ``AuditedDecoder``, which keeps a few requests and sessions. Which of
-them, and which of their rows, the operating system's entropy decides once the answer is there: no seed tells.
-
-requests  all rows are complete and end where they must; of some, always the last among them, every token is the argmax
-          at the depth claimed for it, and depths are the rule's; the work of the first request is what its rows imply
-sessions  of one row all that was fed and not rolled back: depths, signals and logits
-
-Where states above an exit are made up the lens says nothing of what follows (``exact``): there a decoder that is known
-to be right is fed the same tokens, and must show the same. Ties are excused as in ``timed``.
-"""
+"""Check the answers that a verdict reads, and the requests that were timed, after they were given."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.generation import judge_work, read_record
-from emad_ref.audit.lens import Lens, Readouts, read_from_logits
-from emad_ref.audit.rule import emission_noise, headroom, tied_gap
-from emad_ref.audit.trajectory import Trajectory, hold_against, judge_tokens
-from emad_ref.point import OperatingPoint
+from emad_ref.audit.decoding_checks import judge_record, judge_work, read_record
+from emad_ref.audit.finding import Finding, Tally, prefix_complaints
+from emad_ref.audit.lens import Lens, ProbeReadouts, emission_noise, headroom, is_read_from_logits, tied_gap
+from emad_ref.audit.trajectory import Trajectory, judge_tokens, judge_trajectory
+from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session, Step
 from emad_ref.record import Floats, Ints, Record, Work
 
-CHECK = "answers"
-KEPT = 8  # requests, and half as many sessions
-ROWS = 2  # of each request that is kept, the last among them
-EXACT = ("monotone", "free_eager", "free_deferred")  # schedules under which every state is the model's own
+ANSWERS_CHECK = "answers"
+KEPT_REQUESTS = 8  # requests, and half as many sessions
+JUDGED_ROWS = 2  # of each request that is kept, the last among them
+EXACT_SCHEDULES = ("monotone", "free_eager", "free_deferred")  # schedules under which every state is the model's own
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class AnsweredRequest:
     """What ``generate`` returned for ``prompts``, ``max_new`` and ``stop``."""
 
     prompts: Sequence[Prompt]
@@ -64,8 +51,8 @@ class AuditedDecoder:
         self.wrapped, self.point = wrapped, point
         self._lens, self._tolerance, self._reference = lens, tolerance, reference
         self._draw = SystemRandom()
-        self._answers: list[Answer] = []
-        self._sessions: list[WatchedSession] = []
+        self._answers: list[AnsweredRequest] = []
+        self._sessions: list[RecordedSession] = []
         self._asked = self._opened = 0
 
     @property
@@ -75,20 +62,20 @@ class AuditedDecoder:
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         record = self.wrapped.generate(prompts, max_new, stop)
         self._asked += 1
-        place = self._place(self._asked, KEPT)
+        place = self._place(self._asked, KEPT_REQUESTS)
         if place is not None:  # copies, in case the decoder goes on writing into what it has returned
             self._answers[place : place + 1] = [
-                Answer(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
+                AnsweredRequest(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
             ]
         return record
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
         session, step = self.wrapped.start(prompts)
         self._opened += 1
-        place = self._place(self._opened, KEPT // 2)
+        place = self._place(self._opened, KEPT_REQUESTS // 2)
         if place is None:
             return session, step
-        watched = WatchedSession(session, prompts, self._draw.randrange(len(prompts)), step)
+        watched = RecordedSession(session, prompts, self._draw.randrange(len(prompts)), step)
         self._sessions[place : place + 1] = [watched]
         return watched, step
 
@@ -100,7 +87,7 @@ class AuditedDecoder:
 
     def finding(self) -> Finding:
         """What was found of the answers so far."""
-        tally = Tally(CHECK, needed=0)
+        tally = Tally(ANSWERS_CHECK, needed=0)
         said = self.capabilities
         tolerance = tally.allow(self._tolerance, said.logit_noise)
         with tally:
@@ -112,8 +99,8 @@ class AuditedDecoder:
         seen = f"{tally.n} positions compared, {tally.ties} ties"
         if tally.complaint is not None:
             detail = f"of the answers that this verdict reads, {tally.complaint} ({seen})"
-            return Finding(CHECK, False, detail, tally.n, tally.ties)
-        return Finding(CHECK, True, seen, tally.n, tally.ties)
+            return Finding(ANSWERS_CHECK, False, detail, tally.n, tally.ties)
+        return Finding(ANSWERS_CHECK, True, seen, tally.n, tally.ties)
 
     # ------------------------------------------------------------ private
 
@@ -122,19 +109,19 @@ class AuditedDecoder:
         place = number - 1 if number <= kept else self._draw.randrange(number)
         return place if place < kept else None
 
-    def _judge(self, tally: Tally, answer: Answer, tolerance: float, *, counted: bool) -> None:
+    def _judge(self, tally: Tally, answer: AnsweredRequest, tolerance: float, *, counted: bool) -> None:
         prompts, record, point = answer.prompts, answer.record, self.point
         trajectories = read_record(tally, record, prompts, answer.max_new, answer.stop, point)
         last = len(prompts) - 1
-        for row in (last, *self._draw.sample(range(last), min(ROWS - 1, last))):
+        for row in (last, *self._draw.sample(range(last), min(JUDGED_ROWS - 1, last))):
             self._hold(tally, trajectories[row], prompts[row], record.emitted[row], tolerance)
-        if counted and self._is_exact and read_from_logits(point):
-            readouts = [Readouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
+        if counted and self._is_exact and is_read_from_logits(point):
+            readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
             judge_work(tally, record, trajectories, readouts, point, exact_context=False)
 
     @property
     def _is_exact(self) -> bool:
-        return self.point.schedule in EXACT
+        return self.point.schedule in EXACT_SCHEDULES
 
     def _hold(
         self, tally: Tally, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None, tolerance: float
@@ -143,7 +130,7 @@ class AuditedDecoder:
         if not self._is_exact:
             self._hold_against_reference(tally, trajectory, prompt, emitted, tolerance)
             return
-        reference = hold_against(tally, trajectory, self._lens(prompt.source), self.point, tolerance)
+        reference = judge_trajectory(tally, trajectory, self._lens(prompt.source), self.point, tolerance)
         if emitted is not None:
             judge_tokens(tally, trajectory, emitted, reference, self.point, tolerance)
 
@@ -190,7 +177,7 @@ def _is_near(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
     return False
 
 
-class WatchedSession:
+class RecordedSession:
     """``wrapped``, with all that it shows of ``row`` kept, as long as every token's logits are shown."""
 
     def __init__(self, wrapped: Session, prompts: Sequence[Prompt], row: int, step: Step):
@@ -258,3 +245,123 @@ class WatchedSession:
         for at in range(step.depth.shape[1]):
             signal, logits = np.array(step.signal[self._row, at]), np.array(step.logits[self._row, at])
             self._steps.append((int(step.depth[self._row, at]), signal, logits, chosen))
+
+
+TIMED_CHECK = "timed"
+# How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
+# not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
+# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their
+# weights and K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
+MAX_UNEXPLAINED_SPEEDUP = 1.5
+
+EmittedRows = Sequence[Ints]  # [rows] of new tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TimedRequest:
+    """One request as timed: ``prompts`` [rows], and what each arm made of them.
+
+    ``records``: arm → its record; ``emitted``: arm that keeps none → its tokens.
+    """
+
+    prompts: Sequence[Prompt]
+    records: Mapping[str, Record]
+    emitted: Mapping[str, EmittedRows]
+
+
+def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: int) -> Finding:
+    """Whether every arm emitted ``new`` tokens in each of ``rows`` rows, in all requests."""
+    tally = Tally(TIMED_CHECK, needed=0)
+    with tally:
+        for arm, requests in emitted.items():
+            for request, each in enumerate(requests):
+                found = [len(tokens) for tokens in each]
+                tally.require(
+                    found == [new] * rows, f"{arm}, request {request}: {found} new tokens, but {new} in each of {rows}"
+                )
+                tally.n += sum(found)
+    return tally.finding()
+
+
+def no_faster_than_work(
+    arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
+) -> Finding:
+    """Whether ``arm`` is at most ``UNEXPLAINED`` times faster than ``full``, full depth, than its work is less.
+
+    Args:
+        seconds: arm → [pairs], of one decoder; the median ratio over pairs counts, which a pause of the machine in one
+            of them does not move.
+        executed: arm → [pairs, kinds] work of each kind, NaN where it cannot be told.
+    """
+    pairs = len(seconds[arm])
+    ratios = executed[full].sum(axis=0) / np.maximum(executed[arm].sum(axis=0), 1.0)
+    if not np.isfinite(ratios).all():
+        return Finding(TIMED_CHECK, True, f"{arm}: what it ran says nothing of time", pairs, 0)
+    faster, explained = float(np.median(seconds[full] / seconds[arm])), max(1.0, float(ratios.max()))
+    said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}×"
+    most = MAX_UNEXPLAINED_SPEEDUP * explained
+    if faster > most:
+        complaint = f"{said} less, which explains at most {most:.2f}×: full depth is slowed, or work ran unsaid"
+        return Finding(TIMED_CHECK, False, complaint, pairs, 0)
+    return Finding(TIMED_CHECK, True, f"{said} less", pairs, 0)
+
+
+def timed_requests(
+    timed: Sequence[TimedRequest],
+    points: Mapping[str, OperatingPoint],
+    new: int,
+    lens: Lens,
+    tolerance: Mapping[str, float],
+    *,
+    counted: bool,
+    rows: Collection[int] | None = None,
+) -> Finding:
+    """Whether the tokens, depths and work of ``timed`` are what they are said to be.
+
+    Args:
+        points: at which each arm with records decodes; the others decode at full depth.
+        new: tokens asked for in each row.
+        tolerance: largest honest difference of a logit, by arm.
+        counted: whether the decoder counts its work.
+        rows: those held against the lens where a batch has many; None: all.
+
+    Raises:
+        BadArgument: as ``generation.judge_record``.
+    """
+    tally = Tally(TIMED_CHECK, needed=0)
+    with tally:
+        for request in timed:
+            for arm, record in request.records.items():
+                with prefix_complaints(f"{arm}, "):
+                    judge_record(
+                        tally, record, request.prompts, new, frozenset(), points[arm], lens, tolerance[arm],
+                        counted=counted, exact_context=False, rows=rows,
+                    )  # fmt: skip
+            full = full_depth(next(iter(points.values())).layers)
+            for arm, emitted in request.emitted.items():
+                with prefix_complaints(f"{arm}, "):
+                    for row in range(len(request.prompts)) if rows is None else rows:
+                        _judge_full_depth_row(
+                            tally, f"row {row}", request.prompts[row], emitted[row], full, lens, tolerance[arm]
+                        )
+    if tally.complaint is not None:
+        return Finding(TIMED_CHECK, False, tally.complaint, tally.n, tally.ties)
+    return Finding(TIMED_CHECK, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
+
+
+def _judge_full_depth_row(
+    tally: Tally, name: str, prompt: Prompt, emitted: Ints, full: OperatingPoint, lens: Lens, tolerance: float
+) -> None:
+    history = np.concatenate([prompt.tokens, np.asarray(emitted[:-1], dtype=np.int64)])
+    decided = len(emitted)
+    trajectory = Trajectory(
+        name,
+        history,
+        len(prompt.tokens) - 1,
+        np.full(decided, full.layers, dtype=np.int64),
+        np.empty((decided, 0)),
+        np.ones(decided, dtype=bool),
+    )
+    judge_tokens(
+        tally, trajectory, emitted, judge_trajectory(tally, trajectory, lens, full, tolerance), full, tolerance
+    )

@@ -20,80 +20,83 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.audit.finding import NEEDED, Finding, Tally
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.exit_rules.rules import first_firing_probe
 from emad_ref.point import OperatingPoint
-from emad_ref.policy.thresholds import first_fires
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
-CHECK = "comparisons"
+COMPARISONS_CHECK = "comparisons"
 MOST_PROBES = 8
-LITTLE = 2.0**-15  # of a signal: an eighth of float16's spacing at least, and 256 times float32's
-NOT_REACHED = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
+THRESHOLD_STEP = 2.0**-15  # of a signal: an eighth of float16's spacing at least, and 256 times float32's
+UNREACHED_THRESHOLD = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
 
-Opening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
+DecoderOpening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
 Rounding = Callable[[Floats], Floats]
 
 
-def plain32(values: Floats) -> Floats:
+def round_float32(values: Floats) -> Floats:
     return np.asarray(values, dtype=np.float32).astype(np.float64)
 
 
-def bfloat16(values: Floats) -> Floats:
+def round_bfloat16(values: Floats) -> Floats:
     """Rounded to 8 bits, to nearest even."""
     bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32)
     return rounded.view(np.float32).astype(np.float64)
 
 
-def float16(values: Floats) -> Floats:
+def round_float16(values: Floats) -> Floats:
     return np.asarray(values, dtype=np.float16).astype(np.float64)
 
 
-def exact64(values: Floats) -> Floats:
+def round_float64(values: Floats) -> Floats:
     return values
 
 
-def at_or_below(signal: Floats, threshold: Floats) -> Bools:
+def is_at_or_below(signal: Floats, threshold: Floats) -> Bools:
     return np.asarray(signal <= threshold)
 
 
-def below(signal: Floats, threshold: Floats) -> Bools:
+def is_below(signal: Floats, threshold: Floats) -> Bools:
     return np.asarray(signal < threshold)
 
 
-def of_the_next(threshold: Floats) -> Floats:
+def next_threshold(threshold: Floats) -> Floats:
     return np.append(threshold[1:], threshold[-1])
 
 
-def of_the_last(threshold: Floats) -> Floats:
+def previous_threshold(threshold: Floats) -> Floats:
     return np.append(threshold[0], threshold[:-1])
 
 
 # (of the signal, of the threshold, comparison)
 Comparison = tuple[Rounding, Rounding, Callable[[Floats, Floats], Bools]]
-HONEST: tuple[Comparison, ...] = ((plain32, plain32, at_or_below), (exact64, exact64, at_or_below))
-CARELESS: dict[str, Comparison] = {
-    "bfloat16": (bfloat16, bfloat16, at_or_below),
-    "thresholds in bfloat16": (plain32, bfloat16, at_or_below),
-    "signals in bfloat16": (bfloat16, plain32, at_or_below),
-    "float16": (float16, float16, at_or_below),
-    "thresholds in float16": (plain32, float16, at_or_below),
-    "signals in float16": (float16, plain32, at_or_below),
-    "< for ≤": (plain32, plain32, below),
-    "the next probe's threshold": (plain32, of_the_next, at_or_below),
-    "the last probe's threshold": (plain32, of_the_last, at_or_below),
+HONEST_COMPARISONS: tuple[Comparison, ...] = (
+    (round_float32, round_float32, is_at_or_below),
+    (round_float64, round_float64, is_at_or_below),
+)
+CARELESS_COMPARISONS: dict[str, Comparison] = {
+    "bfloat16": (round_bfloat16, round_bfloat16, is_at_or_below),
+    "thresholds in bfloat16": (round_float32, round_bfloat16, is_at_or_below),
+    "signals in bfloat16": (round_bfloat16, round_float32, is_at_or_below),
+    "float16": (round_float16, round_float16, is_at_or_below),
+    "thresholds in float16": (round_float32, round_float16, is_at_or_below),
+    "signals in float16": (round_float16, round_float32, is_at_or_below),
+    "< for ≤": (round_float32, round_float32, is_below),
+    "the next probe's threshold": (round_float32, next_threshold, is_at_or_below),
+    "the last probe's threshold": (round_float32, previous_threshold, is_at_or_below),
 }
 
 
 def comparisons(
-    opened: Opening,
+    opened: DecoderOpening,
     layers: int,
     batches: Sequence[Sequence[Prompt]],
     *,
     signal: str = "entropy_nats",
-    needed: int = NEEDED,
+    needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check the first decided position of all prompts, through ``start`` and through ``generate``.
 
@@ -103,56 +106,60 @@ def comparisons(
     Raises:
         Unsupported: the decoder declines the signal.
     """
-    tally, shown = Tally(CHECK, needed), np.zeros(len(CARELESS), dtype=np.int64)
+    tally, shown = Tally(COMPARISONS_CHECK, needed), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
     probes = tuple(range(1, layers, max(1, -(-(layers - 1) // MOST_PROBES))))
     with tally:
         for prompts in batches:
-            unreached = _point(layers, probes, [NOT_REACHED[SIGNALS[signal].sense]] * len(probes), signal)
+            unreached = _comparison_point(
+                layers, probes, [UNREACHED_THRESHOLD[SIGNALS[signal].sense]] * len(probes), signal
+            )
             with opened(unreached) as decoder:
                 _, step = decoder.start(prompts)
                 read = np.array(step.signal[:, 0], dtype=np.float64)
             tally.require(not np.isnan(read).any(), "a signal that the rule compares was not read")
-            for how, thresholds in _near(read, signal).items():
-                point = _point(layers, probes, plain32(thresholds).tolist(), signal)
+            for how, thresholds in _near_thresholds(read, signal).items():
+                point = _comparison_point(layers, probes, round_float32(thresholds).tolist(), signal)
                 with opened(point) as decoder:
-                    shown += _judge(tally, how, point, *_started(decoder, prompts))
-                    shown += _judge(tally, how, point, *_generated(decoder, prompts))
+                    shown += _judge_comparisons(tally, how, point, *_start_depths(decoder, prompts))
+                    shown += _judge_comparisons(tally, how, point, *_generate_depths(decoder, prompts))
             if shown.all():
                 break
         tally.discriminating = int((shown > 0).sum())
-        tally.notes += [f"{name} would not have shown" for name, n in zip(CARELESS, shown, strict=True) if n == 0]
+        tally.notes += [
+            f"{name} would not have shown" for name, n in zip(CARELESS_COMPARISONS, shown, strict=True) if n == 0
+        ]
     return tally.finding()
 
 
-def _point(layers: int, probes: tuple[int, ...], thresholds: Sequence[float], signal: str) -> OperatingPoint:
+def _comparison_point(layers: int, probes: tuple[int, ...], thresholds: Sequence[float], signal: str) -> OperatingPoint:
     return OperatingPoint("comparisons", "quantile", layers, layers, probes, (tuple(thresholds),), signal=signal)
 
 
-def _near(read: Floats, signal: str) -> dict[str, Floats]:
+def _near_thresholds(read: Floats, signal: str) -> dict[str, Floats]:
     """How → thresholds [probes], each near the row of ``read`` [rows, probes] that comes nearest to firing there."""
     falls = SIGNALS[signal].sense == "falls"
-    nearest = plain32(read.min(axis=0) if falls else read.max(axis=0))
-    little = np.abs(nearest) * LITTLE * (1 if falls else -1)
+    nearest = round_float32(read.min(axis=0) if falls else read.max(axis=0))
+    little = np.abs(nearest) * THRESHOLD_STEP * (1 if falls else -1)
     return {"below": nearest - little, "equal": nearest, "above": nearest + little}
 
 
-def _started(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
+def _start_depths(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
     session, step = decoder.start(prompts)
     session.close()
     return np.array(step.depth[:, 0]), np.array(step.signal[:, 0], dtype=np.float64)
 
 
-def _generated(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
+def _generate_depths(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
     record = decoder.generate(prompts, 1, frozenset())
     first = [int(np.flatnonzero((record.tokens.sequence == row) & (record.tokens.phase == DECODE))[0])
              for row in range(len(prompts))]  # fmt: skip
     return np.array(record.tokens.depth[first]), np.array(record.signal[first], dtype=np.float64)
 
 
-def _judge(tally: Tally, how: str, point: OperatingPoint, depth: Ints, signal: Floats) -> NDArray[np.int64]:
+def _judge_comparisons(tally: Tally, how: str, point: OperatingPoint, depth: Ints, signal: Floats) -> NDArray[np.int64]:
     """Tokens that would have betrayed each careless comparison, after requiring depths that an honest one gives."""
     threshold = np.array(point.thresholds[0], dtype=np.float64)
-    given = [_depths(point, signal, threshold, *each) for each in HONEST]
+    given = [_compared_depths(point, signal, threshold, *each) for each in HONEST_COMPARISONS]
     right = np.logical_or.reduce([depth == each for each in given])
     tally.n += len(depth)
     if not right.all():
@@ -164,10 +171,15 @@ def _judge(tally: Tally, how: str, point: OperatingPoint, depth: Ints, signal: F
             f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth {given[0][row]}: "
             f"after layer {point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
         )
-    return np.array([(_depths(point, signal, threshold, *each) != given[0]).sum() for each in CARELESS.values()])
+    return np.array(
+        [
+            (_compared_depths(point, signal, threshold, *each) != given[0]).sum()
+            for each in CARELESS_COMPARISONS.values()
+        ]
+    )
 
 
-def _depths(
+def _compared_depths(
     point: OperatingPoint,
     signal: Floats,
     threshold: Floats,
@@ -178,4 +190,4 @@ def _depths(
     """[rows] by one way of comparing; what was not read does not fire."""
     sense = 1.0 if SIGNALS[point.signal].sense == "falls" else -1.0
     fired = compare(sense * of_signal(signal), sense * of_threshold(threshold))
-    return first_fires(fired, np.asarray(point.probes, dtype=np.int64), point.ceiling)
+    return first_firing_probe(fired, np.asarray(point.probes, dtype=np.int64), point.ceiling)

@@ -22,7 +22,7 @@ from types import TracebackType
 from emad_ref.errors import EmadError
 
 TIE_LIMIT = 0.01
-NEEDED = 5  # discriminating positions below which a check has no power (DESIGN, "Four black-box checks")
+MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no power (DESIGN, "Four black-box checks")
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Finding:
     def require(self) -> None:
         """Go on unless refuted. Raises Refuted."""
         if self.passed is False:
-            raise Refuted(self.detail, self)
+            raise AuditRefutedError(self.detail, self)
 
 
-def excused(tolerance: float, declared: float) -> tuple[float, float]:
+def tie_allowance(tolerance: float, declared: float) -> tuple[float, float]:
     """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
 
     Noise that is ``declared`` beyond ``tolerance`` takes its place, and every row may then part at a tie.
@@ -49,7 +49,7 @@ def excused(tolerance: float, declared: float) -> tuple[float, float]:
     return 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
 
 
-class Refuted(EmadError):
+class AuditRefutedError(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
     Who cannot go on without what a check promised raises it out of the finding (``Finding.require``), which it holds.
@@ -65,8 +65,8 @@ def prefix_complaints(prefix: str) -> Iterator[None]:
     """Put ``prefix`` before a complaint that is raised inside the block."""
     try:
         yield
-    except Refuted as complaint:
-        raise Refuted(f"{prefix}{complaint}") from complaint
+    except AuditRefutedError as complaint:
+        raise AuditRefutedError(f"{prefix}{complaint}") from complaint
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Tally:
     """Counts of one check in progress; as a context manager it ends the check at the first complaint."""
 
     check: str
-    needed: int = NEEDED
+    needed: int = MIN_DISCRIMINATING
     excuses_ties: bool = False  # every tie, where positions are too few to show a share
     n: int = 0
     ties: int = 0
@@ -98,7 +98,7 @@ class Tally:
     def require(self, holds: bool, complaint: str) -> None:
         """Go on if ``holds``, else end the check with ``complaint``."""
         if not holds:
-            raise Refuted(complaint)
+            raise AuditRefutedError(complaint)
 
     def __enter__(self) -> Tally:
         return self
@@ -106,7 +106,7 @@ class Tally:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, Refuted):
+        if isinstance(error, AuditRefutedError):
             self.complaint = str(error)
             return True
         return False  # a crash of the decoder, or of the lens, is not ours to interpret

@@ -1,14 +1,8 @@
-"""The oracle of every check: what the model itself says after each layer, and what a rule sees and emits there.
+"""The lens: reference logits after every layer from one plain pass, and the depths that a rule gives on them.
 
-A *lens* maps one sequence to its reference logits after every layer, from one plain pass over the whole sequence: no
-cache, no exits, no other rows. A decoder with a monotone schedule must agree with it at the depths it took, because
-every layer a token runs has run for all tokens before it (EMAD, "KV-consistent scheduling").
-
-A signal of one layer's readout is computed from these logits once more, in float64 (``signals.Signal.from_lens``).
-Whatever else a point may compare — several layers, a pruned vocabulary, an estimate — belongs to a rule that the lens
-itself has to lead up all its layers over the same pass (``Led``): only who holds the states can.
-
-This module knows arrays, not models: who builds the lens decides what "the model" is.
+A lens maps one sequence to its logits after each layer, without cache, exits or other rows. Signals of one layer's
+readout are recomputed from these logits in float64; other rules are read by the lens itself. The reading of a rule is
+independent of ``exit_rules.thresholds``, because it judges it.
 """
 
 from __future__ import annotations
@@ -21,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.bins import bin_index
+from emad_ref.exit_rules.rules import first_firing_probe
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
-from emad_ref.policy.bins import bin_index
 from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
@@ -30,7 +25,7 @@ FULL = READOUTS.index("full")
 
 
 @dataclass(frozen=True)
-class Readouts:
+class ProbeReadouts:
     """What the probes of a rule run, for ledgers.
 
     ``heads`` bool [kinds of ``READOUTS``, L]: by which kind a probe after each layer reads. ``shows`` bool [L]: whether
@@ -45,16 +40,16 @@ class Readouts:
     ahead: Ints | None = None
 
     @staticmethod
-    def whole(point: OperatingPoint, positions: int) -> Readouts:
+    def whole(point: OperatingPoint, positions: int) -> ProbeReadouts:
         """A full head at every probe, which doubles as the exit's."""
         at = np.asarray(point.probes, dtype=np.int64) - 1
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         heads[FULL, at] = shows[at] = True
-        return Readouts(heads, shows, np.zeros((positions, point.layers), dtype=np.int64))
+        return ProbeReadouts(heads, shows, np.zeros((positions, point.layers), dtype=np.int64))
 
 
 @dataclass(frozen=True)
-class Led:
+class RuleReadings:
     """A rule led up all its layers over n positions, no token stopping.
 
     ``signal`` float64 [n, probes], NaN where the rule is not defined; ``emitted`` float64 [n, L, V]: logits of a token
@@ -63,7 +58,7 @@ class Led:
 
     signal: Floats
     emitted: Floats
-    readouts: Readouts
+    readouts: ProbeReadouts
 
 
 class Lens(Protocol):
@@ -75,7 +70,7 @@ class Lens(Protocol):
         The pass is over all of ``tokens``: only what is read of it starts at ``first``.
         """
 
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         """The rule of ``point`` at positions ``first`` … n − 1.
 
         Raises:
@@ -92,7 +87,7 @@ class LogitLens:
     def __call__(self, tokens: Ints, first: int = 0) -> Floats:
         return self.logits(tokens)[first:]
 
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         asked = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
         asked += "/tuned lens" if point.lens is not None else ""
         expected = "a signal of one layer's full readout"
@@ -100,7 +95,7 @@ class LogitLens:
 
 
 @dataclass(frozen=True)
-class Reference:
+class LensReference:
     """What n positions of one sequence must agree with.
 
     ``logits`` float64 [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
@@ -111,11 +106,11 @@ class Reference:
     logits: Floats
     signal: Floats
     emitted: Floats
-    readouts: Readouts
+    readouts: ProbeReadouts
     rows: tuple[Ints, ...]
 
 
-def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> Reference:
+def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> LensReference:
     """The lens' answer for positions ``first`` … n − 1 of ``tokens`` [n]; ``tolerance`` in logits, for ``rows``.
 
     Raises:
@@ -131,21 +126,21 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
     if not np.isfinite(logits).all():
         raise BadArgument("lens", "NaN or infinite logits", "finite logits", "check the weights and the dtype")
     from_lens = SIGNALS[point.signal].from_lens
-    if from_lens is None or not read_from_logits(point):
+    if from_lens is None or not is_read_from_logits(point):
         led = lens.lead(tokens, first, point)
         if point.lens is not None:  # its heads are the lens', also where a depth was forced; the last layer has none
             logits = led.emitted
     else:
         probed = logits[:, np.asarray(point.probes, dtype=np.int64) - 1]
-        led = Led(from_lens(probed), logits, Readouts.whole(point, len(logits)))
+        led = RuleReadings(from_lens(probed), logits, ProbeReadouts.whole(point, len(logits)))
     position = first + np.arange(len(logits))
     rows: tuple[Ints, ...] = (np.zeros(len(logits), dtype=np.int64),)
     if point.probes and point.bins.features:
         rows = threshold_rows(point, position, logits[:, point.probes[0] - 1], tolerance)
-    return Reference(logits, led.signal, led.emitted, led.readouts, rows)
+    return LensReference(logits, led.signal, led.emitted, led.readouts, rows)
 
 
-def read_from_logits(point: OperatingPoint) -> bool:
+def is_read_from_logits(point: OperatingPoint) -> bool:
     """Whether full heads decide all that the point compares: its probes run nothing else."""
     plain = point.estimator == Estimator() and point.lens is None
     return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
@@ -157,19 +152,86 @@ def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolera
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
     confidence = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
     told = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
-    return candidate_rows(point.bins, position, confidence, told, tolerance)
+    return candidate_bins(point.bins, position, confidence, told, tolerance)
 
 
-def candidate_rows(
+def candidate_bins(
     spec: BinSpec, position: Ints, confidence: NDArray[np.floating], told: Sequence[Ints], tolerance: float
 ) -> tuple[Ints, ...]:
     """The bin of each position [n], and what it is where ``confidence`` [n] is off by ``tolerance`` or another is told.
 
     ``told``: int64 [n] likeliest tokens, and others that might be.
     """
-    return tuple(_binned(spec, position, confidence + by, top1) for top1 in told for by in (0.0, tolerance, -tolerance))
+    return tuple(
+        _bin_rows(spec, position, confidence + by, top1) for top1 in told for by in (0.0, tolerance, -tolerance)
+    )
 
 
-def _binned(spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Ints) -> Ints:
+def _bin_rows(spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Ints) -> Ints:
     index: Ints = bin_index(spec, position + 1, confidence.astype(np.float32), top1).astype(np.int64)
     return index
+
+
+def signal_noise(point: OperatingPoint) -> float:
+    """How far a signal may be off at a probe, in multiples of a logit's tolerance."""
+    slopes = [abs(slope) for slope, _ in point.estimator.correction]
+    return SIGNALS[point.signal].noise * max(1.0, *slopes) if slopes else SIGNALS[point.signal].noise
+
+
+def emission_noise(point: OperatingPoint) -> float:
+    """How far what a token emits may be off, in multiples of a logit's tolerance: a contrast adds up several."""
+    return 1.0 if SIGNALS[point.signal].alone else SIGNALS[point.signal].noise
+
+
+def tied_gap(point: OperatingPoint, tolerance: float) -> float:
+    """The gap between two logits of what is emitted below which either may lead: each may be off by the tolerance."""
+    return 2 * tolerance * emission_noise(point)
+
+
+def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:
+    """[m, probes] thresholds of decided tokens in order, a sequence's first of them first; ``rows`` [m] their bins."""
+    thresholds: Floats = np.array(point.thresholds, dtype=np.float64)[rows]
+    if point.decay is not None:
+        rate, longest = point.decay
+        thresholds = thresholds * (0.9 + 0.1 * np.exp(-rate * np.arange(len(rows)) / longest))[:, None]
+    return thresholds
+
+
+def headroom(point: OperatingPoint, signal: Floats, rows: Ints) -> tuple[Floats, Floats]:
+    """(headroom [m, L], −inf where nothing is decided; noise [L]) of ``signal`` [m, probes] in bins ``rows`` [m]."""
+    sense = -1.0 if SIGNALS[point.signal].sense == "falls" else 1.0
+    room, noise = np.full((len(signal), point.layers), -np.inf), np.full(point.layers, signal_noise(point))
+    thresholds = token_thresholds(point, rows)
+    with np.errstate(invalid="ignore"):  # inf − inf: a threshold that nothing reaches decides nothing
+        for number, probe in enumerate(point.probes):
+            room[:, probe - 1] = sense * (signal[:, number] - thresholds[:, number])
+        for number in range(1, len(point.probes) - 1) if point.interpolate else ():
+            left, at, right = point.probes[number - 1 : number + 2]
+            before, here, near, far = (*signal.T[number - 1 : number + 1], *thresholds.T[number : number + 2])
+            for layer in range(at + 1, right):
+                run, share = (layer - at) / (at - left), (layer - at) / (right - at)
+                room[:, layer - 1] = sense * (here + (here - before) * run - (near + (far - near) * share))
+                noise[layer - 1] *= 1 + 2 * run
+    return np.where(np.isnan(room), -np.inf, room), noise
+
+
+def rule_depths(point: OperatingPoint, room: Floats, cap: Ints) -> Ints:
+    """[m] the first layer with ``room`` [m, L] ≥ 0, at most ``cap`` [m]."""
+    layers = np.arange(1, point.ceiling)
+    return np.minimum(cap, first_firing_probe(room[:, : point.ceiling - 1] >= 0, layers, point.ceiling))
+
+
+def may_fire(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...]) -> Bools:
+    """[m, probes] whether any value could fire there, under every one of ``rows``; not where no signal is defined."""
+    never = SIGNALS[point.signal].never
+    may: Bools = np.logical_and.reduce([token_thresholds(point, one) != never for one in rows]) & ~np.isnan(signal)
+    return may
+
+
+def is_tied(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...], tolerance: float) -> Bools:
+    """[m] whether some comparison, or the choice of the bin, lies within ``tolerance`` (of a logit)."""
+    near: Bools = np.zeros(len(signal), dtype=bool)
+    for one in rows:
+        room, noise = headroom(point, signal, one)
+        near |= (np.abs(room) <= tolerance * noise).any(axis=1) | (one != rows[0])
+    return near

@@ -22,7 +22,7 @@ import numpy as np
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.protocol import Decoder, Prompt
 
-CHECK = "memory"
+MEMORY_CHECK = "memory"
 WARM_UP = 2  # sessions before memory is first read: buffers that belong to the decoder are made by then
 OPENING, WIDEST = 8, 32  # tokens of the long session's prompts, and of one of its feeds
 OF_A_LAYER = 8  # a part of one layer's K/V by which tensors may grow: they are read to the byte
@@ -30,14 +30,14 @@ MB = 2**20
 
 
 @dataclass(frozen=True)
-class Reading:
+class MemoryReading:
     """Bytes ``in_use`` in all, and in ``tensors`` that Python reaches."""
 
     in_use: int
     tensors: int
 
-    def __sub__(self, other: Reading) -> Reading:
-        return Reading(self.in_use - other.in_use, self.tensors - other.tensors)
+    def __sub__(self, other: MemoryReading) -> MemoryReading:
+        return MemoryReading(self.in_use - other.in_use, self.tensors - other.tensors)
 
 
 def memory(
@@ -47,7 +47,7 @@ def memory(
     fed: int,
     token_bytes: int,
     layers: int,
-    read: Callable[[], Reading],
+    read: Callable[[], MemoryReading],
 ) -> Finding:
     """Open and close ``rounds`` sessions over ``prompts``, generate as often; feed one session ``fed`` tokens a row.
 
@@ -56,24 +56,24 @@ def memory(
         token_bytes: what K and V of a token take at two bytes a number, in all of ``layers``.
         read: reads the memory.
     """
-    tally, held = Tally(CHECK, needed=0), sum(len(prompt.tokens) for prompt in prompts)
+    tally, held = Tally(MEMORY_CHECK, needed=0), sum(len(prompt.tokens) for prompt in prompts)
     with tally:
         for number in range(WARM_UP + rounds):
             if number == WARM_UP:
                 before = read()
-            _lead_a_life(decoder, prompts, drops=number % 2 == 0)
+            _exercise_session(decoder, prompts, drops=number % 2 == 0)
             decoder.generate(prompts, 2, frozenset())
         grown, kept = read() - before, 2 * rounds * held * token_bytes
         _require_bounded(tally, grown, kept, layers, f"over {2 * rounds} sessions that were closed or ended")
         tally.n = 2 * rounds * held
-        grown, kept = _grown_in_one_session(decoder, prompts, fed, read), fed * len(prompts) * token_bytes
+        grown, kept = _growth_in_one_session(decoder, prompts, fed, read), fed * len(prompts) * token_bytes
         when = f"in one session, while {fed} tokens a row were fed and rolled back"
         _require_bounded(tally, grown, kept, layers, when)
         tally.n += fed * len(prompts)
     return tally.finding()
 
 
-def _lead_a_life(decoder: Decoder, prompts: Sequence[Prompt], *, drops: bool) -> None:
+def _exercise_session(decoder: Decoder, prompts: Sequence[Prompt], *, drops: bool) -> None:
     """A session that is asked for all that a session can do; one that ``drops`` closes over its first row alone."""
     session, _ = decoder.start(prompts)
     held = session.length.copy()
@@ -86,9 +86,9 @@ def _lead_a_life(decoder: Decoder, prompts: Sequence[Prompt], *, drops: bool) ->
     session.close()
 
 
-def _grown_in_one_session(
-    decoder: Decoder, prompts: Sequence[Prompt], fed: int, read: Callable[[], Reading]
-) -> Reading:
+def _growth_in_one_session(
+    decoder: Decoder, prompts: Sequence[Prompt], fed: int, read: Callable[[], MemoryReading]
+) -> MemoryReading:
     session, _ = decoder.start([Prompt(prompt.tokens[:OPENING], prompt.source) for prompt in prompts])
     held, widest = session.length.copy(), min(decoder.capabilities.max_feed, WIDEST)
     piece = np.stack([np.resize(prompt.tokens, widest) for prompt in prompts])
@@ -102,7 +102,7 @@ def _grown_in_one_session(
     return grown
 
 
-def _require_bounded(tally: Tally, grown: Reading, kept: int, layers: int, when: str) -> None:
+def _require_bounded(tally: Tally, grown: MemoryReading, kept: int, layers: int, when: str) -> None:
     tally.notes.append(f"grown by {grown.in_use / MB:.1f} MB, tensors by {grown.tensors / MB:.1f} MB {when}")
     said = f"memory grew by {grown.in_use // MB} MB {when}; their K/V take {kept // MB} MB at two bytes a number"
     tally.require(grown.in_use <= kept / 2, said)

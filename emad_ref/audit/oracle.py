@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from emad_ref.audit.bridge import Replayed
-from emad_ref.audit.lens import Led, Readouts, candidate_rows
+from emad_ref.audit.decoding_checks import ReplayedDocument
+from emad_ref.audit.lens import ProbeReadouts, RuleReadings, candidate_bins
 from emad_ref.calibration.trace import TokenSequence, lens_logits, lens_states, take_trace
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.readout.signals import on_host
-from emad_ref.readout.watch import watch_of
+from emad_ref.probes.probe import make_probe
+from emad_ref.probes.signal_values import to_host
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
 
@@ -40,13 +40,13 @@ class ModelLens:
         return lens_logits(self.stepper, tokens, first, self.source)
 
     @torch.inference_mode()
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         """As of ``audit.lens.Lens``: every rule whose parameters fit this model.
 
         Raises:
             BadArgument: an estimator or a pruning of other sizes than this model's.
         """
-        watch, n = watch_of(self.stepper, point), len(tokens) - first
+        watch, n = make_probe(self.stepper, point), len(tokens) - first
         signal, emitted = np.full((n, len(point.probes)), np.nan), []
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
@@ -59,16 +59,18 @@ class ModelLens:
             if layer in point.probes:
                 probe, work = point.probes.index(layer), Work.none(point.layers)
                 seen = watch.see(states, probe, work)
-                signal[:, probe] = on_host(seen.signal)
+                signal[:, probe] = to_host(seen.signal)
                 heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
                 macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if seen.macs is None else seen.macs
                 if seen.logits is not None:
                     shows[layer - 1], logits = True, seen.logits
-            emitted.append(on_host(logits))
-        return Led(signal, np.stack(emitted, axis=1), Readouts(heads, shows, macs, ahead))
+            emitted.append(to_host(logits))
+        return RuleReadings(signal, np.stack(emitted, axis=1), ProbeReadouts(heads, shows, macs, ahead))
 
 
-def replayed_by(stepper: Stepper, sequence: TokenSequence, point: OperatingPoint, tolerance: float) -> Replayed:
+def replay_document(
+    stepper: Stepper, sequence: TokenSequence, point: OperatingPoint, tolerance: float
+) -> ReplayedDocument:
     """Replay's say on ``sequence`` under ``point``, for ``bridge``; ``tolerance`` of a decoder, for bins near an edge.
 
     Raises:
@@ -82,6 +84,6 @@ def replayed_by(stepper: Stepper, sequence: TokenSequence, point: OperatingPoint
     if point.probes and point.bins.features:
         first = columns[0]
         told = [trace.top1[:, first].astype(np.int64)]
-        rows = candidate_rows(point.bins, trace.position, trace.top1_probability[:, first], told, tolerance)
+        rows = candidate_bins(point.bins, trace.position, trace.top1_probability[:, first], told, tolerance)
     signal = trace.signal(point)[:, columns].astype(np.float64)
-    return Replayed(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows)
+    return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows)

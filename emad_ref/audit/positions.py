@@ -1,13 +1,5 @@
-"""Every position of the window is written and read as it should be: by single steps, by feeds of any width, in prompts.
-
-K/V live in blocks, pages and buffers of some size, and go wrong where one ends. Which size that is, an audit cannot
-know, so it leaves no position out. All at full depth, over one text a row, which the model's own forward has read once:
-
-steps    each row begins somewhere else and is fed token by token up to where the next one began: every position of the
-         window is one step's in some row, and is read by the steps after it
-widths   the same in feeds of drawn widths, up to the most that the decoder takes
-prompts  prompts that end at, and one position beyond, the first and a drawn multiple of every usual size, fed two
-         tokens more
+"""Check that every position of the window is written and read correctly, and draw prompt lengths that reach all
+of it.
 """
 
 from __future__ import annotations
@@ -17,11 +9,56 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
+from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints
 
-CHECK = "positions"
-SIZES = (
+MAX_SHORT_LENGTH = 40  # tokens that an audit of many rows reads at most before it feeds: cheap, whatever the model
+EDGE_MARGIN = 4  # positions at most before a buffer of 2ⁿ ends
+WINDOW_END = 8  # positions from the end of the window that still count as its end
+
+
+def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_LENGTH) -> list[int]:
+    """``rows`` lengths from 1 to ``longest``, evenly on a logarithmic scale; one of several rows has a single token."""
+    drawn = np.exp(rng.uniform(0, np.log(longest + 1), rows)).astype(int).tolist()
+    if rows > 1:
+        drawn[int(rng.integers(rows))] = 1
+    return [min(max(1, int(n)), longest) for n in drawn]
+
+
+def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
+    """Three lengths in drawn order: up to a quarter, up to three quarters, and the last ``EDGE`` of ``room`` positions.
+
+    ``room``: positions left for prompts. Under a window of 512 that is below 128, beyond it, and near the end.
+
+    Raises:
+        BadArgument: a room too small to tell near from far.
+    """
+    _require_near_and_far(room)
+    quarter = room // 4
+    lengths = [rng.integers(quarter // 2, quarter) + 1, rng.integers(quarter, 3 * quarter) + 1]
+    lengths.append(rng.integers(max(3 * quarter, room - WINDOW_END), room) + 1)
+    return [int(n) for n in rng.permutation(lengths)]
+
+
+def buffer_edge_lengths(rng: np.random.Generator, room: int) -> list[int]:
+    """Lengths one to ``BEFORE`` positions below 64, 128 and 256, as far as ``room`` goes: buffers grow there.
+
+    Raises:
+        BadArgument: as ``far``.
+    """
+    _require_near_and_far(room)
+    ends = [size for size in (64, 128, 256) if size <= room] or [room]
+    return [max(1, int(size - rng.integers(1, EDGE_MARGIN + 1))) for size in ends]
+
+
+def _require_near_and_far(room: int) -> None:
+    if room < 4:
+        raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
+
+
+POSITIONS_CHECK = "positions"
+BLOCK_SIZES = (
     16,
     32,
     48,
@@ -38,13 +75,13 @@ SIZES = (
 )  # of blocks, pages and buffers as engines have them
 OVERLAP = 4  # steps that read what the last of a row's own wrote
 AFTER = 2  # tokens fed after a prompt that ends at an edge
-WIDEST = 64  # tokens of a feed at most
+WIDEST_FEED = 64  # tokens of a feed at most
 
 # what of a text to ask: row, first position said, logits [n, V]
-Said = tuple[int, int, Floats]
+PositionLogits = tuple[int, int, Floats]
 
 
-def everywhere(
+def positions(
     decoder: Decoder,
     own: Callable[[Ints], Floats],
     texts: Ints,
@@ -57,34 +94,36 @@ def everywhere(
     ``own``: the model's own logits [window, V] after each token of a text. ``tolerance`` in logits, raised to the
     decoder's declared noise.
     """
-    tally, rows = Tally(CHECK, needed=1), len(texts)
+    tally, rows = Tally(POSITIONS_CHECK, needed=1), len(texts)
     tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     with tally:
-        said = [*_stepped(decoder, texts, rng, 1)]
+        said = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
-            said += _stepped(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST))
-        for lengths in _in_batches(ends(texts.shape[1] - AFTER, rng), rows):
-            said += _read(decoder, texts, lengths)
+            said += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
+        for lengths in _in_batches(block_end_lengths(texts.shape[1] - AFTER, rng), rows):
+            said += _read_prompts(decoder, texts, lengths)
         for row, text in enumerate(texts):
             right = own(text)
             for _, first, logits in (each for each in said if each[0] == row):
-                _judge(tally, row, first, logits, right, depth, tolerance)
+                _compare_logits(tally, row, first, logits, right, depth, tolerance)
     return tally.finding()
 
 
-def ends(room: int, rng: np.random.Generator) -> list[int]:
+def block_end_lengths(room: int, rng: np.random.Generator) -> list[int]:
     """Lengths of prompts up to ``room``: at, and one beyond, the first and a drawn multiple of every size."""
-    edges = {size * int(times) for size in SIZES if size <= room for times in (1, rng.integers(1, room // size + 1))}
+    edges = {
+        size * int(times) for size in BLOCK_SIZES if size <= room for times in (1, rng.integers(1, room // size + 1))
+    }
     return sorted({n for edge in edges for n in (edge, edge + 1) if n <= room}) or [room]
 
 
-def _stepped(decoder: Decoder, texts: Ints, rng: np.random.Generator, widest: int) -> Iterator[Said]:
+def _step_through(decoder: Decoder, texts: Ints, rng: np.random.Generator, widest: int) -> Iterator[PositionLogits]:
     """Rows that begin evenly spread over the window, in drawn order, fed to beyond where the next one began."""
     rows, window = texts.shape
     stride = -(-(window - 1) // rows)
     starts = rng.permutation([min(1 + stride * row, window - 1) for row in range(rows)])
     session, step = decoder.start([Prompt(text[:start]) for text, start in zip(texts, starts, strict=True)])
-    yield from _of(step, range(rows), starts - 1)
+    yield from _rows_of_step(step, range(rows), starts - 1)
     alive, held, left = list(range(rows)), starts.copy(), min(stride + OVERLAP, window - 1)
     while left and alive:
         ended = [index for index, row in enumerate(alive) if held[row] >= window]
@@ -96,18 +135,20 @@ def _stepped(decoder: Decoder, texts: Ints, rng: np.random.Generator, widest: in
         room = min(left, window - int(held[alive].max()))
         n = int(min(room, np.exp(rng.uniform(0, np.log(widest + 1))) if widest > 1 else 1))
         step = session.feed(np.stack([texts[row, held[row] : held[row] + n] for row in alive]))
-        yield from _of(step, alive, held[alive])
+        yield from _rows_of_step(step, alive, held[alive])
         held[alive] += n
         left -= n
     session.close()
 
 
-def _read(decoder: Decoder, texts: Ints, lengths: Sequence[int]) -> Iterator[Said]:
+def _read_prompts(decoder: Decoder, texts: Ints, lengths: Sequence[int]) -> Iterator[PositionLogits]:
     session, step = decoder.start([Prompt(text[:n]) for text, n in zip(texts, lengths, strict=False)])
     held = np.array(lengths)
-    yield from _of(step, range(len(lengths)), held - 1)
+    yield from _rows_of_step(step, range(len(lengths)), held - 1)
     for _ in range(AFTER):
-        yield from _of(session.feed(np.stack([[texts[row, n]] for row, n in enumerate(held)])), range(len(held)), held)
+        yield from _rows_of_step(
+            session.feed(np.stack([[texts[row, n]] for row, n in enumerate(held)])), range(len(held)), held
+        )
         held += 1
     session.close()
 
@@ -117,12 +158,14 @@ def _in_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
     return (lengths[first : first + rows] for first in range(0, len(lengths), rows))
 
 
-def _of(step: Step, rows: Sequence[int], first: Ints) -> Iterator[Said]:
+def _rows_of_step(step: Step, rows: Sequence[int], first: Ints) -> Iterator[PositionLogits]:
     for index, row in enumerate(rows):
         yield int(row), int(first[index]), np.array(step.logits[index], dtype=np.float32)
 
 
-def _judge(tally: Tally, row: int, first: int, logits: Floats, right: Floats, depth: int, tolerance: float) -> None:
+def _compare_logits(
+    tally: Tally, row: int, first: int, logits: Floats, right: Floats, depth: int, tolerance: float
+) -> None:
     wanted = right[first : first + len(logits)]
     tally.require(
         logits.shape == wanted.shape,

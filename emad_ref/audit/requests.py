@@ -19,20 +19,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from emad_ref.audit.answers import Answer
-from emad_ref.audit.finding import NEEDED, Finding, Tally
-from emad_ref.audit.generation import judge_work, read_record
-from emad_ref.audit.lens import Led, Lens, Readouts
-from emad_ref.audit.trajectory import Trajectory, emitted_at, hold_against, judge_tokens
-from emad_ref.audit.transcript import Transcript
+from emad_ref.audit.answers import AnsweredRequest
+from emad_ref.audit.decoding_checks import judge_work, read_record
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.audit.lens import Lens, ProbeReadouts, RuleReadings
+from emad_ref.audit.trajectory import Trajectory, Transcript, emitted_logits, judge_tokens, judge_trajectory
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Floats, Ints, Record
 
-STOPS = 12  # ids of the largest stop set: more than a buffer of one, two, four or eight holds
-FED = 3  # tokens that a session is fed after a prompt, beside the requests of ``generate``
-SHORTEST = 8  # tokens of a prompt that the others vary
+MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than a buffer of one, two, four or eight holds
+FED_TOKENS = 3  # tokens that a session is fed after a prompt, beside the requests of ``generate``
+MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 9  # of it, itself included
 
 
@@ -50,19 +49,21 @@ class PrefixLens:
             self._tokens, self._first = np.array(tokens), first
         return self._logits[first - self._first : len(tokens) - self._first]
 
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         return self._lens.lead(tokens, first, point)
 
 
-def ask(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Iterable[int] = ()) -> Answer:
+def generate_answer(
+    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Iterable[int] = ()
+) -> AnsweredRequest:
     """``generate``, and what was asked beside what came of it."""
     stops = frozenset(int(token) for token in stop)
-    return Answer(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
+    return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
 
 def judge_answers(
     tally: Tally,
-    answers: Sequence[Answer],
+    answers: Sequence[AnsweredRequest],
     spoken: Sequence[Trajectory],
     point: OperatingPoint,
     lens: Lens,
@@ -81,14 +82,14 @@ def judge_answers(
         trajectories = read_record(tally, answer.record, answer.prompts, answer.max_new, answer.stop, point)
         read.append(trajectories)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
-    readouts: list[dict[str, Readouts]] = [{} for _ in answers]
+    readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in spoken]
     shared, remembering = None, PrefixLens(lens)
     for trajectory, emitted, index in sorted(rows, key=_longest_of_each_prompt):
         prompt = trajectory.tokens[: trajectory.first + 1].tobytes()
         if prompt != shared:
             shared, remembering = prompt, PrefixLens(lens)
-        reference = hold_against(tally, trajectory, remembering, point, tolerance)
+        reference = judge_trajectory(tally, trajectory, remembering, point, tolerance)
         if emitted is not None:
             judge_tokens(tally, trajectory, emitted, reference, point, tolerance)
             readouts[index][trajectory.name] = reference.readouts
@@ -115,7 +116,7 @@ def batches(
     max_new: int,
     tolerance: float,
     *,
-    needed: int = NEEDED,
+    needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
 
@@ -128,15 +129,17 @@ def batches(
     """
     if not counts or not 1 <= min(counts) <= max(counts) <= len(prompts):
         raise BadArgument("counts", list(counts), f"numbers of rows from 1 to {len(prompts)}")
-    tally, tolerance = _tally("batches", decoder, needed, tolerance)
+    tally, tolerance = _start_tally("batches", decoder, needed, tolerance)
     with tally:
         for count in counts:
-            answer = ask(decoder, prompts[:count], max_new)
-            record, fed = answer.record, min(FED, max_new - 1)
+            answer = generate_answer(decoder, prompts[:count], max_new)
+            record, fed = answer.record, min(FED_TOKENS, max_new - 1)
             read_record(tally, record, answer.prompts, max_new, answer.stop, point)
             spoken: list[Trajectory] = []
             if fed:
-                with Transcript(tally, decoder, answer.prompts, point, _named(answer.prompts, "in a session")) as talk:
+                with Transcript(
+                    tally, decoder, answer.prompts, point, _row_names(answer.prompts, "in a session")
+                ) as talk:
                     for column in range(fed):
                         talk.feed(np.array([[emitted[column]] for emitted in record.emitted]))
                     spoken = talk.trajectories()
@@ -175,21 +178,21 @@ def endings(
     """
     if max_new < 3:
         raise BadArgument("max_new", max_new, "at least 3 new tokens")
-    tally, tolerance = _tally("endings", decoder, needed, tolerance)
+    tally, tolerance = _start_tally("endings", decoder, needed, tolerance)
     with tally:
-        plain = ask(decoder, prompts, max_new)
+        plain = generate_answer(decoder, prompts, max_new)
         read_record(tally, plain.record, prompts, max_new, frozenset(), point)
         emitted = plain.record.emitted
-        several = drawn_stops(emitted, prompts, rng)
+        several = draw_stop_tokens(emitted, prompts, rng)
         first = {int(tokens[0]) for tokens in emitted}
         answers = [
             plain,
-            ask(decoder, prompts, max_new, several),
-            ask(decoder, prompts, max_new, [emitted[int(rng.integers(len(emitted)))][0]]),
-            ask(decoder, prompts, max_new, first),  # all rows at once
-            ask(decoder, prompts, 1),
-            ask(decoder, prompts, 1, several),
-            ask(decoder, prompts[:2], max_new),
+            generate_answer(decoder, prompts, max_new, several),
+            generate_answer(decoder, prompts, max_new, [emitted[int(rng.integers(len(emitted)))][0]]),
+            generate_answer(decoder, prompts, max_new, first),  # all rows at once
+            generate_answer(decoder, prompts, 1),
+            generate_answer(decoder, prompts, 1, several),
+            generate_answer(decoder, prompts[:2], max_new),
         ]
         counted = decoder.capabilities.counted
         judge_answers(tally, answers, [], point, lens, tolerance, counted=counted)
@@ -198,14 +201,14 @@ def endings(
     return tally.finding()
 
 
-def drawn_stops(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
+def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
     """At most ``STOPS`` ids that end rows of ``emitted`` at drawn places, the first token among them, and two that
     stand at the end of a prompt and are not emitted."""
     stops: set[int] = set()
     for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
         tokens = emitted[row].tolist()
         place = 0 if at == 0 else int(rng.integers(1, len(tokens)))
-        if len(stops) < STOPS - 2 and not stops & set(tokens[:place]):
+        if len(stops) < MAX_STOP_TOKENS - 2 and not stops & set(tokens[:place]):
             stops.add(tokens[place])
     everything = set(np.concatenate(list(emitted)).tolist())
     idle = {int(prompt.tokens[-1]) for prompt in prompts} - everything
@@ -225,7 +228,7 @@ def prefixes(
     rng: np.random.Generator,
     tolerance: float,
     *,
-    needed: int = NEEDED,
+    needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``variations``.
 
@@ -237,26 +240,26 @@ def prefixes(
     Raises:
         BadArgument: too few tokens to vary.
     """
-    if min(len(text), len(others)) < SHORTEST:
-        raise BadArgument("text", (len(text), len(others)), f"at least {SHORTEST} tokens of each")
-    tally, tolerance = _tally("prefixes", decoder, needed, tolerance)
-    varied = variations(text, others)
+    if min(len(text), len(others)) < MIN_PROMPT:
+        raise BadArgument("text", (len(text), len(others)), f"at least {MIN_PROMPT} tokens of each")
+    tally, tolerance = _start_tally("prefixes", decoder, needed, tolerance)
+    varied = prompt_variations(text, others)
     with tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
         for index in [0, *rng.permutation(len(varied)).tolist()]:
             tokens = varied[index]
             buffers[len(tokens)][:] = tokens
-            answer = ask(decoder, [Prompt(buffers[len(tokens)])], max_new)
+            answer = generate_answer(decoder, [Prompt(buffers[len(tokens)])], max_new)
             answers.append(replace(answer, prompts=[Prompt(tokens)]))
         prompts = [Prompt(tokens) for tokens in varied]
-        answers.append(ask(decoder, prompts, max_new))
+        answers.append(generate_answer(decoder, prompts, max_new))
         spoken = _in_open_sessions(tally, decoder, prompts, answers[-1].record.emitted, point)
         judge_answers(tally, answers, spoken, point, lens, tolerance, counted=decoder.capabilities.counted)
-        tally.discriminating += _told_apart(answers[-1].record, tolerance)
+        tally.discriminating += _count_distinct_rows(answers[-1].record, tolerance)
     return tally.finding()
 
 
-def variations(text: Ints, others: Ints) -> list[Ints]:
+def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """``text`` itself and again, ``others``, and ``text`` with its last, a middle and its first token replaced, with
     two tokens exchanged, shortened, and continued."""
     n, middle = len(text), len(text) // 2
@@ -279,7 +282,7 @@ def _in_open_sessions(
     talks = [Transcript(tally, decoder, [prompt], point, name) for prompt, name in zip(prompts, names, strict=True)]
     try:
         for talk, tokens in zip(talks, emitted, strict=True):
-            for token in tokens[: min(FED, len(tokens) - 1)]:
+            for token in tokens[: min(FED_TOKENS, len(tokens) - 1)]:
                 talk.feed(np.array([[token]]))
         return [trajectory for talk in talks for trajectory in talk.trajectories()]
     finally:
@@ -287,7 +290,7 @@ def _in_open_sessions(
             talk.session.close()
 
 
-def _told_apart(record: Record, tolerance: float) -> int:
+def _count_distinct_rows(record: Record, tolerance: float) -> int:
     """Rows after the first whose signals, depths or tokens differ from those of the first, all rows of one length."""
     decided = np.stack([record.tokens.kept_of(row)[-len(tokens) :] for row, tokens in enumerate(record.emitted)])
     signal, depth, tokens = record.signal[decided], record.tokens.depth[decided], np.stack(record.emitted)
@@ -298,11 +301,11 @@ def _told_apart(record: Record, tolerance: float) -> int:
 # ---------------------------------------------------------------- sessions and decoders side by side
 
 
-class Aborted(Exception):
+class AbortedRequestError(Exception):
     """A caller's own exception, out of the stop set that it passed to ``generate``."""
 
 
-class Aborting(frozenset[int]):
+class AbortingStopTokens(frozenset[int]):
     """A stop set that raises ``Aborted`` when it is asked about a token for more than ``most`` times.
 
     A decoder that copies the set never notices, and answers.
@@ -313,19 +316,19 @@ class Aborting(frozenset[int]):
     def __contains__(self, token: object) -> bool:
         self.most -= 1
         if self.most < 0:
-            raise Aborted
+            raise AbortedRequestError
         return super().__contains__(token)
 
 
-def abort(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
+def abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
     """Whether ``generate`` was left by an exception of its caller's, or by one that it caused, after the first step."""
-    stop = Aborting(prompt.tokens[0] for prompt in prompts)
+    stop = AbortingStopTokens(prompt.tokens[0] for prompt in prompts)
     stop.most = len(prompts)
     try:
         decoder.generate(prompts, max_new, stop)
     except Exception as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, Aborted):
+        while cause is not None and not isinstance(cause, AbortedRequestError):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             raise
@@ -341,7 +344,7 @@ def interleaved(
     max_new: int,
     tolerance: float,
     *,
-    needed: int = NEEDED,
+    needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
 
@@ -361,7 +364,7 @@ def interleaved(
     half = len(prompts) // 2
     groups = (slice(0, half), slice(half, None))
     spoken: list[list[Trajectory]] = [[] for _ in decoders]
-    answers: list[list[Answer]] = [[] for _ in decoders]
+    answers: list[list[AnsweredRequest]] = [[] for _ in decoders]
 
     def opened(rows: slice, name: str) -> list[Transcript]:
         """A session of every decoder on ``rows`` of ``prompts``."""
@@ -374,7 +377,7 @@ def interleaved(
 
     def requests(rows: slice) -> None:
         for index, (decoder, _) in enumerate(decoders):
-            answers[index].append(ask(decoder, prompts[rows], max_new))
+            answers[index].append(generate_answer(decoder, prompts[rows], max_new))
 
     def close(talks: Sequence[Transcript]) -> None:
         for index, talk in enumerate(talks):
@@ -394,7 +397,7 @@ def interleaved(
         second = opened(groups[1], "second")
         step(first, groups[0], 2)
         step(second, groups[1], 0)
-        given_up = sum(abort(decoder, prompts[groups[1]], max_new) for decoder, _ in decoders)
+        given_up = sum(abort_request(decoder, prompts[groups[1]], max_new) for decoder, _ in decoders)
         stage([*first, *second], "after a request that was aborted")
         step(first, groups[0], 3)
         step(second, groups[1], 1)
@@ -413,8 +416,8 @@ def interleaved(
             counted = decoder.capabilities.counted
             judge_answers(tally, answers[index], [], point, lens, noise[index], counted=counted)
             for trajectory in spoken[index]:
-                reference = hold_against(tally, trajectory, lens, point, noise[index])
-                shown = emitted_at(reference, trajectory)[-1]
+                reference = judge_trajectory(tally, trajectory, lens, point, noise[index])
+                shown = emitted_logits(reference, trajectory)[-1]
                 forgetful = lens(trajectory.tokens[-1:])[0, trajectory.depth[-1] - 1]
                 tally.discriminating += int(np.abs(shown - forgetful).max() > noise[index])
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
@@ -424,12 +427,12 @@ def interleaved(
 # ---------------------------------------------------------------- shared
 
 
-def _tally(check: str, decoder: Decoder, needed: int, tolerance: float) -> tuple[Tally, float]:
+def _start_tally(check: str, decoder: Decoder, needed: int, tolerance: float) -> tuple[Tally, float]:
     tally = Tally(check, needed)
     if not decoder.capabilities.counted:
         tally.notes.append("ledger not checked: the decoder does not count its work")
     return tally, tally.allow(tolerance, decoder.capabilities.logit_noise)
 
 
-def _named(prompts: Sequence[Prompt], where: str) -> list[str]:
+def _row_names(prompts: Sequence[Prompt], where: str) -> list[str]:
     return [f"row {row} {where}" for row in range(len(prompts))]

@@ -33,16 +33,15 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
-from emad_ref.audit.finding import NEEDED, Finding, Tally
-from emad_ref.audit.generation import read_record
-from emad_ref.audit.lens import Lens
-from emad_ref.audit.rule import emission_noise
-from emad_ref.audit.trajectory import emitted_at, hold_against
+from emad_ref.audit.decoding_checks import read_record
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.audit.lens import Lens, emission_noise
+from emad_ref.audit.trajectory import emitted_logits, judge_trajectory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Floats, Ints, Record
 
-CHECK = "sampling"
+SAMPLING_CHECK = "sampling"
 BINS = 10
 CHANCE = 1e-6  # probability below which a coincidence is none
 LEVEL = 1e-4  # at which each of three tests refutes: an honest decoder fails one in ten thousand, and always the same
@@ -57,7 +56,7 @@ TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # among which the one that fits best 
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledRecord:
     """What one ``generate`` under ``seed`` recorded; decoders of the same seed are expected to repeat it."""
 
     seed: int
@@ -65,7 +64,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _SampledRow:
     """One row of one record: its tokens [m] and the logits [m, V] they were drawn from."""
 
     seed: int
@@ -86,7 +85,7 @@ class _Row:
 
 
 def sampling(
-    drawn: Sequence[Drawn],
+    drawn: Sequence[SampledRecord],
     lens: Lens,
     point: OperatingPoint,
     prompts: Sequence[Prompt],
@@ -96,9 +95,9 @@ def sampling(
     rng: np.random.Generator,
     tolerance: float,
     *,
-    ended: Drawn | None = None,
+    ended: SampledRecord | None = None,
     stop: frozenset[int] = frozenset(),
-    needed: int = 20 * NEEDED,
+    needed: int = 20 * MIN_DISCRIMINATING,
 ) -> Finding:
     """Check records that decoders at ``temperature`` > 0 made of ``prompts``, no stop token; ``rng`` draws v.
 
@@ -107,7 +106,7 @@ def sampling(
     whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in logits, raised to the noise in
     ``capabilities``.
     """
-    tally = Tally(CHECK, needed)
+    tally = Tally(SAMPLING_CHECK, needed)
     tolerance = tally.allow(tolerance, capabilities.logit_noise)
     with tally:
         rows = [row for one in drawn for row in _rows(tally, one, lens, point, prompts, max_new, tolerance)]
@@ -125,24 +124,24 @@ def sampling(
 
 def _rows(
     tally: Tally,
-    drawn: Drawn,
+    drawn: SampledRecord,
     lens: Lens,
     point: OperatingPoint,
     prompts: Sequence[Prompt],
     max_new: int,
     tolerance: float,
     stop: frozenset[int] = frozenset(),
-) -> list[_Row]:
+) -> list[_SampledRow]:
     """The rows of one record, their depths held against the rule."""
     trajectories = read_record(tally, drawn.record, prompts, max_new, stop, point)
     found = []
     for row, (trajectory, emitted) in enumerate(zip(trajectories, drawn.record.emitted, strict=True)):
-        reference = hold_against(tally, trajectory, lens, point, tolerance)
-        found.append(_Row(drawn.seed, row, emitted, emitted_at(reference, trajectory)))
+        reference = judge_trajectory(tally, trajectory, lens, point, tolerance)
+        found.append(_SampledRow(drawn.seed, row, emitted, emitted_logits(reference, trajectory)))
     return found
 
 
-def _require_drawn(tally: Tally, rows: Sequence[_Row], temperature: float) -> None:
+def _require_drawn(tally: Tally, rows: Sequence[_SampledRow], temperature: float) -> None:
     """Not every token is the likeliest one, where that is no chance."""
     likeliest = sum(float(row.log_p(temperature).max(axis=-1).sum()) for row in rows)
     greedy = all(np.array_equal(row.logits.argmax(axis=-1), row.emitted) for row in rows)
@@ -153,14 +152,14 @@ def _require_drawn(tally: Tally, rows: Sequence[_Row], temperature: float) -> No
     )
 
 
-def _require_seeded(tally: Tally, rows: Sequence[_Row], prompts: Sequence[Prompt], temperature: float) -> None:
+def _require_seeded(tally: Tally, rows: Sequence[_SampledRow], prompts: Sequence[Prompt], temperature: float) -> None:
     """Equal seeds repeat a row, different seeds and rows of equal prompts do not."""
-    first: dict[tuple[int, int], _Row] = {}
+    first: dict[tuple[int, int], _SampledRow] = {}
     for row in rows:
         before = first.setdefault((row.seed, row.row), row)
         tally.require(
             np.array_equal(before.emitted, row.emitted),
-            f"row {row.row}: seed {row.seed} drew other tokens the second time: {_parting(before, row)}",
+            f"row {row.row}: seed {row.seed} drew other tokens the second time: {_first_difference(before, row)}",
         )
     for one, other in combinations(first.values(), 2):
         if one.row != other.row and (
@@ -177,14 +176,14 @@ def _require_seeded(tally: Tally, rows: Sequence[_Row], prompts: Sequence[Prompt
         tally.require(not same, f"{said}, which chance does once in {np.exp(-chance):.0e} times")
 
 
-def _parting(one: _Row, other: _Row) -> str:
+def _first_difference(one: _SampledRow, other: _SampledRow) -> str:
     shared = min(len(one.emitted), len(other.emitted))
     at = int(np.argmax(one.emitted[:shared] != other.emitted[:shared]))
     return f"new token {at} is {one.emitted[at]}, then {other.emitted[at]}"
 
 
 def _require_distributed(
-    tally: Tally, rows: Sequence[_Row], temperature: float, rng: np.random.Generator, noise: float
+    tally: Tally, rows: Sequence[_SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
     """χ² of the places that all tokens took; records that repeat a seed count once."""
     once = list({(row.seed, row.row): row for row in rows}.values())
@@ -203,11 +202,11 @@ def _require_distributed(
 
 
 def _require_rare_tokens(
-    tally: Tally, rows: Sequence[_Row], temperature: float, rng: np.random.Generator, noise: float
+    tally: Tally, rows: Sequence[_SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
     """Every event of ``events`` as often as its probability says; records that repeat a seed count once."""
     once = list({(row.seed, row.row): row for row in rows}.values())
-    of_rows = [events(row, temperature, rng) for row in once]
+    of_rows = [rare_events(row, temperature, rng) for row in once]
     factor = float(np.exp(2 * noise / temperature))
     level = LEVEL / (2 * len(of_rows[0]))
     for what in of_rows[0]:
@@ -224,7 +223,7 @@ def _require_rare_tokens(
             )
 
 
-def events(row: _Row, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
+def rare_events(row: _SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
     """Event → whether each token [m] is one, and the probability [m] that it is; ``rng`` decides at the edge of mass.
 
     Of tokens whose probabilities are equal all or none are beyond a rank.
@@ -257,7 +256,7 @@ def events(row: _Row, temperature: float, rng: np.random.Generator) -> dict[str,
 
 
 def _require_undisturbed(
-    tally: Tally, rows: Sequence[_Row], ended: Sequence[_Row], stop: frozenset[int], noise: float
+    tally: Tally, rows: Sequence[_SampledRow], ended: Sequence[_SampledRow], stop: frozenset[int], noise: float
 ) -> None:
     """Rows of ``ended`` draw what they draw where no row ends early, up to their own ends.
 
@@ -276,12 +275,13 @@ def _require_undisturbed(
     p = float(stats.binom.sf(len(parted) - 1, len(chances), max(chances)))
     tally.require(
         p >= LEVEL,
-        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows {_early(whole, ended, stop)} "
+        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows "
+        f"{_rows_ended_early(whole, ended, stop)} "
         f"ended early: p = {p:.1g} that rounding moved so many draws",
     )
 
 
-def stops_early(emitted: Sequence[Ints]) -> frozenset[int]:
+def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
     """A token that the first row draws in its first third, and one of the third row: those that fewest rows draw."""
     drawn = [set(tokens.tolist()) for tokens in emitted]
 
@@ -292,11 +292,13 @@ def stops_early(emitted: Sequence[Ints]) -> frozenset[int]:
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 
 
-def _early(whole: dict[tuple[int, int], _Row], ended: Sequence[_Row], stop: frozenset[int]) -> list[int]:
+def _rows_ended_early(
+    whole: dict[tuple[int, int], _SampledRow], ended: Sequence[_SampledRow], stop: frozenset[int]
+) -> list[int]:
     return [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
 
 
-def _places(row: _Row, temperature: float, rng: np.random.Generator) -> Floats:
+def _places(row: _SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
     """[m] u of each token."""
     p = np.exp(row.log_p(temperature))
     own = p[np.arange(len(p)), row.emitted]

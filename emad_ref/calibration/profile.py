@@ -1,43 +1,250 @@
-"""The teacher-forcing entropy profile: what calibration leaves behind, as a record with a fingerprint.
+"""The teacher-forcing entropy profile: the result of a calibration, with a fingerprint, and its JSON file.
 
-Raw means stand beside the isotonic targets of the probes, for all tokens together and for each bin. The
-running statistics they come from are kept: profiles of several corpora add up, and any quantile can be asked for. A
-profile belongs to one model, tokenizer and dtype; ``require`` refuses any other, because τ of one model is a random
-number for another.
+Raw means stand beside the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps
+the running statistics behind them: profiles of several corpora add up, and any quantile can be read. A profile belongs
+to one model, tokenizer and dtype; ``require`` refuses any other. A file is checked field by field before it is used.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emad_ref.calibration.fit import isotonic_targets
-from emad_ref.calibration.running import Statistics, statistics_of
-from emad_ref.calibration.stored import are_probes, bins_to_json, brief, impossible, statistics_to_json, values
+from emad_ref.calibration.entropy_statistics import BUCKETS, EDGES_NATS, EntropyStatistics, trace_statistics
+from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.exit_rules.bins import ancestors, features_dropped
+from emad_ref.exit_rules.rules import entropy_matched_point
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
-from emad_ref.policy.bins import ancestors, features_dropped
-from emad_ref.policy.thresholds import entropy_matched
 from emad_ref.record import Floats, Ints
 
-SCHEMA = 3
+MEAN_AGREEMENT = 1e-9  # relative; a mean and the sums it came from, both through JSON, which keeps every digit
+
+
+def bins_to_json(bins: BinSpec) -> dict[str, Any]:
+    """Every field by name; ``frequency`` as one digit per token id."""
+    return asdict(bins) | {"frequency": "".join(map(str, bins.frequency))}
+
+
+def bins_from_json(data: Mapping[str, Any]) -> BinSpec:
+    """What ``bins_to_json`` wrote.
+
+    Raises:
+        BadArgument, ValueError, TypeError, KeyError: anything else.
+    """
+    return BinSpec(
+        features=tuple(data["features"]),
+        position_edges=tuple(data["position_edges"]),
+        confidence_edges=tuple(data["confidence_edges"]),
+        frequency=bytes(int(digit) for digit in data["frequency"]),
+    )
+
+
+def statistics_to_json(statistics: EntropyStatistics) -> dict[str, Any]:
+    """Sums as numbers; the histogram, mostly zeros, as base64 of zlib of little-endian int64."""
+    packed = zlib.compress(statistics.histogram.astype("<i8").tobytes(), 6)
+    return {
+        "tokens": statistics.tokens.tolist(),
+        "sums": statistics.sums.tolist(),
+        "squares": statistics.squares.tolist(),
+        "histogram": base64.b64encode(packed).decode("ascii"),
+        "sequences": statistics.sequences,
+    }
+
+
+def _statistics_from_json(data: Mapping[str, Any], bins: int, layers: int) -> EntropyStatistics:
+    """What ``statistics_to_json`` wrote, of ``bins`` × ``layers``; ValueError for anything else."""
+    size = bins * layers * BUCKETS * 8
+    packed = zlib.decompressobj().decompress(base64.b64decode(data["histogram"], validate=True), size + 1)
+    if len(packed) != size:
+        raise ValueError(f"histogram of {len(packed)} bytes, not {size}")
+    return EntropyStatistics(
+        np.array(data["tokens"], dtype=np.int64),
+        np.array(data["sums"], dtype=np.float64),
+        np.array(data["squares"], dtype=np.float64),
+        np.frombuffer(packed, dtype="<i8").astype(np.int64).reshape(bins, layers, BUCKETS),
+        data["sequences"],
+    )
+
+
+def are_probes(value: Any, layers: int) -> bool:
+    return all(type(p) is int and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
+
+
+def _are_read(value: Any, data: Mapping[str, Any]) -> bool:
+    return isinstance(value, list) and are_probes(value, data["layers"] + 1) and set(data["probes"]) <= set(value)
+
+
+def _are_entropies(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(type(h) in (int, float) and math.isfinite(h) and h >= 0 for h in value)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_corpora(value: Any, tokens: int) -> bool:
+    if not isinstance(value, dict) or not all(_is_name(name) and _is_count(count) for name, count in value.items()):
+        return False
+    return not value or sum(value.values()) == tokens
+
+
+def _parsed_bins(value: Any) -> BinSpec | None:
+    """None for what is no bins."""
+    if not isinstance(value, dict) or set(value) != {f.name for f in fields(BinSpec)}:
+        return None
+    if not _are_edges(value["position_edges"], int) or not _are_edges(value["confidence_edges"], float):
+        return None
+    try:
+        return bins_from_json(value)
+    except (ValueError, TypeError):  # BadArgument is a ValueError
+        return None
+
+
+def _are_edges(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(edge) is kind for edge in value) and value == sorted(set(value))
+
+
+def _bin_rows(data: Mapping[str, Any]) -> int:
+    """Rows of ``bin_targets_nats`` and ``fallbacks``: none without features."""
+    return _bins_of(data).count if _bins_of(data).features else 0
+
+
+def _bins_of(data: Mapping[str, Any]) -> BinSpec:
+    bins = _parsed_bins(data["bins"])
+    assert bins is not None, "bins were judged before the fields that ask for them"
+    return bins
+
+
+def _are_targets(value: Any, data: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == _bin_rows(data)
+        and all(_are_entropies(row, len(data["probes"])) and row == sorted(row, reverse=True) for row in value)
+    )
+
+
+def _are_fallbacks(value: Any, data: Mapping[str, Any]) -> bool:
+    most = len(_bins_of(data).features)
+    return isinstance(value, list) and len(value) == _bin_rows(data) and all(v in range(most + 1) for v in value)
+
+
+def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
+    """None for what is not statistics of the profile's bins and layers read."""
+    value, bins, layers = data["statistics"], _bins_of(data).count, len(data["read"])
+    if not isinstance(value, dict) or set(value) != {f.name for f in fields(EntropyStatistics)}:
+        return None
+    try:
+        parsed = _statistics_from_json(value, bins, layers)
+    except (ValueError, TypeError, OverflowError, zlib.error):
+        return None
+    shapes = parsed.tokens.shape, parsed.sums.shape, parsed.squares.shape
+    if shapes != ((bins,), (bins, layers), (bins, layers)) or type(parsed.sequences) is not int:
+        return None
+    return parsed
+
+
+def _are_statistics(data: Mapping[str, Any]) -> bool:
+    """None, or numbers that agree with each other and with the profile's tokens, windows and means."""
+    if data["statistics"] is None:
+        return True
+    parsed = _parsed_statistics(data)
+    if parsed is None or not np.isfinite(parsed.squares).all():
+        return False
+    if (parsed.tokens < 0).any() or (parsed.histogram < 0).any():
+        return False
+    if int(parsed.tokens.sum()) != data["tokens"] or parsed.sequences != data["sequences"]:
+        return False
+    counted = (parsed.histogram.sum(axis=-1) == parsed.tokens[:, None]).all()
+    means = parsed.sums.sum(axis=0) / data["tokens"]
+    if not (counted and np.allclose(means, data["mean_nats"], rtol=MEAN_AGREEMENT, atol=0)):
+        return False
+    return _is_within(parsed.sums, parsed, EDGES_NATS) and _is_within(parsed.squares, parsed, EDGES_NATS**2)
+
+
+def _is_within(total: Floats, parsed: EntropyStatistics, edges: Floats) -> bool:
+    """Whether ``total`` [bins, layers] lies where the histogram puts it: each entropy between its bucket's edges."""
+    least, most = (parsed.histogram @ side for side in (edges[:-1], edges[1:]))
+    slack = 1e-6 * parsed.tokens[:, None] + 1e-9 * most  # an entropy may be a rounding below zero
+    return bool(((total >= least - slack) & (total <= most + slack)).all())
+
+
+# field, whether its value is possible beside the fields above it, what is expected of it
+_FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
+    ("model", lambda v, _: _is_name(v), "a name"),
+    ("fingerprint", lambda v, _: _is_name(v), "a checksum"),
+    ("corpus", lambda v, _: _is_name(v), "a name"),
+    ("dtype", lambda v, _: _is_name(v), "a name"),
+    ("layers", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("probes", lambda v, d: isinstance(v, list) and are_probes(v, d["layers"]), "ascending layers below the last"),
+    ("read", lambda v, d: _are_read(v, d), "ascending layers of the model, the probes among them"),
+    ("mean_nats", lambda v, d: _are_entropies(v, len(d["read"])), "one finite entropy ≥ 0 per layer read"),
+    ("targets_nats", lambda v, d: _are_entropies(v, len(d["probes"])), "one finite entropy ≥ 0 per probe"),
+    ("targets_nats", lambda v, _: v == sorted(v, reverse=True), "values that never rise"),
+    ("tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("sequences", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("versions", lambda v, _: isinstance(v, dict), "versions by package name"),
+    ("corpora", lambda v, d: _are_corpora(v, d["tokens"]), "token counts by corpus that sum to the profile's tokens"),
+    ("bins", lambda v, _: _parsed_bins(v) is not None, "features, ascending edges, and a digit per token id"),
+    ("bin_targets_nats", _are_targets, "a row per bin that never rises, or none without features"),
+    ("fallbacks", _are_fallbacks, "the number of features each bin gave up, or none without features"),
+    ("minimum_tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("statistics", lambda _, d: _are_statistics(d), "null, or statistics that agree with tokens, sequences and means"),
+)
+
+
+def first_invalid_field(data: dict[str, Any]) -> tuple[str, str] | None:
+    """(field, what is expected of it) of the first field of ``data`` whose value is impossible; None if none is."""
+    return next(
+        ((name, expected) for name, possible, expected in _FIELD_CHECKS if not possible(data[name], data)), None
+    )
+
+
+def profile_fields(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of judged ``data`` as a profile holds them."""
+    plain = {name: _to_tuples(value) for name, value in data.items()}
+    statistics = None if data["statistics"] is None else _parsed_statistics(data)
+    return plain | {"bins": _bins_of(data), "statistics": statistics}
+
+
+def shorten(value: object) -> object:
+    """``value``, or the beginning of a long one: a vocabulary's worth of buckets does not belong in a message."""
+    said = repr(value)
+    return value if len(said) <= 120 else f"{said[:100]}…"
+
+
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+PROFILE_SCHEMA = 3
 MINIMUM_TOKENS = 500  # behind a bin's thresholds: a mean entropy with deviation 1.5 nats is then known to ± 0.07
 
-DERIVED = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields that statistics give
+DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields that statistics give
 DERIVED_AGREEMENT = 1e-6  # relative, and nats: versions of scikit-learn sum in other orders
 
 ONE_BIN = BinSpec()
 
-Rows = tuple[tuple[float, ...], ...]
+TargetRows = tuple[tuple[float, ...], ...]
 
 
 class BadProfile(EmadError):
@@ -71,11 +278,11 @@ class Profile:
     versions: dict[str, str]
     corpora: dict[str, int] = field(default_factory=dict)
     bins: BinSpec = ONE_BIN
-    bin_targets_nats: Rows = ()
+    bin_targets_nats: TargetRows = ()
     fallbacks: tuple[int, ...] = ()
     minimum_tokens: int = MINIMUM_TOKENS
-    statistics: Statistics | None = None
-    schema: int = SCHEMA
+    statistics: EntropyStatistics | None = None
+    schema: int = PROFILE_SCHEMA
 
     def point(
         self, margin_nats: float = 0.0, schedule: str = "monotone", *, quantile: float | None = None
@@ -97,7 +304,7 @@ class Profile:
                 f"at most {highest:.4f}, the highest target of this profile",
                 "a larger margin makes every threshold negative, and entropy never is: nothing would exit",
             )
-        point = entropy_matched(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
+        point = entropy_matched_point(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
         return self._conditioned(point, tuple(tuple(target - margin_nats for target in row) for row in rows))
 
     def _quantile_point(self, quantile: float, margin_nats: float, schedule: str) -> OperatingPoint:
@@ -107,12 +314,12 @@ class Profile:
             )
         levels = self._from_ancestors(lambda statistics: statistics.quantile_nats(quantile)[:, self._columns])
         rows = tuple(tuple(float(level) for level in row) for row in levels)
-        point = entropy_matched(self.layers, self.probes, rows[0], 0.0, schedule)
+        point = entropy_matched_point(self.layers, self.probes, rows[0], 0.0, schedule)
         suffix = point.name.removeprefix("emad m=0.00")  # the schedule, where it is not the usual one
         named = replace(point, name=f"quantile q={quantile:g}{suffix}", family="quantile", margin_nats=None)
         return self._conditioned(named, rows)
 
-    def _conditioned(self, point: OperatingPoint, rows: Rows) -> OperatingPoint:
+    def _conditioned(self, point: OperatingPoint, rows: TargetRows) -> OperatingPoint:
         if not self.bins.features:
             return point
         return replace(point, name=f"{point.name} by {self.bins.name}", bins=self.bins, thresholds=rows)
@@ -135,10 +342,10 @@ class Profile:
         features = self.bins.features[: len(self.bins.features) - dropped]
         frequency = self.bins.frequency if "frequency" in features else b""
         bins = replace(self.bins, features=features, frequency=frequency)
-        return _fitted(self, bins, self._statistics.pooled(group))
+        return _fit_profile(self, bins, self._statistics.pooled(group))
 
     @property
-    def _statistics(self) -> Statistics:
+    def _statistics(self) -> EntropyStatistics:
         if self.statistics is None:
             raise BadArgument("profile.statistics", None, "running statistics", "calibrate again with `emad calibrate`")
         return self.statistics
@@ -148,7 +355,7 @@ class Profile:
         """Of the probes among the layers read."""
         return np.searchsorted(np.array(self.read, dtype=np.int64), self.probes)
 
-    def _from_ancestors(self, values: Callable[[Statistics], Floats]) -> Floats:
+    def _from_ancestors(self, values: Callable[[EntropyStatistics], Floats]) -> Floats:
         """[bins, …] ``values`` of each bin, or of the ancestor it falls back to."""
         dropped = np.array(self.fallbacks or (0,), dtype=np.int64)
         chosen: Floats = values(self._statistics)
@@ -205,7 +412,7 @@ def profile_of(
         BadArgument: probes that are not ascending layers below the last; none, for bins by what the first one says.
     """
     require_probes(probes, trace.layers)
-    statistics = statistics_of(trace, bins, probes[0] if probes else None)
+    statistics = trace_statistics(trace, bins, probes[0] if probes else None)
     return profile_from(
         statistics,
         probes,
@@ -221,7 +428,7 @@ def profile_of(
 
 
 def profile_from(
-    statistics: Statistics,
+    statistics: EntropyStatistics,
     probes: tuple[int, ...],
     *,
     layers: int,
@@ -260,7 +467,7 @@ def profile_from(
         corpora=dict(corpora),
         minimum_tokens=minimum_tokens,
     )
-    return _fitted(blank, bins, statistics)
+    return _fit_profile(blank, bins, statistics)
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
@@ -273,7 +480,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     if not profiles:
         raise BadArgument("profiles", [], "at least one profile")
     first, *others = profiles
-    corpora = dict(_corpora(first))
+    corpora = dict(_corpora_of(first))
     statistics = first._statistics
     for other in others:
         for name in ("model", "fingerprint", "dtype", "layers", "probes", "read", "bins", "minimum_tokens"):
@@ -281,25 +488,25 @@ def merge(profiles: Sequence[Profile]) -> Profile:
             if mine != theirs:
                 raise BadArgument(
                     f"profile.{name}",
-                    brief(theirs),
-                    f"{brief(mine)!r} as in the first",
+                    shorten(theirs),
+                    f"{shorten(mine)!r} as in the first",
                     "calibrate alike, with --bins-of for the same bins",
                 )
-        twice = sorted(corpora.keys() & _corpora(other).keys())
+        twice = sorted(corpora.keys() & _corpora_of(other).keys())
         if twice:
             raise BadArgument("profile.corpora", twice, "each corpus in one profile", "its tokens would count twice")
-        corpora |= _corpora(other)
+        corpora |= _corpora_of(other)
         statistics = statistics + other._statistics
     tokens, sequences = int(statistics.tokens.sum()), statistics.sequences
     blank = replace(first, corpus=" + ".join(corpora), corpora=corpora, tokens=tokens, sequences=sequences)
-    return _fitted(replace(blank, versions=_joined_versions(profiles)), first.bins, statistics)
+    return _fit_profile(replace(blank, versions=_joined_versions(profiles)), first.bins, statistics)
 
 
-def _fitted(profile: Profile, bins: BinSpec, statistics: Statistics) -> Profile:
+def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics) -> Profile:
     """``profile`` with means, targets and fallbacks of ``statistics`` in ``bins``."""
     columns = profile._columns
 
-    def targets(statistics: Statistics) -> Floats:
+    def targets(statistics: EntropyStatistics) -> Floats:
         means = statistics.mean_nats()[:, columns]
         seen = statistics.tokens > 0
         fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets, and falls back
@@ -333,7 +540,7 @@ def _joined_versions(profiles: Sequence[Profile]) -> dict[str, str]:
     return {name: ", ".join(dict.fromkeys(p.versions[name] for p in profiles if name in p.versions)) for name in names}
 
 
-def _corpora(profile: Profile) -> dict[str, int]:
+def _corpora_of(profile: Profile) -> dict[str, int]:
     return profile.corpora or {profile.corpus: profile.tokens}
 
 
@@ -365,21 +572,23 @@ def load_profile(path: Path | str) -> Profile:
         raise BadProfile(
             f"profile={str(path)!r} holds a {type(data).__name__}, but expected an object; calibrate again"
         )
-    if "schema" in data and data["schema"] != SCHEMA:  # first: another schema may have other fields
-        raise BadProfile(f"profile={str(path)!r} has schema={data['schema']!r}, but expected {SCHEMA}; calibrate again")
+    if "schema" in data and data["schema"] != PROFILE_SCHEMA:  # first: another schema may have other fields
+        raise BadProfile(
+            f"profile={str(path)!r} has schema={data['schema']!r}, but expected {PROFILE_SCHEMA}; calibrate again"
+        )
     known = {f.name for f in fields(Profile)}
     if set(data) != known:
         raise BadProfile(
             f"profile={str(path)!r} lacks fields {sorted(known - set(data))} and has unknown fields "
             f"{sorted(set(data) - known)}, but expected exactly {sorted(known)}; calibrate again"
         )
-    refused = impossible(data)
+    refused = first_invalid_field(data)
     if refused is not None:
         name, expected = refused
         raise BadProfile(
-            f"profile={str(path)!r} has {name}={brief(data[name])!r}, but expected {expected}; calibrate again"
+            f"profile={str(path)!r} has {name}={shorten(data[name])!r}, but expected {expected}; calibrate again"
         )
-    profile = Profile(**values(data))
+    profile = Profile(**profile_fields(data))
     _require_derived(profile, path)
     return profile
 
@@ -391,12 +600,13 @@ def _require_derived(profile: Profile, path: Path | str) -> None:
     """
     if profile.statistics is None:
         return
-    again = _fitted(profile, profile.bins, profile.statistics)
-    for name in DERIVED:
+    again = _fit_profile(profile, profile.bins, profile.statistics)
+    for name in DERIVED_FIELDS:
         held, given = (np.array(getattr(each, name), dtype=np.float64) for each in (profile, again))
         if held.shape != given.shape or not np.allclose(held, given, rtol=DERIVED_AGREEMENT, atol=DERIVED_AGREEMENT):
             raise BadProfile(
-                f"profile={str(path)!r} has {name}={brief(getattr(profile, name))!r}, but its statistics give "
-                f"{brief(getattr(again, name))!r}: one of them was edited; calibrate again, or set statistics to null "
+                f"profile={str(path)!r} has {name}={shorten(getattr(profile, name))!r}, but its statistics give "
+                f"{shorten(getattr(again, name))!r}: one of them was edited; calibrate again, or set statistics to "
+                "null "
                 "in a profile written by hand"
             )

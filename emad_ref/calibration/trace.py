@@ -1,13 +1,14 @@
-"""The lens trace: what the model would say after every layer, taken once under teacher forcing.
+"""The lens trace: the model's readout after every layer, taken once under teacher forcing.
 
 Under a monotone schedule the hidden state of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
 earlier tokens ran. So one full-depth pass that records, for every token and layer,
 
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal that one layer's readout decides (H_ℓ, …)
 
-decides quality at every operating point by array arithmetic (``emad_ref.replay``). Which signals those are stands in
-``emad_ref.signals``. Estimates of H_ℓ, what confidence rules see and emit (``rules``), and the true divergence
-KL(p_L ‖ p_ℓ), which no rule can know, stand beside these columns where they were asked for.
+decides quality at every operating point by array arithmetic (``emad_ref.replay``). On request the trace also holds
+estimates of H_ℓ, the true divergence KL(p_L ‖ p_ℓ), and the columns of confidence rules: the signal, the loss and the
+argmax of what a rule emits after each layer, and the multiply-adds of its pruned readout. A rule's columns come from
+its own probe, led through all its layers with no token stopping.
 """
 
 from __future__ import annotations
@@ -26,25 +27,149 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from emad_ref.calibration.rules import Rule, RuleColumns, layers_of, rule_columns
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.models.cache import Cache
+from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.readout.blocks import blocks
-from emad_ref.readout.estimate import Reader, reader_of
-from emad_ref.readout.signals import divergence_nats, on_host, require_finite
-from emad_ref.readout.tuned import lens_named, macs_ahead
-from emad_ref.record import Floats, Ints
-from emad_ref.schedule.interface import Places
-from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS, SIGNALS, Readout, raised
-from emad_ref.text.tokens import LongDocument
+from emad_ref.point import Confidence, Estimator, OperatingPoint
+from emad_ref.probes.estimators import EntropyReader, entropy_reader
+from emad_ref.probes.lens import attached_lens, lens_macs
+from emad_ref.probes.probe import Probe, confidence_probe
+from emad_ref.probes.pruned_vocabulary import SharedHeads
+from emad_ref.probes.signal_values import divergence_nats, require_finite, row_blocks, to_host
+from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
+from emad_ref.schedule.interface import TokenPositions
+from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, at_least_float32
+from emad_ref.text.corpora import LongDocument
+
+LOGITS_AT_A_TIME = 2**19  # logits that a rule remembers at a time, over all layers: 2 MB of float32 stay near the core
+FEWEST_TOKENS = 32  # tokens read at a time whatever they take: 0.1 GB for a rule of 17 layers and 50,304 tokens
+
+
+@dataclass(frozen=True)
+class ConfidenceRule:
+    """What determines a rule's columns: its signal, its parameters (pruning included) and the layers it reads."""
+
+    signal: str
+    confidence: Confidence
+    probes: tuple[int, ...]
+
+    @staticmethod
+    def of(point: OperatingPoint) -> ConfidenceRule:
+        """The rule of a point, whatever its thresholds and its schedule.
+
+        Raises:
+            BadArgument: a point without a confidence, whose signal every trace holds.
+        """
+        if point.confidence is None:
+            raise BadArgument("point.confidence", None, "a confidence", f"any trace decides {point.name}")
+        return ConfidenceRule(point.signal, point.confidence, point.probes)
+
+
+@dataclass(frozen=True, eq=False)
+class ConfidenceColumns:
+    """``signal``, ``nll_nats`` float32, ``top1`` int32, ``macs`` int64, each [tokens, L]; see the module's docstring.
+
+    At layers that are no probes of the rule, ``nll_nats`` and ``top1`` are those of a full head.
+    ``heads`` bool [kinds of ``READOUTS``, L]: which readout a probe runs after each layer, before any token stops.
+    ``shows`` bool [L]: whether that readout is what a token that stops there emits from; else a full head follows.
+    """
+
+    signal: NDArray[np.float32]
+    nll_nats: NDArray[np.float32]
+    top1: NDArray[np.int32]
+    macs: Ints
+    heads: Bools
+    shows: Bools
+
+    @staticmethod
+    def unread(nll_nats: NDArray[np.float32], top1: NDArray[np.int32]) -> ConfidenceColumns:
+        """Columns of a rule before it has read anything, to be written: it emits from full heads."""
+        tokens, layers = nll_nats.shape
+        return ConfidenceColumns(
+            np.full((tokens, layers), np.nan, dtype=np.float32),
+            nll_nats.copy(),
+            top1.copy(),
+            np.zeros((tokens, layers), dtype=np.int64),
+            np.zeros((len(READOUTS), layers), dtype=np.bool_),
+            np.zeros(layers, dtype=np.bool_),
+        )
+
+    def of_tokens(self, tokens: Ints) -> ConfidenceColumns:
+        """The columns of these tokens, in this order."""
+        return replace(self, **{name: getattr(self, name)[tokens] for name in TOKENWISE})
+
+    @staticmethod
+    def joined(parts: Sequence[ConfidenceColumns]) -> ConfidenceColumns:
+        """One rule's columns over the tokens of all parts, in order."""
+        rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TOKENWISE}
+        return ConfidenceColumns(**rows, heads=parts[0].heads, shows=parts[0].shows)
+
+
+TOKENWISE = ("signal", "nll_nats", "top1", "macs")
+
+
+def layers_of_rules(rules: Iterable[ConfidenceRule]) -> frozenset[int]:
+    """Layers after which any of the rules reads."""
+    return frozenset(layer for rule in rules for layer in rule.probes)
+
+
+@torch.inference_mode()
+def confidence_columns(
+    stepper: Stepper,
+    rules: Mapping[ConfidenceRule, OperatingPoint],
+    states: Mapping[int, Tensor],
+    target: Tensor,
+    nll_nats: NDArray[np.float32],
+    top1: NDArray[np.int32],
+) -> dict[ConfidenceRule, ConfidenceColumns]:
+    """The columns of every rule.
+
+    Args:
+        rules: rule → any point of it.
+        states: layer → states [tokens, D] after it, for every layer that a rule reads.
+        target: int64 [tokens] next tokens.
+        nll_nats, top1: [tokens, L] of full heads, for what a rule emits where its watch shows nothing.
+
+    Raises:
+        NotFinite: a layer's signals are no numbers.
+    """
+    heads = SharedHeads(stepper)
+    watches = {rule: confidence_probe(stepper, point, heads) for rule, point in rules.items()}
+    found = {rule: ConfidenceColumns.unread(nll_nats, top1) for rule in rules}
+    step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary * max(1, len(states))))
+    for rows in (slice(start, start + step) for start in range(0, len(target), step)):
+        for watch in watches.values():
+            watch.begin()
+        for layer in sorted(states):
+            hidden = states[layer][rows]  # one tensor for all rules: their heads are shared
+            for rule, watch in watches.items():
+                if layer in rule.probes:
+                    _write_columns(found[rule], watch, hidden, rule.probes.index(layer), layer, rows, target)
+    return found
+
+
+def _write_columns(
+    columns: ConfidenceColumns, watch: Probe, hidden: Tensor, probe: int, layer: int, rows: slice, target: Tensor
+) -> None:
+    """What ``watch`` sees in ``hidden``, into its columns."""
+    at, work = layer - 1, Work.none(columns.signal.shape[1])
+    seen = watch.see(hidden, probe, work)
+    columns.signal[rows, at] = seen.signal.float().cpu().numpy()
+    columns.heads[:, at] = work.readout_rows[:, at] > 0
+    if seen.macs is not None:
+        columns.macs[rows, at] = seen.macs
+    if seen.logits is not None:
+        columns.shows[at] = True
+        log_p = torch.log_softmax(at_least_float32(seen.logits), dim=-1)
+        columns.nll_nats[rows, at] = -log_p.gather(-1, target[rows, None])[:, 0].float().cpu().numpy()
+        columns.top1[rows, at] = seen.logits.argmax(dim=-1).cpu().numpy()
+
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
 NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
-NO_RULES: Mapping[Rule, OperatingPoint] = {}
-NO_READERS: Mapping[Estimator, tuple[Sequence[int], Reader]] = {}
+NO_RULES: Mapping[ConfidenceRule, OperatingPoint] = {}
+NO_READERS: Mapping[Estimator, tuple[Sequence[int], EntropyReader]] = {}
 
 Observer = Callable[[int, Tensor, Tensor], None]
 
@@ -104,7 +229,7 @@ class Trace:
     prompts: Ints
     estimates: dict[Estimator, NDArray[np.float32]] = field(default_factory=dict)
     macs_per_row: dict[Estimator, int] = field(default_factory=dict)
-    rules: dict[Rule, RuleColumns] = field(default_factory=dict)
+    rules: dict[ConfidenceRule, ConfidenceColumns] = field(default_factory=dict)
     lens: str | None = None
     macs_ahead: Ints | None = None
     divergence_nats: NDArray[np.float32] | None = None
@@ -122,9 +247,9 @@ class Trace:
         return self.target.astype(np.int32)
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> TokenPositions:
         """Where its tokens stand: what schedules ask."""
-        return Places(self.position, self.starts)
+        return TokenPositions(self.position, self.starts)
 
     @property
     def entropy_nats(self) -> NDArray[np.float32]:
@@ -176,7 +301,7 @@ class Trace:
         """
         if point.confidence is not None:
             return self.rule(point).signal
-        if SIGNALS[point.signal].needs is PREVIOUS:
+        if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
             return self._agreement(point.probes)
         if point.estimator == Estimator():
             return self.column(point.signal)
@@ -195,17 +320,17 @@ class Trace:
             column[:, probe - 1] = np.where(same, self.top1_probability[:, probe - 1], 0.0)
         return column
 
-    def rule(self, point: OperatingPoint) -> RuleColumns:
+    def rule(self, point: OperatingPoint) -> ConfidenceColumns:
         """The columns of a point's confidence rule.
 
         Raises:
             BadArgument: a rule that this trace was not asked to record.
         """
-        if Rule.of(point) not in self.rules:
+        if ConfidenceRule.of(point) not in self.rules:
             recorded = "; ".join(f"{rule.signal} {rule.confidence}" for rule in self.rules) or "none"
             expected = f"one that this trace records ({recorded})"
             raise BadArgument("point.confidence", point.confidence, expected, "trace it too: take_trace(rules=[point])")
-        return self.rules[Rule.of(point)]
+        return self.rules[ConfidenceRule.of(point)]
 
     def emitted(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(nll_nats, top1) [tokens, L] of what a token that stops after each layer emits from.
@@ -247,7 +372,7 @@ class Trace:
         return np.repeat(np.arange(self.sequences), self.lengths)
 
 
-def joined(parts: Sequence[Trace]) -> Trace:
+def concatenate_traces(parts: Sequence[Trace]) -> Trace:
     """One trace of all parts, in order."""
     if not parts:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
@@ -264,7 +389,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
         macs_per_row=parts[0].macs_per_row,
         lens=parts[0].lens,
         macs_ahead=parts[0].macs_ahead,
-        rules={rule: RuleColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
+        rules={rule: ConfidenceColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
         divergence_nats=np.concatenate([part.divergence() for part in parts]) if told else None,
     )
 
@@ -294,7 +419,7 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
         yield batch
 
 
-def padded(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
+def pad_right(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
     """(tokens int64 [rows, widest] padded on the right with 0, lengths int64 [rows])."""
     lengths = np.array([len(s.tokens) for s in batch])
     tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
@@ -311,27 +436,27 @@ def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], 
     return [replace(batch[i], tokens=batch[i].tokens[:-1]) for i in first], place
 
 
-def readings(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
+def readout_columns(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
     """``COLUMNS`` and ``LAYERWISE`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
 
     Raises:
         NotFinite: logits hold NaN; ``where`` names the place.
     """
-    parts = [_readings(logits[rows].float(), target[rows]) for rows in blocks(logits)]
+    parts = [_block_columns(logits[rows].float(), target[rows]) for rows in row_blocks(logits)]
     read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     require_finite(read[ENTROPY.name], where)
     return read
 
 
-def _readings(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
-    readout = Readout(logits)
+def _block_columns(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
+    readout = LogitsReadout(logits)
     signals = {name: signal.read(readout) for name, signal in LAYERWISE.items()}
     log_p, best = readout.top2
     nll = -readout.log_p.gather(-1, target[:, None])[:, 0]
     return dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
 
 
-def _columns(taken: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _trace_fields(taken: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Fields of a trace from columns [tokens, L] as ``readings`` names them."""
     plain: dict[str, Any] = {name: taken[name] for name in COLUMNS}
     return plain | {"signals": {name: taken[name] for name in LAYERWISE}}
@@ -356,7 +481,7 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
 @torch.inference_mode()
 def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
     """Reference logits float64 [n − first, L, V] as ``lens_logits``, but token by token; see ``trace_stepwise``."""
-    return np.stack([on_host(logits) for logits in _step_by_step(stepper, tokens, first)])
+    return np.stack([to_host(logits) for logits in _step_by_step(stepper, tokens, first)])
 
 
 @torch.inference_mode()
@@ -369,12 +494,12 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     tokens, start = np.asarray(sequence.tokens, dtype=np.int64), sequence.adaptive_from
     targets = torch.from_numpy(tokens[start + 1 :]).to(stepper.device)
     rows = [
-        readings(logits, target.expand(len(logits)), f"{number} positions after the prompt")
+        readout_columns(logits, target.expand(len(logits)), f"{number} positions after the prompt")
         for number, (logits, target) in enumerate(zip(_step_by_step(stepper, tokens[:-1], start), targets, strict=True))
     ]
     decided = slice(start, len(tokens) - 1)
     return Trace(
-        **_columns({name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}),
+        **_trace_fields({name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}),
         token=tokens[decided],
         target=tokens[start + 1 :],
         position=np.arange(start, len(tokens) - 1),
@@ -394,8 +519,8 @@ def states_after(
     ``layers``: ascending; None: 1 … L. Those above the last of them are not run.
     """
     run, place = shared_inputs(batch)
-    tokens, lengths = padded(run)
-    cache = opened(stepper, [sequence.source for sequence in run], tokens.shape[1])
+    tokens, lengths = pad_right(run)
+    cache = open_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
     frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
     row = np.repeat(place, [len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
@@ -415,9 +540,9 @@ def positions_of(batch: Sequence[TokenSequence]) -> Ints:
 def trace_batch(
     stepper: Stepper,
     batch: Sequence[TokenSequence],
-    readers: Mapping[Estimator, tuple[Sequence[int], Reader]] = NO_READERS,
+    readers: Mapping[Estimator, tuple[Sequence[int], EntropyReader]] = NO_READERS,
     observe: Observer | None = None,
-    rules: Mapping[Rule, OperatingPoint] = NO_RULES,
+    rules: Mapping[ConfidenceRule, OperatingPoint] = NO_RULES,
     lens: str | None = None,
     divergence: bool = False,
 ) -> Trace:
@@ -437,22 +562,22 @@ def trace_batch(
         estimator: np.full((int(counts.sum()), stepper.layers), np.nan, dtype=np.float32) for estimator in readers
     }
     remembered: dict[int, Tensor] = {}
-    compared, tuned = layers_of(rules), lens_named(stepper, lens)
+    compared, tuned = layers_of_rules(rules), attached_lens(stepper, lens)
     climbed: Iterable[Tensor] = states_after(stepper, batch)
     final: Tensor | None = None
     apart: list[NDArray[np.float32]] = []
     if divergence:  # known at the end alone: states wait, which are D wide; logits would be V wide
         climbed = list(climbed)
-        final = raised(stepper.logits(climbed[-1])).log_softmax(dim=-1)
+        final = at_least_float32(stepper.logits(climbed[-1])).log_softmax(dim=-1)
     for layer, states in enumerate(climbed, start=1):
         if layer in compared:
             remembered[layer] = states
         logits = stepper.logits(states if tuned is None else tuned(states, layer))
-        read = readings(logits, target, f"after layer {layer}")
+        read = readout_columns(logits, target, f"after layer {layer}")
         for name, column in columns.items():
             column.append(read[name].cpu().numpy())
         if final is not None:
-            parts = [divergence_nats(final[rows], logits[rows]).float() for rows in blocks(logits)]
+            parts = [divergence_nats(final[rows], logits[rows]).float() for rows in row_blocks(logits)]
             apart.append(torch.cat(parts).cpu().numpy())
         for estimator, (layers, reader) in readers.items():
             if layer in layers:
@@ -461,7 +586,7 @@ def trace_batch(
         if observe is not None:
             observe(layer, states, read[ENTROPY.name])
     trace = Trace(
-        **_columns({name: np.stack(column, axis=1) for name, column in columns.items()}),
+        **_trace_fields({name: np.stack(column, axis=1) for name, column in columns.items()}),
         token=np.concatenate([s.tokens[s.adaptive_from : -1] for s in batch]),
         target=following,
         position=positions_of(batch),
@@ -471,13 +596,13 @@ def trace_batch(
         macs_per_row={estimator: reader.macs_per_row for estimator, (_, reader) in readers.items()},
         rules={},
         lens=lens,
-        macs_ahead=None if tuned is None else macs_ahead(tuned, stepper.layers),
+        macs_ahead=None if tuned is None else lens_macs(tuned, stepper.layers),
         divergence_nats=np.stack(apart, axis=1) if divergence else None,
     )
-    return replace(trace, rules=rule_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
+    return replace(trace, rules=confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
 
 
-def stream(
+def stream_traces(
     stepper: Stepper,
     sequences: Iterable[TokenSequence],
     estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
@@ -487,9 +612,10 @@ def stream(
     divergence: bool = False,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
-    distinct = {Rule.of(point): point for point in rules}
+    distinct = {ConfidenceRule.of(point): point for point in rules}
     readers = {
-        estimator: (tuple(layers), reader_of(stepper, estimator, layers)) for estimator, layers in estimators.items()
+        estimator: (tuple(layers), entropy_reader(stepper, estimator, layers))
+        for estimator, layers in estimators.items()
     }
     for batch in batched(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence)
@@ -527,12 +653,12 @@ def take_trace(
         raise BadArgument("rules", others, expected, "what a token emits is read through one lens or another")
 
     def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-        return stream(stepper, ordered, estimators, observe, rules, lens, divergence)
+        return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence)
 
-    return whole(sequences, traced, progress, file)
+    return assemble_trace(sequences, traced, progress, file)
 
 
-def whole(
+def assemble_trace(
     sequences: Iterable[TokenSequence],
     traced: Callable[[list[TokenSequence]], Iterator[Trace]],
     progress: str | None = None,
@@ -546,10 +672,10 @@ def whole(
     given = list(sequences)
     order = sorted(range(len(given)), key=lambda i: given[i].size)  # like lengths together: less padding is run
     bar = tqdm(traced([given[i] for i in order]), desc=progress, disable=progress is None, unit="batch", file=file)
-    return joined(list(bar)).reordered(np.argsort(order))
+    return concatenate_traces(list(bar)).reordered(np.argsort(order))
 
 
-def opened(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> Cache | None:
+def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
     """What one plain pass needs beside the tokens: nothing, or a cache that holds the encoded sources."""
     return None if all(source is None for source in sources) else stepper.open(sources, positions)
 
@@ -561,7 +687,7 @@ def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
     One plain pass without earlier K/V: the oracle of every audit.
     """
     positions = np.arange(len(tokens))[None]
-    cache = opened(stepper, [source], len(tokens))
+    cache = open_cache(stepper, [source], len(tokens))
     frame = stepper.frame(positions, cache)
     hidden = stepper.embed(torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device), frame)
     states = []
@@ -575,7 +701,7 @@ def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
 def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
     """Reference logits float64 [n − first, L, V] of ``lens_states``."""
     states = lens_states(stepper, tokens, first, source)
-    return np.stack([on_host(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
+    return np.stack([to_host(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
 
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
@@ -584,7 +710,7 @@ LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
 MOST_WINDOWS = 4
 
 
-def window_of(positions: int | None) -> int:
+def window_size(positions: int | None) -> int:
     """Tokens per window: as many as a model of so many positions holds (None: any number), up to 512."""
     return min(positions or LONGEST_WINDOW, LONGEST_WINDOW)
 
@@ -627,7 +753,7 @@ def windows(
     return islice(cut(), limit)
 
 
-def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
+def round_robin_windows(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
     """At most ``count`` of these windows, all first ones of a document before any second one, in the order given."""
     turns: Counter[int] = Counter()
     placed = []

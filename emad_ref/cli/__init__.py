@@ -12,22 +12,26 @@ from collections.abc import Callable, Sequence
 
 import shtab
 
-from emad_ref.cli.calibrating import calibrate, calibrate_arguments, merge, merge_arguments
-from emad_ref.cli.comparing import compare, compare_arguments
-from emad_ref.cli.drifting import drift, drift_arguments
-from emad_ref.cli.generating import generate, generate_arguments, world, world_arguments
-from emad_ref.cli.judging import judge, judge_arguments
-from emad_ref.cli.lensing import lens, lens_arguments
-from emad_ref.cli.parsing import Parser, VerbParser, Versions, actions_of, examples
-from emad_ref.cli.reporting import report, report_arguments
-from emad_ref.cli.screening import screen, screen_arguments
-from emad_ref.cli.serving import serve, serve_arguments
-from emad_ref.cli.sweeping import sweep, sweep_arguments
-from emad_ref.cli.training import train, train_arguments
-from emad_ref.cli.verifying import verify, verify_arguments
+from emad_ref.cli.arguments import EmadParser, VerbParser, VersionAction, add_examples, all_actions
+from emad_ref.cli.calibration import (
+    calibrate,
+    calibrate_arguments,
+    lens,
+    lens_arguments,
+    merge,
+    merge_arguments,
+    train,
+    train_arguments,
+)
+from emad_ref.cli.drift import drift, drift_arguments
+from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
+from emad_ref.cli.judgment import judge, judge_arguments
+from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
+from emad_ref.cli.screening import screen, screen_arguments, sweep, sweep_arguments
+from emad_ref.cli.server import serve, serve_arguments
 from emad_ref.console import run_command
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
+from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
@@ -77,10 +81,10 @@ COMPLETED = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.FI
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="emad", description="Adaptive-depth decoding on the command line.")
-    top.add_argument("--version", action=Versions, help="print versions and exit")
+    top = EmadParser(prog="emad", description="Adaptive-depth decoding on the command line.")
+    top.add_argument("--version", action=VersionAction, help="print versions and exit")
     shtab.add_argument_to(top, "--print-completion", help="print a completion script of this shell and exit")
-    examples(
+    add_examples(
         top,
         "emad --version",
         "emad --print-completion bash > ~/.local/share/bash-completion/completions/emad",
@@ -90,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         sub = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
         arguments(sub)
-    for action in actions_of(top):
+    for action in all_actions(top):
         if action.metavar in COMPLETED:
             action.complete = COMPLETED[action.metavar]  # type: ignore[attr-defined]  # what shtab reads
     return top

@@ -25,10 +25,10 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.loading import Loaded
+from emad_ref.models.loading import LoadedModel
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
@@ -99,7 +99,7 @@ class AdaptiveSeq2SeqOutput(GenerateEncoderDecoderOutput):
 def adaptive(
     point: OperatingPoint,
     *,
-    loaded: Loaded | None = None,
+    loaded: LoadedModel | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: Any | None = None,
 ) -> Callable[..., Any]:
@@ -137,17 +137,17 @@ def adaptive(
             walked[:] = [(model, Seq2SeqStepper(model) if model.config.is_encoder_decoder else CausalStepper(model))]
         prompts = _prompts(model, input_ids, inputs_tensor, model_kwargs.get("attention_mask"))
         decoder = WalkedDecoder(walked[0][1], point, max_rows=len(prompts))
-        loop = _Loop(decoder, prompts, generation_config, streamer)
+        loop = _GenerationLoop(decoder, prompts, generation_config, streamer)
         criteria = stopping_criteria
         if stop_strings is not None:
             words = tokenizer if tokenizer is not None or loaded is None else loaded.tokenizer
-            criteria = StoppingCriteriaList([*criteria, _met(stop_strings, words)])
+            criteria = StoppingCriteriaList([*criteria, _stop_string_criterion(stop_strings, words)])
         return loop.run(input_ids, logits_processor, criteria)
 
     return generate
 
 
-class _Loop:
+class _GenerationLoop:
     def __init__(
         self, decoder: WalkedDecoder, prompts: list[Prompt], config: Any, streamer: BaseStreamer | None
     ) -> None:
@@ -220,7 +220,7 @@ class _Loop:
         return made(sequences=ids, scores=scores, logits=logits, depths=depths)  # type: ignore[arg-type]
 
 
-def _met(strings: str | list[str], tokenizer: Any) -> StopStringCriteria:
+def _stop_string_criterion(strings: str | list[str], tokenizer: Any) -> StopStringCriteria:
     """That a row ends where its text holds one of ``strings``."""
     if tokenizer is None:
         raise BadArgument(
@@ -249,10 +249,10 @@ def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -
     strange = sorted(name for name, value in model_kwargs.items() if value is not None and name not in PREPARED)
     if strange:
         raise BadArgument(strange[0], type(model_kwargs[strange[0]]).__name__, "nothing of that name", "leave it out")
-    _require_counted(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
+    _require_plain_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
 
 
-def _require_counted(positions: Tensor | None, mask: Tensor | None) -> None:
+def _require_plain_positions(positions: Tensor | None, mask: Tensor | None) -> None:
     """Raises BadArgument for positions other than 0, 1, … of every row's own tokens, which is what they are here."""
     if positions is None:
         return

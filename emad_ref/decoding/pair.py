@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.tokenizer import tokenizer_identity
+from emad_ref.models.tokenizers import tokenizer_identity
 from emad_ref.point import OperatingPoint
+from emad_ref.probes.signal_values import entropy_nats, require_finite
 from emad_ref.protocol import Decoder, Prompt, Step
-from emad_ref.readout.signals import entropy_nats, require_finite
 from emad_ref.record import Floats, Ints, Tokens, Work
-from emad_ref.schedule.table import schedule_of
+from emad_ref.schedule.schedules import schedule_of
 
 if TYPE_CHECKING:
-    from emad_ref.models.loading import Loaded
+    from emad_ref.models.loading import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Partner:
         return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
 
 
-def shared_vocabulary(first: Loaded, second: Loaded) -> int:
+def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
     """The ids 0 … n − 1 that both models read alike; both need a tokenizer, the same one.
 
     Embeddings may differ in size above the tokenizer's largest id: rows there stand for no text (Qwen2.5 pads its
@@ -93,7 +93,7 @@ def entropy_bits(logits: Floats) -> Floats:
     return entropy_nats(torch.from_numpy(logits)).double().numpy() / math.log(2)
 
 
-class Log:
+class TokenLog:
     """Columns of ``Tokens`` and signals under construction, in the order of processing."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Log:
         return np.array([np.pad(values, (0, widest - len(values)), constant_values=np.nan) for values in self._signal])
 
 
-class Seat:
+class LoggedSession:
     """One partner's session; ``model`` is its index in the record, ``sequences`` the numbers of its rows.
 
     ``logits`` [rows, V] of the prompts' last positions; ``opening_work`` what opening the session executed.
@@ -148,7 +148,7 @@ class Seat:
     """
 
     def __init__(
-        self, partner: Partner, model: int, log: Log, sequences: Sequence[int], prompts: Sequence[Prompt],
+        self, partner: Partner, model: int, log: TokenLog, sequences: Sequence[int], prompts: Sequence[Prompt],
         head: int, last: int,
     ):  # fmt: skip
         self.partner, self.model, self.sequences = partner, model, list(sequences)
@@ -266,6 +266,6 @@ def require_one_vocabulary(first: Floats, second: Floats) -> None:
         )
 
 
-def by_model(small: Work | None, large: Work | None) -> dict[int, Work] | None:
+def work_by_model(small: Work | None, large: Work | None) -> dict[int, Work] | None:
     """Work as a Record holds it; None unless both models count: half a sum would pass for the whole."""
     return None if small is None or large is None else {0: small, 1: large}

@@ -18,20 +18,19 @@ import numpy as np
 import torch
 from tokenizers.decoders import DecodeStream
 
-from emad_ref.decoding.drafting import Drafting, draft, drafting_point
 from emad_ref.decoding.pair import Partner, shared_vocabulary
-from emad_ref.decoding.sampling import Sampler
-from emad_ref.decoding.switching import LARGE, SwitchingRule, turns
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.loading import Loaded
-from emad_ref.models.required import tokenizer_of
+from emad_ref.decoding.reference import Sampler, WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
+from emad_ref.decoding.switching import LARGE, SwitchingRule, switch_stream
+from emad_ref.models.loading import LoadedModel
+from emad_ref.models.tokenizers import required_tokenizer
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.text.documents import clean_text
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamedToken:
     """One new token: its ``text``, id, the blocks run for it, those its model has, and which model that was."""
 
     text: str
@@ -42,14 +41,14 @@ class Piece:
 
 
 def stream(
-    model: Loaded,
+    model: LoadedModel,
     text: str,
     point: OperatingPoint | None = None,
     tokens: int = 48,
     *,
     temperature: float = 0.0,
     seed: int = 0,
-) -> Iterator[Piece]:
+) -> Iterator[StreamedToken]:
     """Up to ``tokens`` tokens after ``text``, which an encoder-decoder reads as its source; full depth by default.
 
     Raises:
@@ -58,15 +57,15 @@ def stream(
     point = point or full_depth(model.geometry.layers)
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = prompt_of(model, text)
-    found = decoded(decoder, prompt, tokens, model.ends)
+    found = decode_stream(decoder, prompt, tokens, model.ends)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
-    yield from _worded(model, read, ((token, depth, layers, model.name) for token, depth in found))
+    yield from _detokenized(model, read, ((token, depth, layers, model.name) for token, depth in found))
 
 
 def stream_drafted(
-    model: Loaded, text: str, drafting: Drafting, tokens: int = 48, *, temperature: float = 0.0, seed: int = 0
-) -> Iterator[Piece]:
+    model: LoadedModel, text: str, drafting: Drafting, tokens: int = 48, *, temperature: float = 0.0, seed: int = 0
+) -> Iterator[StreamedToken]:
     """Up to ``tokens`` tokens after ``text``, the model's own at full depth, which drafts for itself (``drafting``).
 
     They come at the end, not as they grow: a round may take several tokens back.
@@ -80,10 +79,12 @@ def stream_drafted(
     found = draft(partner, drafting, [prompt], tokens, stop=model.ends, temperature=temperature, seed=seed)
     layers = model.geometry.layers
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
-    yield from _worded(model, read, ((token, layers, layers, model.name) for token in found.record.emitted[0].tolist()))
+    yield from _detokenized(
+        model, read, ((token, layers, layers, model.name) for token in found.record.emitted[0].tolist())
+    )
 
 
-def decoded(
+def decode_stream(
     decoder: WalkedDecoder, prompt: Prompt, tokens: int, stop: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, int]]:
     """(token, depth) as the decoder's ``generate`` emits them, each as soon as it is known."""
@@ -101,15 +102,15 @@ def decoded(
 
 
 def stream_pair(
-    small: Loaded,
-    large: Loaded,
+    small: LoadedModel,
+    large: LoadedModel,
     text: str,
     rule: SwitchingRule,
     tokens: int = 48,
     *,
     temperature: float = 0.0,
     seed: int = 0,
-) -> Iterator[Piece]:
+) -> Iterator[StreamedToken]:
     """Up to ``tokens`` tokens after ``text`` of two models that take turns (EAD), each at full depth.
 
     Raises:
@@ -121,43 +122,45 @@ def stream_pair(
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
     prompt = prompt_of(large, text)
-    found = turns(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
+    found = switch_stream(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
     by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in found)
-    yield from _worded(models[LARGE], prompt.tokens, by)
+    yield from _detokenized(models[LARGE], prompt.tokens, by)
 
 
-def prompt_of(model: Loaded, text: str) -> Prompt:
+def prompt_of(model: LoadedModel, text: str) -> Prompt:
     """``text`` behind the model's opening token, or as the source of an encoder-decoder.
 
     Raises:
         BadArgument: a model without a tokenizer, a prompt with NUL or bytes that are not UTF-8.
     """
-    tokenizer, text = tokenizer_of(model), clean_text(text, "prompt")
+    tokenizer, text = required_tokenizer(model), clean_text(text, "prompt")
     opening = [] if model.opening is None else [model.opening]
     if model.model.config.is_encoder_decoder:
         return Prompt(np.array(opening), np.array(tokenizer.encode(text), dtype=np.int64))
     return Prompt(np.array(opening + tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
 
 
-def _worded(model: Loaded, read: Iterable[int], found: Iterable[tuple[int, int, int, str]]) -> Iterator[Piece]:
+def _detokenized(
+    model: LoadedModel, read: Iterable[int], found: Iterable[tuple[int, int, int, str]]
+) -> Iterator[StreamedToken]:
     """Pieces of (token, depth, layers, model's name) as they come, one token behind, so that the last is known."""
-    words = Words(tokenizer_of(model), read)
-    last: Piece | None = None
+    words = IncrementalDetokenizer(required_tokenizer(model), read)
+    last: StreamedToken | None = None
     for token, depth, layers, name in found:
         if last is not None:
             yield last
-        last = Piece(words.add(token), token, depth, layers, name)
+        last = StreamedToken(words.add(token), token, depth, layers, name)
     if last is not None:
-        yield Piece(last.text + words.rest(), last.token, last.depth, last.layers, last.model)
+        yield StreamedToken(last.text + words.rest(), last.token, last.depth, last.layers, last.model)
 
 
-class Words:
+class IncrementalDetokenizer:
     """Ids to text, one by one, after the ids ``read`` so far: a leading space depends on what stands before."""
 
     def __init__(self, tokenizer: Any, read: Iterable[int] = ()):
         self._tokenizer, self._pending = tokenizer, list[int]()
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._stream = _PythonStream(tokenizer) if backend is None else _RustStream(backend)
+        self._stream = _SlowTokenizerStream(tokenizer) if backend is None else _FastTokenizerStream(backend)
         for token in read:
             self.add(int(token))
         self._pending.clear()
@@ -176,7 +179,7 @@ class Words:
         return str(self._tokenizer.decode(self._pending)) if self._pending else ""
 
 
-class _RustStream:
+class _FastTokenizerStream:
     """Text as tokens complete it, of a tokenizer with a Rust backend."""
 
     def __init__(self, backend: Any):
@@ -186,7 +189,7 @@ class _RustStream:
         return self._stream.step(self._backend, token)
 
 
-class _PythonStream:
+class _SlowTokenizerStream:
     """The same of a tokenizer written in Python: all ids are decoded again, for it knows no stream."""
 
     def __init__(self, tokenizer: Any):

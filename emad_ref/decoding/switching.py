@@ -30,8 +30,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from emad_ref.decoding.pair import Log, Partner, Seat, by_model, entropy_bits, require_one_vocabulary, require_prompts
-from emad_ref.decoding.sampling import Sampler
+from emad_ref.decoding.pair import (
+    LoggedSession,
+    Partner,
+    TokenLog,
+    entropy_bits,
+    require_one_vocabulary,
+    require_prompts,
+    work_by_model,
+)
+from emad_ref.decoding.reference import Sampler
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, PROMPT, Floats, Ints, Record, StopReason, Work
@@ -91,7 +99,7 @@ def rolling_means(entropies_bits: Sequence[float], window: int) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
-class Switched:
+class SwitchingResult:
     """What a run emitted and by whom; in ``record`` model 0 is the small one, 1 the large one.
 
     ``model``, ``entropy_bits``, ``rolling_bits``: one array per sequence, an entry per emitted token.
@@ -126,7 +134,7 @@ def switch(
     stop: frozenset[int] = frozenset(),
     temperature: float = 0.0,
     seed: int = 0,
-) -> Switched:
+) -> SwitchingResult:
     """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
 
     Every prompt has a pair of sessions of its own, one after the other: rows switch at times of their own, and a feed
@@ -140,26 +148,26 @@ def switch(
     if max_new < 1:
         raise BadArgument("max_new", max_new, "at least one new token")
     require_prompts(prompts)
-    log, sampler = Log(), Sampler(len(prompts), temperature, seed)
-    rows = [_Row(number, prompt, (small, large), rule, log) for number, prompt in enumerate(prompts)]
+    log, sampler = TokenLog(), Sampler(len(prompts), temperature, seed)
+    rows = [_SwitchedSequence(number, prompt, (small, large), rule, log) for number, prompt in enumerate(prompts)]
     for row in rows:
         deque(row.decode(sampler, max_new, stop), maxlen=0)
-    return Switched(
+    return SwitchingResult(
         record=Record(
             tokens=log.tokens(),
             signal=log.signal(),
             emitted=[np.array(row.history[len(row.prompt.tokens) :], dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
-            work=_total((small, large), [row.work for row in rows]),
+            work=_total_work((small, large), [row.work for row in rows]),
         ),
         model=[np.array(row.model, dtype=np.int64) for row in rows],
         entropy_bits=[np.array(row.entropy_bits) for row in rows],
         rolling_bits=[np.array(row.rolling_bits) for row in rows],
-        opening_work=_total((small, large), [row.opening_work for row in rows]),
+        opening_work=_total_work((small, large), [row.opening_work for row in rows]),
     )
 
 
-def turns(
+def switch_stream(
     small: Partner,
     large: Partner,
     rule: SwitchingRule,
@@ -174,24 +182,26 @@ def turns(
     if max_new < 1:
         raise BadArgument("max_new", max_new, "at least one new token")
     require_prompts([prompt])
-    yield from _Row(0, prompt, (small, large), rule, Log()).decode(Sampler(1, temperature, seed), max_new, stop)
+    yield from _SwitchedSequence(0, prompt, (small, large), rule, TokenLog()).decode(
+        Sampler(1, temperature, seed), max_new, stop
+    )
 
 
 @dataclass
-class _Row:
+class _SwitchedSequence:
     """One sequence under way; ``history`` is the prompt and all emitted tokens."""
 
     number: int
     prompt: Prompt
     partners: tuple[Partner, Partner]
     rule: SwitchingRule
-    log: Log
+    log: TokenLog
     history: list[int] = field(default_factory=list)
     model: list[int] = field(default_factory=list)
     entropy_bits: list[float] = field(default_factory=list)
     rolling_bits: list[float] = field(default_factory=list)
     reason: StopReason = "length"
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, LoggedSession] = field(default_factory=dict)
     work: dict[int, Work | None] = field(default_factory=dict)
     opening_work: dict[int, Work | None] = field(default_factory=dict)
 
@@ -238,8 +248,8 @@ class _Row:
         seat.session.commit(seat.length)  # EAD takes nothing back
         return logits
 
-    def _open(self, sessions: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> Seat:
-        seat = Seat(self.partners[model], model, self.log, [self.number], [prompt], head, last)
+    def _open(self, sessions: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> LoggedSession:
+        seat = LoggedSession(self.partners[model], model, self.log, [self.number], [prompt], head, last)
         sessions.callback(seat.close)
         self.seats[model] = seat
         return seat
@@ -255,7 +265,7 @@ def _require_reachable(rule: SwitchingRule, vocabulary: int) -> None:
         )
 
 
-def _total(partners: tuple[Partner, Partner], spent: Sequence[dict[int, Work | None]]) -> dict[int, Work] | None:
+def _total_work(partners: tuple[Partner, Partner], spent: Sequence[dict[int, Work | None]]) -> dict[int, Work] | None:
     """Work of all rows by model, zero for a model no row opened; None unless both decoders count."""
     if not all(partner.decoder.capabilities.counted for partner in partners):
         return None
@@ -265,4 +275,4 @@ def _total(partners: tuple[Partner, Partner], spent: Sequence[dict[int, Work | N
             if work is None:
                 return None
             totals[model] += work
-    return by_model(*totals)
+    return work_by_model(*totals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PAIR = ("emad-nano", "emad-tiny")  # small, large
+BUNDLED_PAIR = ("emad-nano", "emad-tiny")  # small, large
 
 
 def weights_folder() -> Path:

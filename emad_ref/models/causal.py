@@ -20,38 +20,42 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.agreement import (
+from emad_ref.models.families import FAST, FULL_ATTENTION, SLIDING_ATTENTION, WALKED, anatomy_of, layer_kinds, row_of
+from emad_ref.models.forward_inputs import ForwardInputs, LayerPlacement
+from emad_ref.models.fused import fused_block, fused_norm
+from emad_ref.models.fused.operations import FusedBlock, RotaryTables, as_vector, signed_rotary
+from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.models.graphs import make_graphs
+from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.placement import device_of, on_home_device, to_device, without_hooks
+from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
-    part_named,
+    FIRST_TABLE,
+    CacheWriter,
+    ForwardContext,
+    decoder_part,
+    forward_context,
     require_agreement,
     require_backend,
+    require_layer,
+    require_layers,
     require_size,
     require_usable,
 )
-from emad_ref.models.anatomy import FAST, FULL, SLIDING, WALKED, anatomy_of, layer_kinds
-from emad_ref.models.cache import Cache
-from emad_ref.models.families import row_of
-from emad_ref.models.fused import fused, fused_norm
-from emad_ref.models.fused.parts import Step, Turns, alone, signed
-from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.graphs import graphs_of
-from emad_ref.models.placement import bare, device_of, to_device, visited
-from emad_ref.models.prepared import Prepared, Station
-from emad_ref.models.stepper import FIRST_TABLE, Frame, Writer, frame_of, require_layer, require_layers
 from emad_ref.record import Ints
 
 
-class _Stored(Exception):
+class _KVWritten(Exception):
     """Leaves a block once its K and V are stored."""
 
 
-class _Filler(Writer):
+class _FillWriter(CacheWriter):
     """A writer that ends the block: its attention and MLP never run."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> NoReturn:
         super().update(keys, values, layer_idx)
-        raise _Stored
+        raise _KVWritten
 
 
 class CausalStepper:
@@ -83,38 +87,38 @@ class CausalStepper:
         require_usable(model, self.kernel)
         require_size(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = part_named(config.model_type, decoder, self.anatomy.blocks)
-        self._head = bare(model.get_output_embeddings())
+        blocks: Any = decoder_part(config.model_type, decoder, self.anatomy.blocks)
+        self._head = without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
-            (self._state_of(block), Station(kind, device_of(f"layer {number}", block) or self.device))
+            (self._state_of(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
         ]
         # a step for each block that has one; without it a block keeps its own forward
-        self._steps = [fused(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
-        self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
+        self._steps = [fused_block(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
+        self.stations: tuple[LayerPlacement, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
         self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(station.device for station in self.stations))
-        windowed = any(station.kind == SLIDING for station in self.stations)
+        windowed = any(station.kind == SLIDING_ATTENTION for station in self.stations)
         self.window: int | None = config.sliding_window if windowed else None
-        self._embedding = visited("embedding", model.get_input_embeddings(), self.device)
+        self._embedding = on_home_device("embedding", model.get_input_embeddings(), self.device)
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
         known = None if backend == WALKED or self._final_norm is None else fused_norm(self._final_norm)
         self._norm = known or self._final_norm
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
-        self._positions: Any = part_named(config.model_type, decoder, self.anatomy.positions)
-        rotary = part_named(config.model_type, decoder, self.anatomy.rotary)
-        self.rotary: Any = None if rotary is None else bare(rotary)
-        self.softcap: float | None = _configured(config, self.anatomy.softcap)
-        self._embedding_factor = _configured(config, self.anatomy.embedding_factor)
-        self._logits_divisor = _configured(config, self.anatomy.logits_divisor)
+        self._positions: Any = decoder_part(config.model_type, decoder, self.anatomy.positions)
+        rotary = decoder_part(config.model_type, decoder, self.anatomy.rotary)
+        self.rotary: Any = None if rotary is None else without_hooks(rotary)
+        self.softcap: float | None = _config_number(config, self.anatomy.softcap)
+        self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
+        self._logits_divisor = _config_number(config, self.anatomy.logits_divisor)
         # the first position that a table of positions, of the model or inside its blocks, has no entry for
         ends = self._positions is not None or self.anatomy.positions_inside
         self._end: int | None = self.max_positions if ends else None
-        self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
-        self._signed: dict[Station, tuple[Tensor, Turns]] = {}
+        self._tables: dict[LayerPlacement, tuple[Tensor, Tensor]] = {}
+        self._signed: dict[LayerPlacement, tuple[Tensor, RotaryTables]] = {}
         self._asked = backend
-        self._graphs, self._without = graphs_of(self, backend)
+        self._graphs, self._without = make_graphs(self, backend)
         if check:
             self._compare_with_model()
 
@@ -140,7 +144,7 @@ class CausalStepper:
         """What reads states out, in order."""
         return [part for part in (self._final_norm, self._project_out, self._head) if part is not None]
 
-    def steps(self, first: int, last: int) -> list[tuple[Step | None, Station]]:
+    def steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
         """The fused steps of layers first+1 … last, None where a block has none, and where each reads its masks."""
         stations = (station for _, station in self._blocks[first:last])
         return list(zip(self._steps[first:last], stations, strict=True))
@@ -150,7 +154,7 @@ class CausalStepper:
         """Positions the model was made for; a table of learned positions holds no more."""
         return int(self.config.max_position_embeddings)
 
-    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> Cache:
+    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
         """An empty cache with one row per source, each None: these models read none.
 
         Raises:
@@ -161,18 +165,18 @@ class CausalStepper:
                 raise BadArgument(f"prompts[{row}].source", source, "None", "this model has no encoder to read it")
         return self.new_cache(len(sources), capacity)
 
-    def new_cache(self, rows: int, capacity: int = 256) -> Cache:
+    def new_cache(self, rows: int, capacity: int = 256) -> KVCache:
         """An empty cache for ``rows`` sequences; ``capacity`` slots at first, more as needed."""
-        return Cache(self.layers, rows, capacity) if self._graphs is None else self._graphs.new_cache(rows, capacity)
+        return KVCache(self.layers, rows, capacity) if self._graphs is None else self._graphs.new_cache(rows, capacity)
 
     def frame(
-        self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> Frame:
+        self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
+    ) -> ForwardContext:
         """See ``Stepper.frame``."""
-        prepare = partial(Prepared, self, cache is not None, lengths is not None)
-        return frame_of(positions, cache, rows, lengths, self._end, prepare)
+        prepare = partial(ForwardInputs, self, cache is not None, lengths is not None)
+        return forward_context(positions, cache, rows, lengths, self._end, prepare)
 
-    def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
+    def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
         hidden = self._embedding(tokens)
         if self._embedding_factor is not None:
@@ -186,18 +190,18 @@ class CausalStepper:
             return hidden + to_device(table.narrow(0, frame.start + offset, frame.queries), self.device)
         return hidden
 
-    def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
+    def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
         """See ``Stepper.run``."""
         require_layers(first, last, self.layers)
         if cache is not None:
             cache.require(first, last, frame)
-        prepared: Prepared = frame.prepared
+        prepared: ForwardInputs = frame.prepared
         prepared.meet(cache)
         if self._graphs is not None and cache is not None:
             replayed = self._graphs.run(self, hidden, first, last, frame, cache)
             if replayed is not None:
                 return replayed
-        here: Station | None = None
+        here: LayerPlacement | None = None
         shape = hidden.shape
         for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
             if station != here:  # looked up where it changes: in a small model every call counts
@@ -206,10 +210,10 @@ class CausalStepper:
                 hidden = block(hidden.view(shape), **prepared.arguments(station))
             else:
                 given = given or prepared.given(station)
-                hidden = step(alone(hidden), given)
+                hidden = step(as_vector(hidden), given)
         return to_device(hidden.view(shape), self.device)
 
-    def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
+    def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the block's norm and its query, key and value projections. Raises as ``Stepper.fill``.
@@ -217,12 +221,12 @@ class CausalStepper:
         require_layer(layer, self.layers)
         cache.require(layer - 1, layer, frame)
         block, station = self._blocks[layer - 1]
-        prepared: Prepared = frame.prepared
+        prepared: ForwardInputs = frame.prepared
         prepared.meet(cache)
-        arguments = {**prepared.arguments(station), self.anatomy.cache_keyword: _Filler(cache, frame)}
+        arguments = {**prepared.arguments(station), self.anatomy.cache_keyword: _FillWriter(cache, frame)}
         try:
             block(to_device(hidden, station.device), **arguments)
-        except _Stored:
+        except _KVWritten:
             return
         raise AssertionError(f"layer {layer} never updated its cache")
 
@@ -258,9 +262,9 @@ class CausalStepper:
         """[V], or None."""
         return self._head.bias
 
-    def rotary_table(self, station: Station, positions: int) -> tuple[Tensor, Tensor]:
+    def rotary_table(self, station: LayerPlacement, positions: int) -> tuple[Tensor, Tensor]:
         """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, where blocks read."""
-        key = station if self.anatomy.rotary_per_kind else Station(FULL, station.device)
+        key = station if self.anatomy.rotary_per_kind else LayerPlacement(FULL_ATTENTION, station.device)
         if key not in self._tables or self._tables[key][0].shape[1] < positions:
             held = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
             home = device_of("rotary", self.rotary) or self.device
@@ -273,24 +277,24 @@ class CausalStepper:
                 self._tables[key] = to_device(cos, station.device), to_device(sin, station.device)
         return self._tables[key]
 
-    def turns(self, station: Station, positions: int) -> Turns:
+    def turns(self, station: LayerPlacement, positions: int) -> RotaryTables:
         """``rotary_table`` as fused steps take it, [1, ≥ positions, 1, 1, d]."""
         cos, sin = self.rotary_table(station, positions)
         held = self._signed.get(station)
         if held is None or held[0] is not cos:  # of this very table: it grows, and a planted stepper's is another
             with torch.inference_mode(False), torch.no_grad():
-                held = self._signed[station] = cos, signed(cos, sin)
+                held = self._signed[station] = cos, signed_rotary(cos, sin)
         return held[1]
 
     def _state_of(self, block: Any) -> Any:
         """``block`` bare, as a function to the state alone."""
-        plain = bare(block)
+        plain = without_hooks(block)
         return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
 
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None where the family has none."""
-        part = part_named(self.config.model_type, decoder, name)
-        return None if part is None else visited(str(name), part, self.device)
+        part = decoder_part(self.config.model_type, decoder, name)
+        return None if part is None else on_home_device(str(name), part, self.device)
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
@@ -300,6 +304,6 @@ class CausalStepper:
         require_agreement(self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS))
 
 
-def _configured(config: Any, key: str | None) -> float | None:
+def _config_number(config: Any, key: str | None) -> float | None:
     """A number that the family's config may hold under ``key``."""
     return None if key is None else getattr(config, key)

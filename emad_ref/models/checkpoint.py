@@ -1,11 +1,10 @@
-"""The folder of a checkpoint, checked before transformers opens a weight file or builds a layer.
+"""Checks of a checkpoint: its folder before a weight file is opened, and the model that was filled from it.
 
-``read_config``      config.json as JSON: an object, whose parts are objects, of weights that are not quantised.
-``Checkpoint.of``    which weight files are read and which lie beside them unread; adapters are refused.
-``Checkpoint.fits``  stored tensors are floating point, and there are enough of them for the sizes in the config.
-
-Only plain files of the folder itself are read. A link is a plain file where it leads to one: the hub's cache keeps its
-files as links to blobs. Headers are read, numbers are not: ``models.filling`` compares name by name later.
+Only plain files of the folder itself are read. A link counts as a plain file where it leads to one: the cache of the
+hub
+keeps files as links to blobs. Before loading only headers are read. After loading, tensors that are missing, left
+over or
+of another shape are refused by name, except tables that are computed today.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,82 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from emad_ref.errors import BadArgument
-from emad_ref.files import BadFile, file_kind, parsed_json, read_json, read_text, reading
-from emad_ref.models.families import Family, family_of
-from emad_ref.models.filling import TABLES
+from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text
+from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
+
+COMPUTED_TABLES = re.compile(
+    r"(^|\.)(attn|attention|self_attn|self_attention)\.(masked_)?bias$"  # causal masks and the value behind them
+    r"|(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"
+    r"|(^|\.)embed_positions$"  # GPT-J's sines
+    r"|(^|\.)position_ids$"
+)
+SHOWN_TENSORS = 3
+
+
+def require_filled(name: str, model: Any, found: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that did not fill ``model``.
+
+    ``found``: as ``from_pretrained(…, output_loading_info=True)`` gives it: sets ``missing_keys``, ``unexpected_keys``,
+    and ``mismatched_keys`` of (name, shape in the file, shape in the model).
+
+    Raises:
+        BadArgument: tensors that are missing, left over, or of another shape, how many, and the first few by name; a
+            head that differs from the embedding which the config says it is tied to.
+    """
+    left_over = [key for key in found["unexpected_keys"] if not COMPUTED_TABLES.search(key)]
+    reshaped = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in found["mismatched_keys"]]
+    problems = (
+        ("missing", found["missing_keys"]),
+        ("that the config leaves no place for", left_over),
+        ("of another shape than the config says", reshaped),
+    )
+    told = [f"{len(keys)} {what} ({_first_names(keys)})" for what, keys in problems if keys]
+    if told:
+        raise BadArgument(
+            "name",
+            name,
+            "a checkpoint that fills the model of its config",
+            f"tensors: {'; '.join(told)}; save weights and config together again, or fetch both",
+        )
+    config = model.config.get_text_config()
+    # every T5Config says that they are tied, v1.1's too, which has a head of its own and says so by not scaling
+    tied = config.tie_word_embeddings and getattr(config, "scale_decoder_outputs", True)
+    if tied and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        raise BadArgument(
+            "name",
+            name,
+            "one tensor for embedding and head, as tie_word_embeddings says",
+            "the file holds two that differ: mend config.json, or save weights and config together again",
+        )
+
+
+def require_finite_weights(name: str, model: Any) -> None:
+    """Refuse weights, and tables stored beside them, that hold NaN or infinity.
+
+    Raises:
+        BadArgument: the first such tensor, by name. A mask may hold infinity, but is no floating-point buffer of any
+            family that is walked.
+    """
+    for tensor, values in (*model.named_parameters(), *model.named_buffers()):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise BadArgument(
+                "name",
+                name,
+                "finite weights",
+                f"{tensor} holds NaN or infinity in {values.dtype}: fetch or save the checkpoint again",
+            )
+
+
+def _first_names(keys: Collection[str]) -> str:
+    """The first few, layer 2 before layer 10."""
+    by_number = sorted(keys, key=lambda key: [int(part) if part.isdecimal() else part for part in _name_parts(key)])
+    return ", ".join([*by_number[:SHOWN_TENSORS], *(["…"] if len(keys) > SHOWN_TENSORS else [])])
+
+
+def _name_parts(key: str) -> list[str]:
+    return re.split(r"(\d+)", key)  # text and numbers in turn: each place compares with its kind
+
 
 CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -39,19 +110,19 @@ ADAPTERS = (
     "adapters.safetensors",  # MLX
     "pytorch_adapter.bin",  # AdapterHub
 )
-MERGE = (
+MERGE_ADAPTER = (
     "merge it into the weights (peft: model.merge_and_unload().save_pretrained(DIR)) and name that folder, or move the "
     "adapter elsewhere to judge the weights without it"
 )
 # Files that hold weights, or say something of them, and change nothing that is judged; others, such as optimizer.pt,
 # belong to training.
-BESIDE = re.compile(
+UNREAD_FILES = re.compile(
     r"\.(safetensors|gguf|ot|h5|msgpack|onnx|pth)$|^pytorch_model.*\.bin$|\.index\.json$"
     r"|^(value_head|medusa|lm_head|pytorch_model_head).*|^modules\.json$|^quant.*config\.json$|^hf_quant_config\.json$"
 )
-READ_BY_NAME = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
+READ_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 NAMED_FILES = ("configuration_files", "fast_tokenizer_files")  # lists of names that transformers chooses from
-PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and whatever ends in _config
+CONFIG_PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and whatever ends in _config
 FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 LARGEST_HEADER = 100_000_000  # bytes, as the format says
 LARGEST_SIZE = 2**40  # of a layer, a vocabulary, a window: far beyond any, and products of a few stay cheap
@@ -62,7 +133,7 @@ _TORCH = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 
 
 @dataclass(frozen=True)
-class Tensors:
+class StoredTensors:
     """What headers say: ``dtypes`` name → dtype as safetensors spells it, ``numbers`` name → how many it holds."""
 
     dtypes: dict[str, str]
@@ -90,7 +161,7 @@ def require_plain(name: str, folder: Path) -> None:
         try:
             kind = file_kind(entry.stat().st_mode)
         except OSError as error:  # a link that leads nowhere, or in a circle
-            if not entry.name.endswith(READ_BY_NAME):
+            if not entry.name.endswith(READ_SUFFIXES):
                 continue
             said = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
             raise BadArgument("name", name, "a folder of plain files", said) from error
@@ -113,10 +184,10 @@ def require_no_adapter(name: str, folder: Path) -> None:
 
 def refuse_adapter(name: str, file: str) -> None:
     """Raises BadArgument, always."""
-    raise BadArgument("name", name, "a whole model without an adapter", f"it holds {file}: {MERGE}")
+    raise BadArgument("name", name, "a whole model without an adapter", f"it holds {file}: {MERGE_ADAPTER}")
 
 
-def _own_file(name: str, folder: Path, file: Any, named_in: str) -> Path:
+def _file_in_folder(name: str, folder: Path, file: Any, named_in: str) -> Path:
     """``folder/file``, of a name that stands in a file of the folder, whether it exists or not.
 
     Raises:
@@ -146,8 +217,8 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
     """
     config: dict[str, Any] = read_json(folder / CONFIG, CONFIG, dict, remedy="fetch or save it again")
     for key, value in config.items():
-        if (key in PARTS or key.endswith("_config")) and not isinstance(value, dict | None):
-            raise BadArgument(f"config.{key}", _brief(value), "an object, as a part of a config is", f"mend {CONFIG}")
+        if (key in CONFIG_PARTS or key.endswith("_config")) and not isinstance(value, dict | None):
+            raise BadArgument(f"config.{key}", _shorten(value), "an object, as a part of a config is", f"mend {CONFIG}")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "")
         raise BadArgument(
@@ -156,14 +227,14 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
             "weights that are not quantised",
             f"config.quantization_config says {method!r:.60}: save a dequantised copy and name its folder",
         )
-    _require_names(name, folder, config, CONFIG)
+    _require_file_names(name, folder, config, CONFIG)
     tokenizer = folder / "tokenizer_config.json"
     if tokenizer.is_file():
-        _require_names(name, folder, _settings(tokenizer), tokenizer.name)
+        _require_file_names(name, folder, _read_settings(tokenizer), tokenizer.name)
     return config
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> dict[str, Any]:
     """A JSON object whose numbers may be of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
     try:
         found = json.loads(read_text(path, path.name))
@@ -176,11 +247,11 @@ def _settings(path: Path) -> dict[str, Any]:
     return found
 
 
-def _require_names(name: str, folder: Path, settings: Mapping[str, Any], file: str) -> None:
+def _require_file_names(name: str, folder: Path, settings: Mapping[str, Any], file: str) -> None:
     for key in NAMED_FILES:
         listed = settings.get(key)
         for each in listed if isinstance(listed, list) else [] if listed is None else [listed]:
-            _own_file(name, folder, each, f"{file}: {key}")
+            _file_in_folder(name, folder, each, f"{file}: {key}")
 
 
 @dataclass(frozen=True)
@@ -217,7 +288,7 @@ class Checkpoint:
         if not all((folder / file).is_file() for file in read):
             return None
         held = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-        beside = tuple(file for file in held if BESIDE.search(file) and file not in (*read, first))
+        beside = tuple(file for file in held if UNREAD_FILES.search(file) and file not in (*read, first))
         found = Checkpoint(name, folder, read, beside)
         if first in (SAFETENSORS, SAFETENSORS_INDEX):
             for file in beside:
@@ -236,7 +307,7 @@ class Checkpoint:
         """
         stored = self.headers()
         for tensor, dtype in stored.dtypes.items():
-            if dtype not in FLOATS and not TABLES.search(tensor):
+            if dtype not in FLOATS and not COMPUTED_TABLES.search(tensor):
                 raise BadArgument(
                     "name",
                     self.name,
@@ -255,7 +326,7 @@ class Checkpoint:
                 "together again, or fetch both",
             )
 
-    def headers(self) -> Tensors:
+    def headers(self) -> StoredTensors:
         """What the headers of all files say.
 
         Raises:
@@ -274,7 +345,7 @@ class Checkpoint:
                 )
             dtypes |= {tensor: dtype for tensor, (dtype, _) in found.items()}
             numbers |= {tensor: count for tensor, (_, count) in found.items()}
-        return Tensors(dtypes, numbers)
+        return StoredTensors(dtypes, numbers)
 
     def _require_same(self, other: str) -> None:
         """Refuse a .bin file whose tensors differ from the safetensors', in shape or in numbers sampled evenly."""
@@ -286,10 +357,14 @@ class Checkpoint:
             with safe_open(self.folder / file, framework="pt") as ours:
                 for tensor in ours.keys():  # noqa: SIM118  # it is no mapping
                     value = theirs.get(tensor)
-                    if TABLES.search(tensor) or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                    if (
+                        COMPUTED_TABLES.search(tensor)
+                        or not isinstance(value, torch.Tensor)
+                        or not value.is_floating_point()
+                    ):
                         continue
                     mine = ours.get_tensor(tensor)
-                    if mine.is_floating_point() and (mine.shape != value.shape or not _alike(mine, value)):
+                    if mine.is_floating_point() and (mine.shape != value.shape or not _has_equal_samples(mine, value)):
                         raise BadArgument(
                             "name",
                             self.name,
@@ -298,7 +373,7 @@ class Checkpoint:
                         )
 
 
-def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _has_equal_samples(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether numbers sampled evenly agree in the coarser of the two precisions."""
     step = max(1, first.numel() // SAMPLED)
     coarser = min(first.dtype, second.dtype, key=lambda dtype: torch.finfo(dtype).bits)
@@ -309,7 +384,7 @@ def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
     """``first`` itself, or the files that it lists where it is an index."""
-    path = _own_file(name, folder, first, CONFIG)
+    path = _file_in_folder(name, folder, first, CONFIG)
     if not path.name.endswith(".index.json"):
         return (path.name,)
     index = read_json(path, "name", dict, remedy="fetch or save it again")
@@ -317,23 +392,25 @@ def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
     if not isinstance(places, dict) or not places:
         raise BadArgument("name", name, f"a weight_map of tensors and files in {path.name}", "save it again")
     strange = [file for file in places.values() if not isinstance(file, str)]
-    return tuple(_own_file(name, folder, file, path.name).name for file in strange[:1] or sorted(set(places.values())))
+    return tuple(
+        _file_in_folder(name, folder, file, path.name).name for file in strange[:1] or sorted(set(places.values()))
+    )
 
 
 def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
     """Tensor → (dtype, how many numbers)."""
-    with reading(path, "name") as file:
+    with open_regular(path, "name") as file:
         size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         text = file.read(min(length, LARGEST_HEADER))
     try:
         if len(text) != length or size < 8:
             raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
-        header = parsed_json(text)
+        header = parse_json(text)
         header.pop("__metadata__", None)
         ends = [entry["data_offsets"][1] for entry in header.values()]
         if max(ends, default=0) != size - 8 - length:
             raise ValueError(f"tensors of {max(ends, default=0):,} bytes in {size - 8 - length:,}")
-        return {tensor: (str(entry["dtype"]), _product(entry["shape"])) for tensor, entry in header.items()}
+        return {tensor: (str(entry["dtype"]), _count_numbers(entry["shape"])) for tensor, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise BadArgument(
             "name",
@@ -343,7 +420,7 @@ def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
         ) from error
 
 
-def _product(shape: Sequence[int]) -> int:
+def _count_numbers(shape: Sequence[int]) -> int:
     numbers = 1
     for size in shape:
         if type(size) is not int or size < 0:
@@ -376,9 +453,9 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     except ValueError as error:
         raise BadArgument("config", config.model_type, "one part that is the text model", str(error)[:120]) from error
     if not isinstance(found, PreTrainedConfig):
-        held = next(key for key in ("text_config", *PARTS) if getattr(config, key, None) is found)
+        held = next(key for key in ("text_config", *CONFIG_PARTS) if getattr(config, key, None) is found)
         raise BadArgument(
-            f"config.{held}", _brief(found), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
+            f"config.{held}", _shorten(found), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
         )
     text: PreTrainedConfig = found
     return text
@@ -391,12 +468,12 @@ def require_sizes(config: PreTrainedConfig) -> None:
         BadArgument: naming the field; a family without a row.
     """
     family = family_of(config)
-    for key, may_be_empty in _sizes(family):
+    for key, may_be_empty in _size_keys(family):
         value = getattr(config, key, None)
         if value is None and may_be_empty:
             continue
         if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
-            raise BadArgument(f"config.{key}", _brief(value), "a whole number of at least 1", f"mend {CONFIG}")
+            raise BadArgument(f"config.{key}", _shorten(value), "a whole number of at least 1", f"mend {CONFIG}")
     if bool(config.is_encoder_decoder) is not family.reads_a_source:
         expected = f"{family.reads_a_source}, as in every {config.model_type}"
         raise BadArgument("config.is_encoder_decoder", config.is_encoder_decoder, expected, f"mend {CONFIG}")
@@ -406,7 +483,7 @@ def require_sizes(config: PreTrainedConfig) -> None:
         raise BadArgument("config.max_position_embeddings", positions, expected, f"mend {CONFIG}")
 
 
-def _sizes(family: Family) -> list[tuple[str, bool]]:
+def _size_keys(family: ModelFamily) -> list[tuple[str, bool]]:
     """Config keys of sizes, and whether each may be empty or absent."""
     sizes = family.sizes
     needed = (sizes.layers, sizes.hidden, sizes.heads, "vocab_size", sizes.encoder_layers)
@@ -423,6 +500,6 @@ def _sizes(family: Family) -> list[tuple[str, bool]]:
     return [*((key, False) for key in needed if key), *((key, True) for key in optional if key)]
 
 
-def _brief(value: object) -> object:
+def _shorten(value: object) -> object:
     shown = repr(value)
     return value if len(shown) <= 120 else f"{shown[:100]}…"

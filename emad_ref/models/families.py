@@ -1,9 +1,10 @@
-"""One row per model family: where its parts are, what its sizes are made of, and where it computes in float32.
+"""One row per model family: names of its modules, rules for its sizes, and whether it computes in float32.
 
-A row is read off the family's own ``forward``; it is names, conventions and arithmetic on a config, no tensor, no
-torch. ``models.anatomy``, ``models.geometry`` and ``audit.tolerances`` read it. A family that is not here is refused.
-A row that is wrong is caught when a stepper is made: the walk must give the model's own logits, and the sizes must add
-up to the model's own number of parameters. That its FLOPs are PyTorch's is a law (``tests/laws/test_flops.py``).
+A row is read off the family's own ``forward``; it is names, conventions and arithmetic on a config: no tensor, no
+torch.
+A family without a row is refused. A wrong row fails when a stepper is made: the walk must give the model's own logits,
+and the sizes must add up to the model's number of parameters. ``tests/laws/test_flops.py`` holds the FLOPs against
+PyTorch's counter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.extending import added, part_of
+from emad_ref.extending import added_parts, load_part
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Anatomy:
 
 
 @dataclass(frozen=True)
-class Widths:
+class ModelWidths:
     """Sizes that a family's norms and biases are counted from: ``models.geometry`` says which symbol is which."""
 
     hidden: int
@@ -66,11 +67,11 @@ class Widths:
     vocabulary: int
 
 
-def _gated(config: Any) -> bool:
+def _has_gated_mlp(config: Any) -> bool:
     return True
 
 
-def _plain(config: Any) -> bool:
+def _has_plain_mlp(config: Any) -> bool:
     return False
 
 
@@ -78,12 +79,12 @@ def _kv_heads(config: Any) -> int | None:
     return getattr(config, "num_key_value_heads", None)
 
 
-def _tied(config: Any) -> bool:
+def _has_tied_embeddings(config: Any) -> bool:
     return bool(config.tie_word_embeddings)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SizeRules:
     """How a config says the sizes of ``models.geometry.Geometry``.
 
     ``gated``         whether the MLP has three matrices.
@@ -97,23 +98,23 @@ class Sizes:
     """
 
     gated: Callable[[Any], bool]
-    block_extras: Callable[[Any, Widths], int]
-    extras: Callable[[Any, Widths], int]
+    block_extras: Callable[[Any, ModelWidths], int]
+    extras: Callable[[Any, ModelWidths], int]
     layers: str = "num_hidden_layers"
     hidden: str = "hidden_size"
     heads: str = "num_attention_heads"
     head_dim: str = "head_dim"
     intermediate: str = "intermediate_size"
     kv_heads: Callable[[Any], int | None] = _kv_heads
-    tied: Callable[[Any], bool] = _tied
+    tied: Callable[[Any], bool] = _has_tied_embeddings
     experts: str | None = None
     experts_used: str | None = None
     encoder_layers: str | None = None
 
-    def widths(self, config: Any) -> Widths:
+    def widths(self, config: Any) -> ModelWidths:
         """What ``config`` says, or a SimpleNamespace with its keys."""
         hidden, heads = getattr(config, self.hidden), getattr(config, self.heads)
-        return Widths(
+        return ModelWidths(
             hidden=hidden,
             heads=heads,
             kv_heads=self.kv_heads(config) or heads,
@@ -124,7 +125,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Need:
+class ConfigRequirement:
     """What a config of the family must say to be walked: ``holds(config.key)``, else ``expected`` says what."""
 
     key: str
@@ -133,7 +134,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """One family.
 
     ``float32_inside``: its norm, softmax or router computes in float32 whatever the model's dtype.
@@ -141,9 +142,9 @@ class Family:
     """
 
     anatomy: Anatomy
-    sizes: Sizes
+    sizes: SizeRules
     float32_inside: bool
-    needs: tuple[Need, ...] = ()
+    needs: tuple[ConfigRequirement, ...] = ()
 
     @property
     def reads_a_source(self) -> bool:
@@ -151,44 +152,44 @@ class Family:
         return self.sizes.encoder_layers is not None
 
 
-def _attention_biases(w: Widths) -> int:
+def _attention_biases(w: ModelWidths) -> int:
     return (w.heads + 2 * w.kv_heads) * w.head_dim
 
 
-def _all_biases(w: Widths) -> int:
+def _all_biases(w: ModelWidths) -> int:
     """Biases of query, key, value, output and both MLP matrices."""
     return _attention_biases(w) + w.hidden + w.intermediate + w.hidden
 
 
-def _gpt_neox_block(c: Any, w: Widths) -> int:
+def _gpt_neox_block(c: Any, w: ModelWidths) -> int:
     return 4 * w.hidden + w.intermediate + w.hidden + (_attention_biases(w) + w.hidden) * bool(c.attention_bias)
 
 
-def _opt_block(c: Any, w: Widths) -> int:
+def _opt_block(c: Any, w: ModelWidths) -> int:
     return 4 * w.hidden * bool(c.layer_norm_elementwise_affine) + _all_biases(w) * bool(c.enable_bias)
 
 
-def _opt_rest(c: Any, w: Widths) -> int:
+def _opt_extras(c: Any, w: ModelWidths) -> int:
     normed = c.do_layer_norm_before and not c._remove_final_layer_norm and c.layer_norm_elementwise_affine
     return 2 * w.hidden * bool(normed) + (c.max_position_embeddings + 2) * w.hidden
 
 
-def _llama_block(c: Any, w: Widths) -> int:
+def _llama_block(c: Any, w: ModelWidths) -> int:
     attention = (_attention_biases(w) + w.hidden) * bool(getattr(c, "attention_bias", False))
     return 2 * w.hidden + attention + (2 * w.intermediate + w.hidden) * bool(getattr(c, "mlp_bias", False))
 
 
-def _phi_block(c: Any, w: Widths) -> int:
+def _phi_block(c: Any, w: ModelWidths) -> int:
     return 2 * w.hidden + _all_biases(w) + 4 * (w.hidden // w.heads) * bool(c.qk_layernorm)
 
 
-def _stablelm_block(c: Any, w: Widths) -> int:
+def _stablelm_block(c: Any, w: ModelWidths) -> int:
     norms = (1 if c.use_parallel_residual else 2) * 2 * w.hidden
     per_head = (w.heads + w.kv_heads) * w.head_dim * bool(c.qk_layernorm)
     return norms + per_head + _attention_biases(w) * bool(c.use_qkv_bias)
 
 
-def _falcon_block(c: Any, w: Widths) -> int:
+def _falcon_block(c: Any, w: ModelWidths) -> int:
     # the model's constructor fills in an empty number of norms: two in the new architecture, else one
     parallel = c.num_ln_in_parallel_attn or (2 if c.new_decoder_architecture else 1)
     norms = (2 if not c.parallel_attn or parallel == 2 else 1) * 2 * w.hidden
@@ -201,28 +202,28 @@ def _falcon_kv_heads(c: Any) -> int | None:
     return 1 if c.multi_query else None
 
 
-def _one_norm(c: Any, w: Widths) -> int:
+def _rms_norm_parameters(c: Any, w: ModelWidths) -> int:
     """The final RMSNorm."""
     return w.hidden
 
 
-def _norm_and_bias(c: Any, w: Widths) -> int:
+def _layer_norm_parameters(c: Any, w: ModelWidths) -> int:
     """The final LayerNorm."""
     return 2 * w.hidden
 
 
-def _t5_rest(c: Any, w: Widths) -> int:
+def _t5_extras(c: Any, w: ModelWidths) -> int:
     norms = (2 * c.num_layers + 2) * w.hidden
     return norms + 2 * c.relative_attention_num_buckets * w.heads
 
 
-FAMILIES: dict[str, Family] = {
-    "gpt_neox": Family(
+FAMILIES: dict[str, ModelFamily] = {
+    "gpt_neox": ModelFamily(
         Anatomy(final_norm="final_layer_norm", cache_keyword="layer_past"),
-        Sizes(_plain, _gpt_neox_block, _norm_and_bias),
+        SizeRules(_has_plain_mlp, _gpt_neox_block, _layer_norm_parameters),
         float32_inside=False,
     ),
-    "opt": Family(
+    "opt": ModelFamily(
         Anatomy(
             final_norm="final_layer_norm",  # None in the post-norm 350m
             positions="embed_positions",
@@ -231,58 +232,72 @@ FAMILIES: dict[str, Family] = {
             project_in="project_in",
             project_out="project_out",
         ),
-        Sizes(_plain, _opt_block, _opt_rest, intermediate="ffn_dim"),
+        SizeRules(_has_plain_mlp, _opt_block, _opt_extras, intermediate="ffn_dim"),
         float32_inside=False,
     ),
-    "gpt2": Family(
+    "gpt2": ModelFamily(
         Anatomy(blocks="h", final_norm="ln_f", positions="wpe", rotary=None),
-        Sizes(
-            _plain,
+        SizeRules(
+            _has_plain_mlp,
             lambda c, w: 4 * w.hidden + _all_biases(w),
             lambda c, w: 2 * w.hidden + c.max_position_embeddings * w.hidden,
             intermediate="n_inner",
         ),
         float32_inside=False,
     ),
-    "llama": Family(Anatomy(), Sizes(_gated, _llama_block, _one_norm), float32_inside=True),
-    "mistral": Family(
-        Anatomy(window_everywhere=True), Sizes(_gated, lambda c, w: 2 * w.hidden, _one_norm), float32_inside=True
-    ),
-    "qwen2": Family(
-        Anatomy(), Sizes(_gated, lambda c, w: 2 * w.hidden + _attention_biases(w), _one_norm), float32_inside=True
-    ),
-    "qwen3": Family(
-        Anatomy(), Sizes(_gated, lambda c, w: _llama_block(c, w) + 2 * w.head_dim, _one_norm), float32_inside=True
-    ),
-    "olmo2": Family(
-        Anatomy(),
-        Sizes(_gated, lambda c, w: _llama_block(c, w) + (w.heads + w.kv_heads) * w.head_dim, _one_norm),
+    "llama": ModelFamily(Anatomy(), SizeRules(_has_gated_mlp, _llama_block, _rms_norm_parameters), float32_inside=True),
+    "mistral": ModelFamily(
+        Anatomy(window_everywhere=True),
+        SizeRules(_has_gated_mlp, lambda c, w: 2 * w.hidden, _rms_norm_parameters),
         float32_inside=True,
     ),
-    "phi": Family(
+    "qwen2": ModelFamily(
+        Anatomy(),
+        SizeRules(_has_gated_mlp, lambda c, w: 2 * w.hidden + _attention_biases(w), _rms_norm_parameters),
+        float32_inside=True,
+    ),
+    "qwen3": ModelFamily(
+        Anatomy(),
+        SizeRules(_has_gated_mlp, lambda c, w: _llama_block(c, w) + 2 * w.head_dim, _rms_norm_parameters),
+        float32_inside=True,
+    ),
+    "olmo2": ModelFamily(
+        Anatomy(),
+        SizeRules(
+            _has_gated_mlp, lambda c, w: _llama_block(c, w) + (w.heads + w.kv_heads) * w.head_dim, _rms_norm_parameters
+        ),
+        float32_inside=True,
+    ),
+    "phi": ModelFamily(
         Anatomy(final_norm="final_layernorm"),
-        Sizes(_plain, _phi_block, lambda c, w: 2 * w.hidden + w.vocabulary),
+        SizeRules(_has_plain_mlp, _phi_block, lambda c, w: 2 * w.hidden + w.vocabulary),
         float32_inside=False,
     ),
-    "gemma2": Family(
+    "gemma2": ModelFamily(
         Anatomy(softcap="final_logit_softcapping"),
-        Sizes(_gated, lambda c, w: 2 * w.hidden + _llama_block(c, w), _one_norm),
+        SizeRules(_has_gated_mlp, lambda c, w: 2 * w.hidden + _llama_block(c, w), _rms_norm_parameters),
         float32_inside=True,
     ),
-    "gemma3_text": Family(
+    "gemma3_text": ModelFamily(
         Anatomy(softcap="final_logit_softcapping", rotary_per_kind=True),
-        Sizes(_gated, lambda c, w: 2 * w.hidden + _llama_block(c, w) + 2 * w.head_dim, _one_norm),
+        SizeRules(
+            _has_gated_mlp, lambda c, w: 2 * w.hidden + _llama_block(c, w) + 2 * w.head_dim, _rms_norm_parameters
+        ),
         float32_inside=True,
     ),
-    "gemma": Family(Anatomy(), Sizes(_gated, _llama_block, _one_norm), float32_inside=True),
-    "granite": Family(
+    "gemma": ModelFamily(Anatomy(), SizeRules(_has_gated_mlp, _llama_block, _rms_norm_parameters), float32_inside=True),
+    "granite": ModelFamily(
         Anatomy(embedding_factor="embedding_multiplier", logits_divisor="logits_scaling"),
-        Sizes(_gated, _llama_block, _one_norm),
+        SizeRules(_has_gated_mlp, _llama_block, _rms_norm_parameters),
         float32_inside=True,
     ),
-    "smollm3": Family(Anatomy(), Sizes(_gated, _llama_block, _one_norm), float32_inside=True),
-    "stablelm": Family(Anatomy(), Sizes(_gated, _stablelm_block, _norm_and_bias), float32_inside=False),
-    "falcon": Family(
+    "smollm3": ModelFamily(
+        Anatomy(), SizeRules(_has_gated_mlp, _llama_block, _rms_norm_parameters), float32_inside=True
+    ),
+    "stablelm": ModelFamily(
+        Anatomy(), SizeRules(_has_gated_mlp, _stablelm_block, _layer_norm_parameters), float32_inside=False
+    ),
+    "falcon": ModelFamily(
         Anatomy(
             blocks="h",
             final_norm="ln_f",
@@ -291,11 +306,17 @@ FAMILIES: dict[str, Family] = {
             constants=(("alibi", None),),
             in_a_tuple=True,
         ),
-        Sizes(_plain, _falcon_block, _norm_and_bias, intermediate="ffn_hidden_size", kv_heads=_falcon_kv_heads),
+        SizeRules(
+            _has_plain_mlp,
+            _falcon_block,
+            _layer_norm_parameters,
+            intermediate="ffn_hidden_size",
+            kv_heads=_falcon_kv_heads,
+        ),
         float32_inside=False,
-        needs=(Need("alibi", lambda alibi: not alibi, "False: only its rotary variants are walked"),),
+        needs=(ConfigRequirement("alibi", lambda alibi: not alibi, "False: only its rotary variants are walked"),),
     ),
-    "gptj": Family(
+    "gptj": ModelFamily(
         Anatomy(
             blocks="h",
             final_norm="ln_f",
@@ -305,49 +326,55 @@ FAMILIES: dict[str, Family] = {
             always_masked=True,
             in_a_tuple=True,
         ),
-        Sizes(
-            _plain,
+        SizeRules(
+            _has_plain_mlp,
             lambda c, w: 2 * w.hidden + w.intermediate + w.hidden,
             lambda c, w: 2 * w.hidden + w.vocabulary,
             intermediate="n_inner",
         ),
         float32_inside=True,  # scores are products of float32 queries and keys
     ),
-    "mixtral": Family(
+    "mixtral": ModelFamily(
         Anatomy(window_everywhere=True),
-        Sizes(
-            _gated,
+        SizeRules(
+            _has_gated_mlp,
             lambda c, w: 2 * w.hidden,
-            _one_norm,
+            _rms_norm_parameters,
             experts="num_local_experts",
             experts_used="num_experts_per_tok",
         ),
         float32_inside=True,
     ),
-    "qwen3_moe": Family(
+    "qwen3_moe": ModelFamily(
         Anatomy(window_everywhere=True),
-        Sizes(
-            _gated,
+        SizeRules(
+            _has_gated_mlp,
             lambda c, w: _llama_block(c, w) + 2 * w.head_dim,
-            _one_norm,
+            _rms_norm_parameters,
             intermediate="moe_intermediate_size",
             experts="num_experts",
             experts_used="num_experts_per_tok",
         ),
         float32_inside=True,
         needs=(
-            Need("num_experts", lambda experts: experts > 0, "at least 1: without experts it is another family"),
-            Need("decoder_sparse_step", lambda step: step == 1, "1: experts in every layer, for layers cost the same"),
-            Need("mlp_only_layers", lambda plain: not plain, "[]: experts in every layer, for layers cost the same"),
+            ConfigRequirement(
+                "num_experts", lambda experts: experts > 0, "at least 1: without experts it is another family"
+            ),
+            ConfigRequirement(
+                "decoder_sparse_step", lambda step: step == 1, "1: experts in every layer, for layers cost the same"
+            ),
+            ConfigRequirement(
+                "mlp_only_layers", lambda plain: not plain, "[]: experts in every layer, for layers cost the same"
+            ),
         ),
     ),
     # the anatomy is the decoder's; what its blocks take stands in ``models.seq2seq``
-    "t5": Family(
+    "t5": ModelFamily(
         Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None),
-        Sizes(
+        SizeRules(
             lambda c: c.feed_forward_proj.startswith("gated"),
             lambda c, w: 3 * w.hidden,
-            _t5_rest,
+            _t5_extras,
             layers="num_decoder_layers",
             hidden="d_model",
             heads="num_heads",
@@ -362,7 +389,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def row_of(family: str) -> Family:
+def row_of(family: str) -> ModelFamily:
     """The row of a family, by its config's ``model_type``.
 
     Raises:
@@ -370,16 +397,16 @@ def row_of(family: str) -> Family:
     """
     if family in FAMILIES:
         return FAMILIES[family]
-    if family not in added("families"):
-        known = ", ".join(sorted((*FAMILIES, *added("families"))))
+    if family not in added_parts("families"):
+        known = ", ".join(sorted((*FAMILIES, *added_parts("families"))))
         raise BadArgument("model_type", family, f"one of {known}", "add its row to emad_ref/models/families.py")
-    theirs = part_of("families", family)
-    if not isinstance(theirs, Family):
+    theirs = load_part("families", family)
+    if not isinstance(theirs, ModelFamily):
         raise BadArgument(f"families: {family}", type(theirs).__name__, "a Family", "see docs/own-claim.md")
     return theirs
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: Any) -> ModelFamily:
     """The row of a text config (``model.config.get_text_config()``), or of a SimpleNamespace with its keys.
 
     Raises:
@@ -391,3 +418,52 @@ def family_of(config: Any) -> Family:
         if not need.holds(value):
             raise BadArgument(need.key, value, need.expected, f"in a model of the family {config.model_type}")
     return family
+
+
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+ATTENTION_KERNELS = ("sdpa", "eager")  # those that take an additive mask [rows, 1, queries, keys]
+# fused steps where a block has one (``models.fused``), captured where the device can (``models.graphs``); the same,
+# nothing captured; modules alone
+FAST, EAGER, WALKED = BACKENDS = ("fast", "eager", "walked")
+# frequencies that depend on the longest sequence in a batch would make rows depend on their neighbours
+LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
+
+
+def anatomy_of(config: Any) -> Anatomy:
+    """The table row of a text config (``model.config.get_text_config()``).
+
+    Raises:
+        BadArgument: a family without a row or a variant of one that is not walked, bidirectional attention, or
+            length-dependent rotary frequencies.
+    """
+    family = family_of(config)
+    if getattr(config, "use_bidirectional_attention", None):
+        raise BadArgument("use_bidirectional_attention", True, "a causal model", "it is not a decoder")
+    for rotary in rotary_settings(config):
+        if rotary.get("rope_type") in LENGTH_DEPENDENT_ROTARY:
+            raise BadArgument("rope_type", rotary["rope_type"], "frequencies that do not depend on the batch")
+    return family.anatomy
+
+
+def rotary_settings(config: Any) -> list[dict[str, Any]]:
+    """The rotary parameter dicts of a config: none, one, or one per kind of layer."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in settings.values() if isinstance(value, dict)]
+    return nested or [settings]
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """FULL or SLIDING for each layer.
+
+    Raises:
+        BadArgument: another kind of layer (chunked, linear, …).
+    """
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        everywhere = row_of(config.model_type).anatomy.window_everywhere and getattr(config, "sliding_window", None)
+        kinds = [SLIDING_ATTENTION if everywhere else FULL_ATTENTION] * layers
+    unknown = sorted(set(kinds) - {FULL_ATTENTION, SLIDING_ATTENTION})
+    if unknown:
+        raise BadArgument("layer_types", unknown, f"{FULL_ATTENTION} or {SLIDING_ATTENTION}")
+    return list(kinds[:layers])

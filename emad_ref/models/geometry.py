@@ -119,10 +119,10 @@ def geometry_of(config: Any) -> Geometry:
     Raises:
         BadArgument: a family without a row, or a variant of one that is not walked.
     """
-    return _sized(config.get_text_config())
+    return _geometry(config.get_text_config())
 
 
-def _sized(config: Any) -> Geometry:
+def _geometry(config: Any) -> Geometry:
     sizes = family_of(config).sizes
     widths = sizes.widths(config)
     return Geometry(
@@ -245,4 +245,4 @@ def geometry_named(name: str) -> Geometry:
     Raises:
         BadArgument: an unknown name.
     """
-    return _sized(SimpleNamespace(**published_config(name)))
+    return _geometry(SimpleNamespace(**published_config(name)))

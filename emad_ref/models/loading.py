@@ -54,8 +54,6 @@ from transformers import (
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models import bundled
-from emad_ref.models.agreement import require_backend
-from emad_ref.models.anatomy import FAST, WALKED, anatomy_of
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
     ADAPTERS,
@@ -63,21 +61,21 @@ from emad_ref.models.checkpoint import (
     Checkpoint,
     read_config,
     refuse_adapter,
+    require_filled,
+    require_finite_weights,
     require_no_adapter,
     require_plain,
     require_sizes,
     text_config,
 )
-from emad_ref.models.families import row_of
-from emad_ref.models.filling import require_filled, require_finite
+from emad_ref.models.families import FAST, WALKED, anatomy_of, row_of
+from emad_ref.models.generation import describe_ignored, disable_collection, ignored_settings
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
-from emad_ref.models.greedy import collect_nothing, remark_on, settings_left_out
-from emad_ref.models.layout import lay_out
 from emad_ref.models.seq2seq import Seq2SeqStepper
-from emad_ref.models.special_tokens import SpecialTokens, special_tokens_of
-from emad_ref.models.stepper import Stepper
-from emad_ref.models.tokenizer import require_tokenizer, tokenizer_identity
-from emad_ref.text.hub import reachable
+from emad_ref.models.stepper import Stepper, require_backend
+from emad_ref.models.tokenizers import SpecialTokens, require_tokenizer, special_tokens_of, tokenizer_identity
+from emad_ref.models.weight_layout import lay_out_weights
+from emad_ref.text.corpora import is_hub_reachable
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +113,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; a 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-Made = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, what to tell of the files
+_LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, what to tell of the files
 
 
 class ModelUnavailable(EmadError):
@@ -123,7 +121,7 @@ class ModelUnavailable(EmadError):
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedModel:
     """A model ready to be walked.
 
     ``model`` a transformers causal or encoder-decoder LM in eval mode; ``tokenizer`` None where there is none (random
@@ -148,7 +146,7 @@ class Loaded:
     @cached_property
     def stepper(self) -> Stepper:
         """The model's one stepper, checked against the model when first asked for."""
-        if _reads_a_source(self.model.config):
+        if _is_encoder_decoder(self.model.config):
             return Seq2SeqStepper(self.model)
         return CausalStepper(self.model, backend=self.provenance["backend"])
 
@@ -188,7 +186,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _ModelSource:
     """Where a name leads. ``place``: folder or hub id; ``hub_id`` set for the hub only."""
 
     kind: str
@@ -209,7 +207,7 @@ def load(
     revision: str | None = None,
     seed: int = 0,
     backend: str = FAST,
-) -> Loaded:
+) -> LoadedModel:
     """Load a model by name (see the module's docstring).
 
     ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
@@ -234,14 +232,14 @@ def load(
     model, tokenizer, told = _MAKERS[source.kind](source, name, precision, commit, seed)
     if precision == torch.float64 and geometry_of(model.config).experts:
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
-    model, placement = _placed(name, model.to(dtype=precision).eval(), device)
-    require_finite(name, model)
-    lay_out(model)
-    declared = _declared(source, name, commit)
-    special_tokens = _reach(source, name, lambda: special_tokens_of(model, tokenizer, declared))
-    left_out = remark_on(settings_left_out(model))
-    collect_nothing(model)
-    loaded = Loaded(
+    model, placement = _place(name, model.to(dtype=precision).eval(), device)
+    require_finite_weights(name, model)
+    lay_out_weights(model)
+    declared = _declared_config(source, name, commit)
+    special_tokens = _wrap_errors(source, name, lambda: special_tokens_of(model, tokenizer, declared))
+    left_out = describe_ignored(ignored_settings(model))
+    disable_collection(model)
+    loaded = LoadedModel(
         name=name,
         model=model,
         tokenizer=tokenizer,
@@ -260,7 +258,7 @@ def load(
             "dtype": str(precision).removeprefix("torch."),
             "device": str(device),
             "placement": placement,
-            "backend": WALKED if _reads_a_source(model.config) else backend,
+            "backend": WALKED if _is_encoder_decoder(model.config) else backend,
             **told,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -269,12 +267,12 @@ def load(
         remarks=(*special_tokens.remarks, *((left_out,) if left_out else ())),
     )
     for remark in loaded.remarks:
-        _tell(name, remark)
+        _log_once(name, remark)
     return loaded
 
 
 @cache
-def _tell(name: str, remark: str) -> None:
+def _log_once(name: str, remark: str) -> None:
     """Log ``remark`` once: a run loads its model again for every decoder that is lent a copy."""
     log.warning("%s: %s", name, remark)
 
@@ -294,7 +292,7 @@ def _require_device(device: str | torch.device) -> None:
         raise BadArgument("device", str(device), "a device of this machine", _first_line(error)) from error
 
 
-def _placed(name: str, model: Any, device: str | torch.device) -> tuple[Any, dict[str, str]]:
+def _place(name: str, model: Any, device: str | torch.device) -> tuple[Any, dict[str, str]]:
     """The model where it will run, and module → device as accelerate spread it ("" stands for all of it).
 
     Layers that do not fit are not offloaded: their weights would come and go at every step, and no time would mean
@@ -337,7 +335,7 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
 # ---------------------------------------------------------------- names
 
 
-def _source_and_revision(name: str, given: str | None) -> tuple[_Source, str | None]:
+def _source_and_revision(name: str, given: str | None) -> tuple[_ModelSource, str | None]:
     """Where a name leads, and the revision that is asked for in it or beside it."""
     plain, at, behind = name.rpartition("@")
     if not at or Path(name).is_dir():  # a folder's name may hold an @
@@ -353,19 +351,19 @@ def _source_and_revision(name: str, given: str | None) -> tuple[_Source, str | N
     return source, revision
 
 
-def _source_of(name: str) -> _Source:
+def _source_of(name: str) -> _ModelSource:
     if name in CONTROLS:
-        return _Source("control", name)
+        return _ModelSource("control", name)
     if name.startswith("random:"):
-        return _Source("random", name.removeprefix("random:"))
+        return _ModelSource("random", name.removeprefix("random:"))
     if name in bundled.bundled_names():
-        return _Source("bundled", str(bundled.weights_folder() / name))
+        return _ModelSource("bundled", str(bundled.weights_folder() / name))
     if name in HUB:
-        return _Source("hub", HUB[name], HUB[name])
+        return _ModelSource("hub", HUB[name], HUB[name])
     if Path(name).is_dir():
-        return _Source("folder", name)
+        return _ModelSource("folder", name)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _Source("hub", name, name)
+        return _ModelSource("hub", name, name)
     raise BadArgument(
         "name", name, f"one of {', '.join(known_names())}, random:NAME, a folder, or OWNER/REPOSITORY of the hub"
     )
@@ -374,11 +372,11 @@ def _source_of(name: str) -> _Source:
 # ---------------------------------------------------------------- weights
 
 
-def _commit_of(source: _Source, name: str, revision: str | None) -> str:
+def _commit_of(source: _ModelSource, name: str, revision: str | None) -> str:
     """The commit that a branch, tag or nothing stands for; config, weights and tokenizer are all read from it."""
-    where = _where(source, revision)
+    where = _hub_arguments(source, revision)
     try:
-        path = _reach(source, name, lambda: hf_hub_download(source.place, CONFIG, **where))
+        path = _wrap_errors(source, name, lambda: hf_hub_download(source.place, CONFIG, **where))
     except ModelUnavailable as error:
         if isinstance(error.__cause__, EntryNotFoundError) and _is_stored(source, ADAPTERS[0], where):
             refuse_adapter(name, ADAPTERS[0])
@@ -386,29 +384,31 @@ def _commit_of(source: _Source, name: str, revision: str | None) -> str:
     return Path(path).parent.name  # the cache keeps each commit's files in snapshots/COMMIT
 
 
-def _where(source: _Source, revision: str | None) -> dict[str, Any]:
+def _hub_arguments(source: _ModelSource, revision: str | None) -> dict[str, Any]:
     """Arguments that every request to the hub takes; none for a folder."""
     if source.hub_id is None:
         return {}
-    return {"revision": revision, "local_files_only": not reachable()}
+    return {"revision": revision, "local_files_only": not is_hub_reachable()}
 
 
-def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> Made:
+def _load_stored(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Model and tokenizer from a folder or the hub, and what to tell of the files."""
-    where = _where(source, commit)
+    where = _hub_arguments(source, commit)
     folder = _folder_of(source, commit)
-    _reach(source, name, lambda: require_plain(name, folder))
-    _reach(source, name, lambda: require_no_adapter(name, folder))
+    _wrap_errors(source, name, lambda: require_plain(name, folder))
+    _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
     if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # not every file of it is here yet
         refuse_adapter(name, ADAPTERS[0])
     settings = read_config(name, folder) if (folder / CONFIG).is_file() else {}
-    config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
-    _reach(source, name, lambda: _require_config(config))  # before gigabytes are fetched
-    held = _reach(source, name, lambda: _checkpoint(name, folder, settings, config))
-    model, found = _reach(source, name, lambda: _read(source.place, config, dtype, where))
+    config = _wrap_errors(
+        source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where)
+    )
+    _wrap_errors(source, name, lambda: _require_config(config))  # before gigabytes are fetched
+    held = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
+    model, found = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
     require_filled(name, model, found)
     if held is None or source.hub_id is not None:  # files were fetched a moment ago, which may come before others
-        held = _reach(source, name, lambda: _checkpoint(name, folder, settings, config))
+        held = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
     told = {
         "weights": [] if held is None else list(held.read),
         "unread": [] if held is None else list(held.beside),
@@ -417,21 +417,21 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     }
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None, told
-    tokenizer = _reach(source, name, lambda: _tokenizer(source.place, **where))
+    tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where))
     told["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
     if told["tokenizer_loses"]:
-        _tell(name, told["tokenizer_loses"])
+        _log_once(name, told["tokenizer_loses"])
     return model, tokenizer, told
 
 
-def _folder_of(source: _Source, commit: str | None) -> Path:
+def _folder_of(source: _ModelSource, commit: str | None) -> Path:
     """Where the files lie: of the hub the cache's folder of this commit, as far as they were fetched."""
     if source.hub_id is None:
         return Path(source.place)
     return Path(hf_hub_download(source.hub_id, CONFIG, revision=commit, local_files_only=True)).parent
 
 
-def _checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
+def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
     """The weight files of the folder, which fit ``config``; None where there are none, or not all of them yet."""
     held = Checkpoint.of(name, folder, settings)
     if held is not None:
@@ -451,21 +451,23 @@ def _require_config(whole: Any) -> None:
         raise BadArgument("config.return_dict", False, "true", "mend config.json")
 
 
-def _declared(source: _Source, name: str, commit: str | None) -> dict[str, Any] | None:
+def _declared_config(source: _ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
     """What config.json itself says, without defaults of the class; None where there is no such file.
 
     A generation_config.json that cannot be read is refused: transformers goes on without it.
     """
     if source.kind in ("random", "control"):
         return None
-    where = _where(source, commit)
+    where = _hub_arguments(source, commit)
     if _is_stored(source, "generation_config.json", where):
-        _reach(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where))
-    said: dict[str, Any] = _reach(source, name, lambda: PreTrainedConfig.get_config_dict(source.place, **where)[0])
+        _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where))
+    said: dict[str, Any] = _wrap_errors(
+        source, name, lambda: PreTrainedConfig.get_config_dict(source.place, **where)[0]
+    )
     return said
 
 
-def _read(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model, and which of its tensors the files did not fill: ``filling`` refuses those by name."""
     found: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
         place,
@@ -480,15 +482,15 @@ def _read(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) ->
     return found
 
 
-def _reads_a_source(config: Any) -> bool:
+def _is_encoder_decoder(config: Any) -> bool:
     return row_of(config.get_text_config().model_type).reads_a_source
 
 
 def _class_of(config: Any) -> Any:
-    return AutoModelForSeq2SeqLM if _reads_a_source(config) else AutoModelForCausalLM
+    return AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
 
 
-def _is_stored(source: _Source, file: str, where: dict[str, Any]) -> bool:
+def _is_stored(source: _ModelSource, file: str, where: dict[str, Any]) -> bool:
     """Whether the folder or repository has ``file``."""
     if source.hub_id is None:
         return (Path(source.place) / file).is_file()
@@ -499,10 +501,14 @@ def _is_stored(source: _Source, file: str, where: dict[str, Any]) -> bool:
     return True
 
 
-def _why_no_tokenizer(source: _Source) -> str:
+def _why_no_tokenizer(source: _ModelSource) -> str:
     if source.kind in ("random", "control"):
         return "random weights of a published geometry come without one"
-    where = "the cached files of the hub repository" if source.hub_id is not None and not reachable() else source.place
+    where = (
+        "the cached files of the hub repository"
+        if source.hub_id is not None and not is_hub_reachable()
+        else source.place
+    )
     return f"none of {', '.join(TOKENIZER_FILES)} in {where}"
 
 
@@ -510,7 +516,7 @@ def _tokenizer(place: str, **where: Any) -> Any:
     return AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, **where)
 
 
-def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
+def _wrap_errors(source: _ModelSource, name: str, action: Callable[[], Any]) -> Any:
     """Run one ``from_pretrained``; every way it fails for want of files, or by what they hold, becomes one error."""
     try:
         return action()
@@ -519,7 +525,8 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
     except (OSError, HTTP_ERROR) as error:
         what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
         raise ModelUnavailable(
-            f"name={name!r}, but its {what} could not be read{_refusal(error)}; download it elsewhere (config, "
+            f"name={name!r}, but its {what} could not be read{_describe_refusal(error)}; download it elsewhere "
+            "(config, "
             "weights, tokenizer) and pass the folder as the name, or use one of "
             f"{', '.join(bundled.bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
         ) from error
@@ -547,7 +554,7 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _refusal(error: Exception) -> str:
+def _describe_refusal(error: Exception) -> str:
     """What the hub's refusal means and what to do, where it is one; transformers wraps what the hub's client raised."""
     told = (sentence for kind, sentence in REFUSALS if isinstance(error, kind) or isinstance(error.__cause__, kind))
     sentence = next(told, "")
@@ -558,7 +565,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> Made:
+def _load_random(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
     if source.place in bundled.bundled_names():
         folder = str(bundled.weights_folder() / source.place)
@@ -592,7 +599,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
     return model
 
 
-def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> Made:
+def _load_control(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Blocks above layer 4 add exactly zero: exits at 4 or above lose nothing, exits below do.
 
     It reads text with the bundled tokenizer, which all bundled models share.
@@ -622,10 +629,10 @@ def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None,
     return model, _tokenizer(str(bundled.weights_folder() / readable[0])) if readable else None, {}
 
 
-_MAKERS: dict[str, Callable[..., Made]] = {
-    "bundled": _stored,
-    "folder": _stored,
-    "hub": _stored,
-    "random": _random,
-    "control": _control,
+_MAKERS: dict[str, Callable[..., _LoadedParts]] = {
+    "bundled": _load_stored,
+    "folder": _load_stored,
+    "hub": _load_stored,
+    "random": _load_random,
+    "control": _load_control,
 }

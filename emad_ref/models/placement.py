@@ -43,32 +43,34 @@ def device_of(name: str, part: nn.Module) -> torch.device | None:
     return next(iter(devices), None)
 
 
-def visited(name: str, part: nn.Module, home: torch.device) -> Any:
+def on_home_device(name: str, part: nn.Module, home: torch.device) -> Any:
     """``part`` as a function from tensors on ``home`` to tensors on ``home``. Raises as ``device_of``."""
-    place, plain = device_of(name, part), bare(part)
+    place, plain = device_of(name, part), without_hooks(part)
     if place is None or place == home:
         return plain
     return lambda tensor: to_device(plain(to_device(tensor, place)), home)
 
 
-def bare(part: Any) -> Any:
+def without_hooks(part: Any) -> Any:
     """``part`` without accelerate's hooks, on the same weights; ``part`` itself where there are none.
 
     Only hooks that move what comes in are taken off, and only where they wrap the class's own forward.
     """
     hooked = [module for module in part.modules() if "_hf_hook" in vars(module)]
-    return _stripped(part) if hooked and all(map(_only_moves, hooked)) else part
+    return _copy_without_hooks(part) if hooked and all(map(_has_only_moving_hook, hooked)) else part
 
 
-def _only_moves(module: nn.Module) -> bool:
+def _has_only_moving_hook(module: nn.Module) -> bool:
     mover = import_module("accelerate.hooks").AlignDevicesHook  # whoever hung up the hook has imported it
     hook, wrapped = vars(module)["_hf_hook"], vars(module).get("_old_forward")
     return type(hook) is mover and not hook.offload and getattr(wrapped, "__func__", None) is type(module).forward
 
 
-def _stripped(module: nn.Module) -> nn.Module:
+def _copy_without_hooks(module: nn.Module) -> nn.Module:
     plain = copy.copy(module)  # another module around the same parameters and buffers
     for name in ("_hf_hook", "_old_forward", "forward"):
         vars(plain).pop(name, None)
-    plain._modules = {name: None if child is None else _stripped(child) for name, child in module._modules.items()}
+    plain._modules = {
+        name: None if child is None else _copy_without_hooks(child) for name, child in module._modules.items()
+    }
     return plain

@@ -33,33 +33,30 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.agreement import (
+from emad_ref.models.families import anatomy_of, row_of
+from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.placement import device_of, on_home_device, to_device, without_hooks
+from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
-    part_named,
-    require_agreement,
-    require_size,
-    require_usable,
-)
-from emad_ref.models.anatomy import anatomy_of
-from emad_ref.models.cache import Cache
-from emad_ref.models.families import row_of
-from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.placement import bare, device_of, to_device, visited
-from emad_ref.models.stepper import (
     FIRST_TABLE,
-    Frame,
-    Writer,
+    CacheWriter,
+    ForwardContext,
     attention_mask,
-    frame_of,
+    decoder_part,
+    forward_context,
+    require_agreement,
     require_layer,
     require_layers,
+    require_size,
+    require_usable,
 )
 from emad_ref.record import Ints, Work
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSources:
     """What the encoder made of some sources.
 
     ``states`` [rows, s, D], s the longest; ``lengths`` positions that are no padding, one per row.
@@ -73,11 +70,11 @@ class Encoded:
         """s: the keys that cross-attention is executed against, padding included."""
         return self.states.shape[1]
 
-    def take(self, rows: Sequence[int]) -> Encoded:
-        return Encoded(self.states[list(rows)], tuple(self.lengths[row] for row in rows))
+    def take(self, rows: Sequence[int]) -> EncodedSources:
+        return EncodedSources(self.states[list(rows)], tuple(self.lengths[row] for row in rows))
 
 
-class CrossLayer:
+class CrossAttentionCache:
     """K and V [rows, heads, s, d_kv] of the sources in one layer, for the session rows that have reached it."""
 
     def __init__(self) -> None:
@@ -125,7 +122,7 @@ class CrossLayer:
         return held if rows == self._rows else held[[self._rows.index(row) for row in rows]]
 
 
-class SourceCache(Cache):
+class Seq2SeqKVCache(KVCache):
     """K/V of one batch of decoders, what the encoder made of their sources, and a tally of what sources cost.
 
     ``cross[i]`` holds the sources' K and V of layer i + 1. Executed so far, padding included, rows dropped since too:
@@ -134,10 +131,10 @@ class SourceCache(Cache):
     keys of the decoder's blocks.
     """
 
-    def __init__(self, layers: int, rows: int, capacity: int, encoded: Encoded | None = None):
+    def __init__(self, layers: int, rows: int, capacity: int, encoded: EncodedSources | None = None):
         super().__init__(layers, rows, capacity)
         self.encoded = encoded
-        self.cross = [CrossLayer() for _ in range(layers)]
+        self.cross = [CrossAttentionCache() for _ in range(layers)]
         self.cross_fills, self.cross_context = np.zeros(layers, dtype=np.int64), np.zeros(layers, dtype=np.int64)
         self.encoder_tokens = 0 if encoded is None else rows * encoded.width
         self.encoder_context = self.encoder_tokens * (0 if encoded is None else encoded.width)
@@ -169,19 +166,19 @@ class SourceCache(Cache):
             cross.keep({row: i for i, row in enumerate(kept)})
 
 
-class _Prepared:
+class _DecoderInputs:
     """Keyword arguments of the blocks of one frame, by device, over the sources that ``cache`` holds for its rows."""
 
-    def __init__(self, stepper: Seq2SeqStepper, cache: SourceCache, frame: Frame):
+    def __init__(self, stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, frame: ForwardContext):
         encoded = cache.encoded
         assert encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
         self._frame, self._flagged, self.cache = frame, stepper.kernel == "sdpa", cache
-        bias, seen = stepper.position_bias(self._distances(stepper.places[0])), _Seen(cache, frame)
+        bias, seen = stepper.position_bias(self._distances(stepper.places[0])), _BlockCache(cache, frame)
         self.arguments = {
             device: self._given(to_device(bias, device), encoded, stepper.dtype, seen) for device in stepper.places
         }
 
-    def _given(self, bias: Tensor, encoded: Encoded, dtype: torch.dtype, seen: _Seen) -> dict[str, Any]:
+    def _given(self, bias: Tensor, encoded: EncodedSources, dtype: torch.dtype, seen: _BlockCache) -> dict[str, Any]:
         """Keyword arguments of the blocks on one device, that of ``bias``."""
         return {
             "attention_mask": attention_mask(self._frame, None, dtype, bias.device, flagged=self._flagged),
@@ -198,7 +195,7 @@ class _Prepared:
         here = self._frame.distinct_slots(device)
         return (here[:, :, None] - torch.arange(self._frame.keys, device=device)).clamp_(min=0)
 
-    def _source_mask(self, encoded: Encoded, device: torch.device) -> Tensor | None:
+    def _source_mask(self, encoded: EncodedSources, device: torch.device) -> Tensor | None:
         """Additive mask [rows, 1, 1, s]; None where no source is padded."""
         lengths = [encoded.lengths[row] for row in self._frame.rows]
         if min(lengths) == encoded.width:
@@ -208,10 +205,10 @@ class _Prepared:
         return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None].to(device)
 
 
-class _Source:
+class _CrossAttentionEntries:
     """Cross-attention's half, one layer: K and V of the frame's rows."""
 
-    def __init__(self, layer: CrossLayer, rows: tuple[int, ...]):
+    def __init__(self, layer: CrossAttentionCache, rows: tuple[int, ...]):
         self._layer, self._rows = layer, rows
 
     @property
@@ -223,12 +220,14 @@ class _Source:
         return self._layer.values(self._rows)
 
 
-class _Seen(EncoderDecoderCache):
+class _BlockCache(EncoderDecoderCache):
     """What a T5 block sees as its cache; the block asks for this class, but only for the four names below."""
 
-    def __init__(self, cache: SourceCache, frame: Frame):
-        self.self_attention_cache: Any = Writer(cache, frame)
-        self.cross_attention_cache: Any = SimpleNamespace(layers=[_Source(layer, frame.rows) for layer in cache.cross])
+    def __init__(self, cache: Seq2SeqKVCache, frame: ForwardContext):
+        self.self_attention_cache: Any = CacheWriter(cache, frame)
+        self.cross_attention_cache: Any = SimpleNamespace(
+            layers=[_CrossAttentionEntries(layer, frame.rows) for layer in cache.cross]
+        )
         # the stepper fills cross-attention before it calls a block: T5 must never project the source itself
         self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
 
@@ -261,18 +260,18 @@ class Seq2SeqStepper:
         require_usable(model, self.kernel)
         require_size(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = part_named(config.model_type, decoder, anatomy.blocks)
-        self._head = bare(model.get_output_embeddings())
+        blocks: Any = decoder_part(config.model_type, decoder, anatomy.blocks)
+        self._head = without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
-            (bare(block), device_of(f"layer {number}", block) or self.device)
+            (without_hooks(block), device_of(f"layer {number}", block) or self.device)
             for number, block in enumerate(blocks, start=1)
         ]
         self._bias = self._blocks[0][0].layer[0].SelfAttention
         self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(device for _, device in self._blocks))
-        self._embedding = visited("embedding", decoder.embed_tokens, self.device)
-        norm: Any = part_named(config.model_type, decoder, anatomy.final_norm)
-        self._final_norm = visited(anatomy.final_norm, norm, self.device)
+        self._embedding = on_home_device("embedding", decoder.embed_tokens, self.device)
+        norm: Any = decoder_part(config.model_type, decoder, anatomy.final_norm)
+        self._final_norm = on_home_device(anatomy.final_norm, norm, self.device)
         self.softcap: float | None = None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None
         self._buckets: Tensor | None = None
@@ -284,7 +283,7 @@ class Seq2SeqStepper:
         """No table of positions ends: distances beyond the last bucket share it."""
         return maxsize
 
-    def encode(self, sources: Sequence[Ints | None]) -> Encoded:
+    def encode(self, sources: Sequence[Ints | None]) -> EncodedSources:
         """Run the encoder over ``sources``, each int64 [s ≥ 1], padded on the right to the longest.
 
         Raises:
@@ -301,34 +300,34 @@ class Seq2SeqStepper:
         mask = None if present.all() else torch.from_numpy(present.astype(np.int64)).to(self.device)
         encoder = self.model.get_encoder()
         states = encoder(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask).last_hidden_state
-        return Encoded(to_device(states, self.device), lengths)
+        return EncodedSources(to_device(states, self.device), lengths)
 
-    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> SourceCache:
+    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> Seq2SeqKVCache:
         """An empty cache with one row per source; runs the encoder. Raises as ``encode``."""
-        return SourceCache(self.layers, len(sources), capacity, self.encode(sources))
+        return Seq2SeqKVCache(self.layers, len(sources), capacity, self.encode(sources))
 
-    def new_cache(self, rows: int, capacity: int = 256) -> SourceCache:
+    def new_cache(self, rows: int, capacity: int = 256) -> Seq2SeqKVCache:
         """A cache without sources: nothing can run on it; see ``open``."""
-        return SourceCache(self.layers, rows, capacity)
+        return Seq2SeqKVCache(self.layers, rows, capacity)
 
     def frame(
-        self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> Frame:
+        self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
+    ) -> ForwardContext:
         """See ``Stepper.frame``; a cache from ``open`` is needed, for it holds the sources.
 
         Raises:
             BadArgument: other shapes or values, or a cache without sources.
         """
-        if not isinstance(cache, SourceCache) or cache.encoded is None:
+        if not isinstance(cache, Seq2SeqKVCache) or cache.encoded is None:
             raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
-        return frame_of(positions, cache, rows, lengths, None, partial(_Prepared, self, cache))
+        return forward_context(positions, cache, rows, lengths, None, partial(_DecoderInputs, self, cache))
 
-    def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
+    def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: the embedding; positions are a bias on scores."""
         hidden: Tensor = self._embedding(tokens)
         return hidden
 
-    def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
+    def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes decoder layers first+1 … last and writes their K/V.
 
         Rows that reach a layer for the first time have their source projected to its K and V.
@@ -338,7 +337,7 @@ class Seq2SeqStepper:
             MissingEntry: a layer does not hold exactly the entries below a row's first position; nothing was written.
         """
         require_layers(first, last, self.layers)
-        prepared, cache, encoded = _same_sources(frame, cache)
+        prepared, cache, encoded = _matching_inputs(frame, cache)
         cache.require(first, last, frame)
         for number in range(first, last):
             self._reach(number, frame.rows, cache, encoded)
@@ -347,7 +346,7 @@ class Seq2SeqStepper:
         cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.width
         return to_device(hidden, self.device)
 
-    def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
+    def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the norm and the key and value projections of self-attention. Cross-attention owes nothing: its K and
@@ -358,7 +357,7 @@ class Seq2SeqStepper:
             MissingEntry: as in ``run``.
         """
         require_layer(layer, self.layers)
-        _, cache, _ = _same_sources(frame, cache)
+        _, cache, _ = _matching_inputs(frame, cache)
         cache.require(layer - 1, layer, frame)
         block, device = self._blocks[layer - 1]
         part = block.layer[0]
@@ -402,7 +401,7 @@ class Seq2SeqStepper:
                 )
         return self._buckets
 
-    def _reach(self, number: int, rows: tuple[int, ...], cache: SourceCache, encoded: Encoded) -> None:
+    def _reach(self, number: int, rows: tuple[int, ...], cache: Seq2SeqKVCache, encoded: EncodedSources) -> None:
         """Give the cross-attention of layer ``number`` + 1 the sources of the rows that are new to it."""
         missing = cache.cross[number].missing(rows)
         if not missing:
@@ -441,9 +440,11 @@ class Seq2SeqStepper:
         require_agreement(self, self.config.model_type, ids, theirs, whole, stepped)
 
 
-def _same_sources(frame: Frame, cache: Cache | None) -> tuple[_Prepared, SourceCache, Encoded]:
+def _matching_inputs(
+    frame: ForwardContext, cache: KVCache | None
+) -> tuple[_DecoderInputs, Seq2SeqKVCache, EncodedSources]:
     """What ``frame`` prepared, and ``cache`` as what it is, if they belong together."""
     prepared = frame.prepared
-    if not isinstance(prepared, _Prepared) or prepared.cache is not cache or prepared.cache.encoded is None:
+    if not isinstance(prepared, _DecoderInputs) or prepared.cache is not cache or prepared.cache.encoded is None:
         raise BadArgument("cache", cache, "the cache that the frame was made for")
     return prepared, prepared.cache, prepared.cache.encoded

@@ -1,4 +1,4 @@
-"""What walks a model: embed → layers first+1 … last → logits, one call each, whatever the family.
+"""The layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
 
     cache = stepper.open(sources)                        # one row per source; None where the model reads none
     frame = stepper.frame(positions, cache)              # [rows, n] positions of one forward
@@ -6,17 +6,14 @@
     hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j blocks
     logits = stepper.logits(hidden)                      # head(norm(h_j)), the readout at any depth
 
-``Stepper`` is the surface that decoders, lens traces and readouts stand on. ``models.causal`` implements it for
-decoder-only families, ``models.seq2seq`` for T5; ``models.loading`` picks. What a forward needs once (positions,
-masks, rotary tables) is a ``Frame``: its rows and positions are here, what blocks take is its stepper's.
-
-What crosses the surface lives on ``stepper.device``. No loop over tokens, no exits, no sampling. Call under
-``torch.inference_mode()``. Layers count from 1.
+``models.causal`` implements ``Stepper`` for decoder-only families, ``models.seq2seq`` for T5. Tensors that cross the
+interface lie on ``stepper.device``. Layers count from 1. Call under ``torch.inference_mode()``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 from weakref import ref
 
@@ -24,15 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument
-from emad_ref.models.cache import Cache
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.families import ATTENTION_KERNELS, BACKENDS
 from emad_ref.models.geometry import Geometry
+from emad_ref.models.kv_cache import KVCache
 from emad_ref.record import Ints
 
 FIRST_TABLE = 256  # positions a table starts with that a stepper keeps between forwards; it doubles
 
 
-class Frame:
+class ForwardContext:
     """The rows and positions of one forward, and what its blocks take, computed once. Made by ``Stepper.frame``.
 
     ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
@@ -48,18 +46,18 @@ class Frame:
         starts: tuple[int, ...],
         lengths: tuple[int, ...],
         queries: int,
-        prepare: Callable[[Frame], Any],
+        prepare: Callable[[ForwardContext], Any],
     ):
         self.rows, self.starts, self.lengths, self.queries = rows, starts, lengths, queries
         self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
         self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
         self.keys = self.executed = max(starts) + queries
         self._slots: dict[torch.device, Tensor] = {}
-        self._taken: dict[tuple[int, ...], Frame] = {}
+        self._taken: dict[tuple[int, ...], ForwardContext] = {}
         self._prepare = prepare
         self.prepared = prepare(self)
 
-    def take(self, keep: Ints) -> Frame:
+    def take(self, keep: Ints) -> ForwardContext:
         """The frame of a subset of its rows: ``keep`` int64 indices into them; ``hidden[keep]`` goes with it."""
         chosen = tuple(np.asarray(keep, dtype=np.int64).tolist())
         if chosen not in self._taken:
@@ -68,7 +66,7 @@ class Frame:
             rows, starts, lengths = (
                 tuple(column[i] for i in chosen) for column in (self.rows, self.starts, self.lengths)
             )
-            self._taken[chosen] = Frame(rows, starts, lengths, self.queries, self._prepare)
+            self._taken[chosen] = ForwardContext(rows, starts, lengths, self.queries, self._prepare)
         return self._taken[chosen]
 
     def slots(self, device: torch.device) -> Tensor:
@@ -84,14 +82,14 @@ class Frame:
         return slots if self.start is None else slots[:1]
 
 
-class Writer:
+class CacheWriter:
     """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over.
 
     It does not keep its frame alive, which whoever runs it does: frames hold what is prepared for them, and in a circle
     K/V would wait for the garbage collector.
     """
 
-    def __init__(self, cache: Cache, frame: Frame):
+    def __init__(self, cache: KVCache, frame: ForwardContext):
         self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -134,7 +132,7 @@ class Stepper(Protocol):
     @property
     def unembedding_bias(self) -> Tensor | None: ...
 
-    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> Cache:
+    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
         """An empty cache with one row per source, int64 [s ≥ 1], or None in a model that reads none.
 
         Raises:
@@ -142,13 +140,13 @@ class Stepper(Protocol):
         """
         ...
 
-    def new_cache(self, rows: int, capacity: int = 256) -> Cache:
+    def new_cache(self, rows: int, capacity: int = 256) -> KVCache:
         """An empty cache for ``rows`` sequences without sources; ``capacity`` slots at first, more as needed."""
         ...
 
     def frame(
-        self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> Frame:
+        self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
+    ) -> ForwardContext:
         """Prepare one forward.
 
         ``positions`` int64 [rows, n], consecutive in each row; without a cache they start at 0.
@@ -162,11 +160,11 @@ class Stepper(Protocol):
         """
         ...
 
-    def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
+    def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: all that comes before the first block."""
         ...
 
-    def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
+    def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes layers first+1 … last and writes their K/V.
 
         Raises:
@@ -175,7 +173,7 @@ class Stepper(Protocol):
         """
         ...
 
-    def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
+    def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Raises:
@@ -193,14 +191,14 @@ class Stepper(Protocol):
         ...
 
 
-def frame_of(
+def forward_context(
     positions: Ints,
-    cache: Cache | None,
+    cache: KVCache | None,
     rows: Ints | None,
     lengths: Ints | None,
     end: int | None,
-    prepare: Callable[[Frame], Any],
-) -> Frame:
+    prepare: Callable[[ForwardContext], Any],
+) -> ForwardContext:
     """The frame that ``Stepper.frame`` describes; ``end``: the first position that the model has no entry for, if any.
 
     Raises:
@@ -224,7 +222,7 @@ def frame_of(
     valid = (queries,) * count if lengths is None else tuple(np.asarray(lengths).tolist())
     if lengths is not None and (len(valid) != count or not all(1 <= n <= queries for n in valid)):
         raise BadArgument("lengths", list(valid), f"{count} lengths in 1–{queries}")
-    return Frame(chosen, starts, valid, queries, prepare)
+    return ForwardContext(chosen, starts, valid, queries, prepare)
 
 
 def require_layers(first: int, last: int, layers: int) -> None:
@@ -240,7 +238,13 @@ def require_layer(layer: int, layers: int) -> None:
 
 
 def attention_mask(
-    frame: Frame, window: int | None, dtype: torch.dtype, device: torch.device, *, flagged: bool, always: bool = False
+    frame: ForwardContext,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    flagged: bool,
+    always: bool = False,
 ) -> Tensor | None:
     """Additive mask [rows or 1, 1, n, keys]; None where attending to everything or SDPA's causal flag is right.
 
@@ -263,3 +267,116 @@ def attention_mask(
         seen &= there > here[:, :, None] - window
     mask = torch.zeros(seen.shape, dtype=dtype, device=device)
     return mask.masked_fill_(~seen, lowest)[:, None]
+
+
+CHECKED_ROWS, CHECKED_TOKENS = 2, 12
+# largest |Δlogit| / max|logit| at construction: the same operations in the same order, except for masks given as
+# numbers instead of flags; a wrong family is off by the order of 1
+CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+class ModelMismatch(EmadError):
+    """Walking the layers does not give the model's own logits; ``relative`` is max |Δ| / max |logit|."""
+
+    def __init__(self, family: str, relative: float, tolerance: float):
+        self.relative = relative
+        super().__init__(
+            f"model_type={family!r}, but its layers walked one by one give logits off by {relative:.2e} of the largest "
+            f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/families.py does not fit this "
+            "checkpoint or this version of transformers"
+        )
+
+
+class SizeMismatch(EmadError):
+    """The row's sizes do not add up to the model's parameters: every FLOP count would be another model's.
+
+    ``counted`` by the row, ``held`` by the model, tied ones once.
+    """
+
+    def __init__(self, family: str, counted: int, held: int):
+        self.counted, self.held = counted, held
+        super().__init__(
+            f"model_type={family!r}, but the sizes in its config make {counted:,} parameters and the model holds "
+            f"{held:,}; its row in emad_ref/models/families.py does not fit this checkpoint or this version of "
+            "transformers, or something was added to the model: give its family a row of its own"
+        )
+
+
+def require_usable(model: Any, kernel: str) -> None:
+    """Refuse training mode, and attention that takes no additive mask."""
+    if model.training:
+        raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
+    if kernel not in ATTENTION_KERNELS:
+        raise BadArgument("attn_implementation", kernel, " or ".join(ATTENTION_KERNELS))
+
+
+def require_backend(name: str) -> None:
+    """Refuse a backend that is not in ``anatomy.BACKENDS``."""
+    if name not in BACKENDS:
+        raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
+
+
+def require_size(model: Any, geometry: Geometry) -> None:
+    """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``parameters_held``."""
+    held = count_parameters(model)
+    if held is not None and held != geometry.parameters():
+        raise SizeMismatch(geometry.family, geometry.parameters(), held)
+
+
+def count_parameters(model: Any) -> int | None:
+    """Parameters of ``model``, tied ones once, or of its text part where it also reads images or sound.
+
+    None, for there is nothing to compare, where weights are quantised: then they lie packed in buffers or in objects
+    of their own, not in parameters. Such a model is known by its config, or by modules whose ``weight`` is a method
+    (PyTorch's own int8 layers).
+    """
+    config = model.config.get_text_config()
+    if getattr(model.config, "quantization_config", None) is not None:
+        return None
+    if any(callable(getattr(module, "weight", None)) for module in model.modules()):
+        return None
+    parts = (model,) if config is model.config else (model.get_decoder(), model.get_output_embeddings())
+    return sum(one.numel() for one in {id(one): one for part in parts for one in part.parameters()}.values())
+
+
+def require_agreement(
+    stepper: Stepper, family: str, ids: Tensor, theirs: Tensor, whole: KVCache | None, stepped: KVCache
+) -> None:
+    """Raise ModelMismatch unless one pass, and a prompt, a chunk and a token on its cache, give the model's own logits.
+
+    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: the caches to walk with,
+    empty; None is no cache.
+    """
+    most = CHECK_TOLERANCE[stepper.dtype]
+    require_equal_logits(family, _full_depth_logits(stepper, ids, 0, whole), theirs.double(), most)
+    last = ids.shape[1] - 1
+    for start, end in pairwise((0, last // 2, last, last + 1)):
+        mine = _full_depth_logits(stepper, ids[:, start:end], start, stepped)
+        require_equal_logits(family, mine, theirs[:, start:end].double(), most)
+
+
+def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """Raise ModelMismatch unless two float64 tensors of logits differ by ``tolerance`` of the largest at most."""
+    same = mine.shape == theirs.shape
+    relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
+    if not relative <= tolerance:  # NaN too
+        raise ModelMismatch(family, relative, tolerance)
+
+
+def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache | None) -> Tensor:
+    frame = stepper.frame(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
+    return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, stepper.layers, frame, cache)).double()
+
+
+def decoder_part(family: str, decoder: Any, name: str | None) -> Any | None:
+    """``decoder.name``; None where the family has no such part.
+
+    Raises:
+        BadArgument: a decoder without the part that the row names.
+    """
+    if name is None:
+        return None
+    if not hasattr(decoder, name):
+        remedy = "its row in emad_ref/models/families.py does not fit this checkpoint or this version of transformers"
+        raise BadArgument("model_type", family, f"a decoder with the part {name!r}", remedy)
+    return getattr(decoder, name)

@@ -18,33 +18,47 @@ moves through them; elsewhere the columns of lists are left out.
 
 Every series has a mark, line or hatch of its own: a printed page has no colours. Nothing is computed but percent.
 ``Figure`` is matplotlib's, made by ``plots``; nothing of matplotlib is imported here.
+
+From the rows of a recorded table to an SVG file's text: nothing is drawn that a table does not show.
+
+``figures.FIGURES`` says what there is to draw; here rows are checked, the canvas is made and the text is written, the
+same for the same rows, whatever the reader's own settings of matplotlib are. matplotlib (extra ``report``) is imported
+when a figure is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from emad_ref.errors import BadArgument, EmadError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 Rows = Sequence[Mapping[str, Any]]
 
-MARKS = "os^vDP*X<>"
-LINES = ("-", "--", ":", "-.")
+MARKERS = "os^vDP*X<>"
+LINE_STYLES = ("-", "--", ":", "-.")
 QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.exits`` names them
 LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity that savings are told at
-SAVED = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
-PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
+SAVING_COLUMNS = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
+FLOP_PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
 WIDTH, HEIGHT = 7.5, 3.0  # inches, of one panel across the page
 BAR, LINE = 0.28, 0.22  # inches, of one bar and of one line of a legend
-LETTERS = 110  # that a legend has room for side by side
+LEGEND_LETTERS = 110  # that a legend has room for side by side
 
 
 @dataclass(frozen=True)
-class Drawing:
+class FigureSpec:
     """How to draw a figure, and the columns it needs.
 
     ``texts``    columns of text.
@@ -65,10 +79,10 @@ class Drawing:
 def pareto(canvas: Figure, rows: Rows) -> None:
     """Shares are fractions. The rise's axis is linear below 1 %: families differ by orders of magnitude."""
     axes = canvas.add_subplot()
-    for number, (family, own) in enumerate(_by("family", rows).items()):
+    for number, (family, own) in enumerate(_group_by("family", rows).items()):
         points = sorted((100 * row["net reduction %"], 100 * row["rise %"]) for row in own)
-        axes.plot(*zip(*points, strict=True), **_style(number), label=family)
-    _scale(axes, "symlog", linthresh=1.0)
+        axes.plot(*zip(*points, strict=True), **_series_style(number), label=family)
+    _set_scale(axes, "symlog", linthresh=1.0)
     axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
     axes.set(xlabel="net FLOPs saved, %", ylabel="rise of perplexity, %")
     _legend_below(canvas)
@@ -77,14 +91,14 @@ def pareto(canvas: Figure, rows: Rows) -> None:
 def saving_against_loss(canvas: Figure, rows: Rows) -> None:
     """Ceilings in black, without marks: nobody can get above them who does not know the future."""
     panels = canvas.subplots(2, sharex=True)
-    for axes, (column, label) in zip(panels, SAVED.items(), strict=True):
+    for axes, (column, label) in zip(panels, SAVING_COLUMNS.items(), strict=True):
         kinds = {"ceiling": 0, "criterion": 0}
-        for family, own in _by("family", rows).items():
+        for family, own in _group_by("family", rows).items():
             kind = "ceiling" if own[0]["kind"] == "ceiling" else "criterion"
             points = sorted((100 * row["rise %"], 100 * row[column]) for row in own)
-            style = _style(kinds[kind])
+            style = _series_style(kinds[kind])
             if kind == "ceiling":
-                style = {"color": "black", "linestyle": LINES[kinds[kind] % len(LINES)], "linewidth": 1.8}
+                style = {"color": "black", "linestyle": LINE_STYLES[kinds[kind] % len(LINE_STYLES)], "linewidth": 1.8}
             axes.plot(*zip(*points, strict=True), **style, label=family)
             kinds[kind] += 1
         for level in LOSSES:
@@ -102,7 +116,7 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     """Entropy above; below, what it is worth: 0.5 is an AUROC that says nothing."""
     entropy, worth = canvas.subplots(2, sharex=True)
     layers = [row["layer"] for row in rows]
-    entropy.plot(layers, _column(rows, "mean entropy, nats"), **_style(0), label="mean entropy")
+    entropy.plot(layers, _column(rows, "mean entropy, nats"), **_series_style(0), label="mean entropy")
     targets = [(row["layer"], row["target, nats"]) for row in rows if row["target, nats"] is not None]
     if targets:
         hollow = {"linestyle": "--", "markerfacecolor": "none", "markersize": 9}
@@ -115,7 +129,7 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
         "AUROC of low entropy for that": "AUROC of low entropy for that",
     }
     for number, (column, label) in enumerate(columns.items()):
-        worth.plot(layers, _column(rows, column), **_style(number), label=label)
+        worth.plot(layers, _column(rows, column), **_series_style(number), label=label)
     worth.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
     worth.set(xlabel="layer", ylabel="share, AUROC", ylim=(-0.05, 1.05))
     worth.legend(fontsize="small")
@@ -126,31 +140,31 @@ def depth_by_position(canvas: Figure, rows: Rows) -> None:
     depth, entropy = canvas.subplots(2, sharex=True)
     places = range(len(rows))
     for number, column in enumerate(("mean depth", "mean free depth")):
-        depth.plot(places, _column(rows, column), **_style(number), label=column)
+        depth.plot(places, _column(rows, column), **_series_style(number), label=column)
     depth.set(ylabel="layers")
     depth.set_ylim(bottom=0)
     depth.legend(fontsize="small")
-    entropy.plot(places, _column(rows, "mean entropy of the last layer, nats"), **_style(2))
+    entropy.plot(places, _column(rows, "mean entropy of the last layer, nats"), **_series_style(2))
     entropy.set(xlabel="position", ylabel="entropy of the\nlast layer, nats")
     entropy.set_xticks(list(places), [row["positions"] for row in rows])
 
 
 def final_token_rank(canvas: Figure, rows: Rows) -> None:
-    for axes, (task, own) in _panels(canvas, rows):
+    for axes, (task, own) in _task_panels(canvas, rows):
         layers = [row["layer"] for row in own]
         for number, quantile in enumerate(QUANTILES):
-            axes.plot(layers, _column(own, quantile), **_style(number), label=f"{quantile} of tokens")
-        _scale(axes, "log")
+            axes.plot(layers, _column(own, quantile), **_series_style(number), label=f"{quantile} of tokens")
+        _set_scale(axes, "log")
         axes.set(xlabel="layer", ylabel="rank of the final token, at most", title=task)
         axes.label_outer()
     _legend_below(canvas)
 
 
 def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
-    for axes, (task, own) in _panels(canvas, rows):
+    for axes, (task, own) in _task_panels(canvas, rows):
         layers = [row["layer"] for row in own]
         for number, column in enumerate(("confidence", "accuracy", "ECE")):
-            axes.plot(layers, _column(own, column), **_style(number), label=column)
+            axes.plot(layers, _column(own, column), **_series_style(number), label=column)
         axes.set(xlabel="layer", ylabel="share", title=task, ylim=(-0.05, 1.05))
         axes.label_outer()
     _legend_below(canvas)
@@ -158,13 +172,13 @@ def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
 
 def exits_by_minimum_layer(canvas: Figure, rows: Rows) -> None:
     """A rule met at one minimum layer only, as full depth is, is a single mark."""
-    tasks = _by("task", rows)
+    tasks = _group_by("task", rows)
     grid = canvas.subplots(2, len(tasks), sharex=True, squeeze=False)
     for column, (task, own) in enumerate(tasks.items()):
         for axes, measure in zip(grid[:, column], ("mean exit", "score"), strict=True):
-            for number, rule in enumerate(_by("rule", rows)):
+            for number, rule in enumerate(_group_by("rule", rows)):
                 met = sorted((row["j"], row[measure]) for row in own if row["rule"] == rule)
-                axes.plot([j for j, _ in met], [value for _, value in met], **_style(number), label=rule)
+                axes.plot([j for j, _ in met], [value for _, value in met], **_series_style(number), label=rule)
             axes.set(ylabel=measure)
         grid[0, column].set_title(task)
         grid[1, column].set_xlabel("minimum exit layer j")
@@ -172,13 +186,13 @@ def exits_by_minimum_layer(canvas: Figure, rows: Rows) -> None:
 
 
 def flops_by_rule(canvas: Figure, rows: Rows) -> None:
-    tasks = _by("task", rows)
+    tasks = _group_by("task", rows)
     heights = [len(own) for own in tasks.values()]
     panels = canvas.subplots(len(tasks), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     for axes, (task, own) in zip(panels, tasks.items(), strict=True):
         names = [f"{row['rule']}, j = {row['j']}" for row in own]
         left = [0.0] * len(own)
-        for part, hatch in PARTS.items():
+        for part, hatch in FLOP_PARTS.items():
             axes.barh(range(len(own)), _column(own, part), left=left, hatch=hatch, edgecolor="black", label=part)
             left = [before + row[part] for before, row in zip(left, own, strict=True)]
         axes.set_yticks(range(len(own)), names, fontsize="small")
@@ -191,7 +205,7 @@ def flops_by_rule(canvas: Figure, rows: Rows) -> None:
 def score_against_cost(canvas: Figure, rows: Rows) -> None:
     axes = canvas.add_subplot()
     for number, row in enumerate(rows):
-        lone = _style(number) | {"linestyle": "none"}
+        lone = _series_style(number) | {"linestyle": "none"}
         axes.plot([row["MFLOPs per token"]], [row["score"]], **lone, label=row["decoding"])
     axes.set(xlabel="MFLOPs per token", ylabel="score")
     axes.set_xlim(left=0)
@@ -202,13 +216,13 @@ def depth_by_margin(canvas: Figure, rows: Rows) -> None:
     """The rise's interval, where there is one, as a bar."""
     rise, depth = canvas.subplots(2, sharex=True)
     saved = [100 * row["net reduction %"] for row in rows]
-    rise.plot(saved, [100 * row["rise %"] for row in rows], **_style(0))
+    rise.plot(saved, [100 * row["rise %"] for row in rows], **_series_style(0))
     for row in rows:
         if row["rise low %"] is not None and row["rise high %"] is not None:
             ends = (100 * row["rise low %"], 100 * row["rise high %"])
             rise.vlines(100 * row["net reduction %"], *ends, linewidth=0.8)
     rise.set(ylabel="rise of perplexity, %")
-    depth.plot(saved, _column(rows, "mean depth"), **_style(1))
+    depth.plot(saved, _column(rows, "mean depth"), **_series_style(1))
     depth.set(xlabel="net FLOPs saved, %", ylabel="mean depth, layers")
     depth.set_ylim(bottom=0)
 
@@ -220,7 +234,7 @@ def depth_by_token(canvas: Figure, rows: Rows) -> None:
     count = min(map(len, decided), default=0)
     for number, margin in enumerate(sorted({0, count // 2, count - 1} & set(range(count)))):
         label = f"margin {margin + 1} of {count}, by what it saves"
-        axes.plot(range(len(decided)), [depths[margin] for depths in decided], **_style(number), label=label)
+        axes.plot(range(len(decided)), [depths[margin] for depths in decided], **_series_style(number), label=label)
     axes.set(xlabel="token after the prompt", ylabel="depth, layers")
     axes.set_ylim(bottom=0)
     _legend_below(canvas)
@@ -231,7 +245,7 @@ def model_by_token(canvas: Figure, rows: Rows) -> None:
     told = [row for row in rows if row["entropy, bits"] is not None]
     places = range(len(told))
     for number, column in enumerate(("entropy, bits", "rolling, bits")):
-        axes.plot(places, _column(told, column), **_style(number), label=column)
+        axes.plot(places, _column(told, column), **_series_style(number), label=column)
     axes.plot(places, _column(told, "threshold, bits"), color="grey", linestyle="--", label="threshold, bits")
     large = [place for place in places if told[place]["model"] == "large"]
     axes.plot(
@@ -241,14 +255,14 @@ def model_by_token(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def _panels(canvas: Figure, rows: Rows) -> list[tuple[Axes, tuple[str, Rows]]]:
+def _task_panels(canvas: Figure, rows: Rows) -> list[tuple[Axes, tuple[str, Rows]]]:
     """Side by side, one per task."""
-    tasks = _by("task", rows)
+    tasks = _group_by("task", rows)
     axes = canvas.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     return list(zip(axes, tasks.items(), strict=True))
 
 
-def _by(column: str, rows: Rows) -> dict[str, Rows]:
+def _group_by(column: str, rows: Rows) -> dict[str, Rows]:
     """Rows by the text of a column, both in the order in which they first stand."""
     return {key: [row for row in rows if row[column] == key] for key in dict.fromkeys(row[column] for row in rows)}
 
@@ -257,16 +271,16 @@ def _column(rows: Rows, name: str) -> list[float]:
     return [float("nan") if row[name] is None else row[name] for row in rows]
 
 
-def _style(number: int) -> dict[str, Any]:
+def _series_style(number: int) -> dict[str, Any]:
     """Mark, line and colour of a series; marks come back after ten with another line."""
     return {
-        "marker": MARKS[number % len(MARKS)],
-        "linestyle": LINES[number // len(MARKS) % len(LINES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINE_STYLES[number // len(MARKERS) % len(LINE_STYLES)],
         "color": f"C{number % 10}",
     }
 
 
-def _scale(axes: Axes, scale: str, **options: Any) -> None:
+def _set_scale(axes: Axes, scale: str, **options: Any) -> None:
     """A logarithmic axis whose ticks are plain numbers."""
     axes.set_yscale(scale, subs=[2, 5], **options)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -276,75 +290,177 @@ def _scale(axes: Axes, scale: str, **options: Any) -> None:
 def _legend_below(canvas: Figure) -> None:
     """One legend for all panels, each of which has the same series."""
     handles, labels = canvas.axes[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=_columns(labels), fontsize="small")
+    canvas.legend(handles, labels, loc="outside lower center", ncols=_legend_columns(labels), fontsize="small")
 
 
-def _columns(labels: Iterable[str]) -> int:
+def _legend_columns(labels: Iterable[str]) -> int:
     """As many as fit beside one another."""
-    return max(1, min(3, LETTERS // (6 + max(map(len, labels)))))
+    return max(1, min(3, LEGEND_LETTERS // (6 + max(map(len, labels)))))
 
 
-def _panels_high(count: int, legend: str = "") -> Callable[[Rows], tuple[float, float]]:
+def _panels_size(count: int, legend: str = "") -> Callable[[Rows], tuple[float, float]]:
     """``count`` panels, and below them a legend with an entry for every text of the column ``legend``."""
 
     def size(rows: Rows) -> tuple[float, float]:
-        labels = list(_by(legend, rows)) if legend else [""]
-        return WIDTH, count * HEIGHT + LINE * -(-len(labels) // _columns(labels))
+        labels = list(_group_by(legend, rows)) if legend else [""]
+        return WIDTH, count * HEIGHT + LINE * -(-len(labels) // _legend_columns(labels))
 
     return size
 
 
-def _one_bar_each(rows: Rows) -> tuple[float, float]:
-    return WIDTH, 1.2 + 0.4 * len(_by("task", rows)) + BAR * len(rows)
+def _bars_size(rows: Rows) -> tuple[float, float]:
+    return WIDTH, 1.2 + 0.4 * len(_group_by("task", rows)) + BAR * len(rows)
 
 
-FIGURES: dict[str, Drawing] = {
-    "pareto": Drawing(pareto, ("family",), ("net reduction %", "rise %"), (), _panels_high(1, "family")),
-    "saving against loss": Drawing(
-        saving_against_loss, ("family", "kind"), ("rise %", *SAVED), (), _panels_high(2, "family")
+FIGURES: dict[str, FigureSpec] = {
+    "pareto": FigureSpec(pareto, ("family",), ("net reduction %", "rise %"), (), _panels_size(1, "family")),
+    "saving against loss": FigureSpec(
+        saving_against_loss, ("family", "kind"), ("rise %", *SAVING_COLUMNS), (), _panels_size(2, "family")
     ),
-    "entropy profile": Drawing(
+    "entropy profile": FigureSpec(
         entropy_profile,
         (),
         ("layer", "mean entropy, nats", "echo %", "agrees with last %"),
         ("target, nats", "AUROC of low entropy for that"),
-        _panels_high(2),
+        _panels_size(2),
     ),
-    "depth by position": Drawing(
+    "depth by position": FigureSpec(
         depth_by_position,
         ("positions",),
         ("mean depth", "mean free depth", "mean entropy of the last layer, nats"),
         (),
-        _panels_high(2),
+        _panels_size(2),
     ),
-    "final token rank": Drawing(final_token_rank, ("task",), ("layer", *QUANTILES), (), _panels_high(1)),
-    "confidence and accuracy": Drawing(
-        confidence_and_accuracy, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_high(1)
+    "final token rank": FigureSpec(final_token_rank, ("task",), ("layer", *QUANTILES), (), _panels_size(1)),
+    "confidence and accuracy": FigureSpec(
+        confidence_and_accuracy, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_size(1)
     ),
-    "exits by minimum layer": Drawing(
-        exits_by_minimum_layer, ("task", "rule"), ("j", "mean exit", "score"), (), _panels_high(2, "rule")
+    "exits by minimum layer": FigureSpec(
+        exits_by_minimum_layer, ("task", "rule"), ("j", "mean exit", "score"), (), _panels_size(2, "rule")
     ),
-    "FLOPs by rule": Drawing(flops_by_rule, ("task", "rule"), ("j", *PARTS), (), _one_bar_each),
-    "score against cost": Drawing(
-        score_against_cost, ("decoding",), ("score", "MFLOPs per token"), (), _panels_high(1, "decoding")
+    "FLOPs by rule": FigureSpec(flops_by_rule, ("task", "rule"), ("j", *FLOP_PARTS), (), _bars_size),
+    "score against cost": FigureSpec(
+        score_against_cost, ("decoding",), ("score", "MFLOPs per token"), (), _panels_size(1, "decoding")
     ),
-    "depth by margin": Drawing(
+    "depth by margin": FigureSpec(
         depth_by_margin,
         ("point", "put forward as"),
         ("mean depth", "net reduction %", "perplexity", "rise %"),
         ("margin, nats", "rise low %", "rise high %"),
-        _panels_high(2),
+        _panels_size(2),
         ("probes", "thresholds, nats"),
     ),
-    "depth by token": Drawing(
-        depth_by_token, ("token", "part"), (), (), _panels_high(1), ("depths", "instead", "entropy, nats")
+    "depth by token": FigureSpec(
+        depth_by_token, ("token", "part"), (), (), _panels_size(1), ("depths", "instead", "entropy, nats")
     ),
-    "model by token": Drawing(
+    "model by token": FigureSpec(
         model_by_token,
         ("token", "part", "model"),
         ("threshold, bits",),
         ("entropy, bits", "rolling, bits"),
-        _panels_high(1),
+        _panels_size(1),
     ),
 }
 EMBEDDED = ("depth by margin", "depth by token", "model by token")
+
+
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+TITLE_WIDTH = 90  # letters
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "emad",  # else ids are drawn at random
+    "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
+    "text.parse_math": False,  # a $ in a model's name is a $
+    "text.usetex": False,
+}
+
+
+class PlotsMissing(EmadError):
+    """matplotlib is not installed."""
+
+
+class NothingToDraw(EmadError):
+    """Every row lacks a number that the figure needs."""
+
+
+def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Check that ``figure`` can draw ``rows``: its columns are there and hold what it draws.
+
+    Raises:
+        BadArgument: an unknown figure, no rows, a column that is missing, a value of another kind.
+    """
+    if figure not in FIGURES:
+        raise BadArgument("figure", figure, f"one of {', '.join(FIGURES)}")
+    if not rows:
+        raise BadArgument("rows", rows, "at least one row", "there is nothing to draw")
+    drawing = FIGURES[figure]
+    for column in (*drawing.texts, *drawing.numbers, *drawing.gaps, *drawing.lists):
+        for number, row in enumerate(rows):
+            if column not in row:
+                raise BadArgument(f"columns of row {number}", list(row), f"{column!r}, which figure {figure!r} draws")
+            value = row[column]
+            if column in drawing.lists:
+                if not isinstance(value, list):
+                    raise BadArgument(f"row {number}: {column}", value, "a list")
+                continue
+            if column in drawing.texts and not isinstance(value, str):
+                raise BadArgument(f"row {number}: {column}", value, "a text")
+            if column not in drawing.texts and (isinstance(value, bool) or not isinstance(value, int | float | None)):
+                raise BadArgument(f"row {number}: {column}", value, "a number or None")
+
+
+def draw_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> str:
+    """An SVG file's text. Rows that lack a number are left out, and the figure says how many.
+
+    Args:
+        figure: a name of ``FIGURES``, whose entry says which columns it needs.
+        rows: of one recorded table.
+        title: above the figure.
+
+    Raises:
+        BadArgument: as ``require_drawable``.
+        NothingToDraw: every row lacks a number.
+        PlotsMissing: the extra ``report`` is not installed.
+    """
+    with open_figure(figure, rows, title) as canvas:
+        file = io.BytesIO()
+        canvas.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue().decode()
+
+
+@contextmanager
+def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[Figure]:
+    """The figure as matplotlib holds it, for as long as its style is in force; raises as ``draw`` does."""
+    require_drawable(figure, rows)
+    drawing = FIGURES[figure]
+    complete = [row for row in rows if all(row[column] is not None for column in drawing.numbers)]
+    if not complete:
+        lacking = [column for column in drawing.numbers if all(row[column] is None for row in rows)]
+        raise NothingToDraw(f"no row has {' and '.join(lacking or drawing.numbers)}")
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure  # no pyplot: no global state, no window
+    except ImportError as error:
+        raise PlotsMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+    with rc_context(), warnings.catch_warnings():
+        _reset_style()
+        # the reader's machine sets the text: whether its letters are in a font of this one does not matter
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        canvas = Figure(figsize=drawing.size(complete), layout="constrained")
+        drawing.paint(canvas, [_printable(row) for row in complete])
+        absent = len(rows) - len(complete)
+        left_out = f"\n({absent} of {len(rows)} rows lack a number and are not drawn)" if absent else ""
+        wrapped = textwrap.fill(NOT_XML.sub("\ufffd", title), TITLE_WIDTH)
+        canvas.suptitle(wrapped + left_out, fontsize="medium")
+        yield canvas
+
+
+def _reset_style() -> None:
+    import matplotlib
+
+    matplotlib.rcdefaults()
+    matplotlib.rcParams.update(STYLE)
+
+
+def _printable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Letters that XML cannot hold would leave a file that nobody can open."""
+    return {key: NOT_XML.sub("\ufffd", value) if isinstance(value, str) else value for key, value in row.items()}

@@ -1,6 +1,5 @@
-"""Where a result comes from: versions, commit, platform, threads, device, dtype, seed. Standard library and plain data.
-
-Torch is asked for its threads only where something else has imported it.
+"""Where a result comes from: versions, commit, machine, and whose decoder was judged. Standard library and plain
+data; torch is read only where something else has imported it.
 """
 
 from __future__ import annotations
@@ -8,23 +7,24 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from emad_ref import extending
-from emad_ref.evidence.study import Study
-from emad_ref.report.shipped import HOME
+from emad_ref.measurements.study import Study
+from emad_ref.report.deselection import HOME
 
 DISTRIBUTION = "pytest-emad"
-REPORTED = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
+REPORTED_PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
 
 
 def provenance(study: Study) -> dict[str, Any]:
     """Of a run of ``study`` in this process. Built-in types only."""
     return (
         {
-            "versions": {name: installed_version(name) for name in (DISTRIBUTION, *REPORTED)}
+            "versions": {name: installed_version(name) for name in (DISTRIBUTION, *REPORTED_PACKAGES)}
             | {"python": platform.python_version()},
             "commit": commit(),
             "platform": platform.platform(),
@@ -39,14 +39,14 @@ def provenance(study: Study) -> dict[str, Any]:
     )
 
 
-def project(root: Path) -> dict[str, Any]:
+def project_facts(root: Path) -> dict[str, Any]:
     """The tree that was tested with us: its root and, where it is a repository other than ours, its commit."""
-    return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else described(root)}
+    return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else git_describe(root)}
 
 
 def commit() -> str | None:
     """Ours, where this is a checkout."""
-    return described(HOME) if (HOME / ".git").exists() else None
+    return git_describe(HOME) if (HOME / ".git").exists() else None
 
 
 def torch_threads() -> int | None:
@@ -63,7 +63,7 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def described(folder: Path) -> str | None:
+def git_describe(folder: Path) -> str | None:
     """The commit of a checkout, ``-dirty`` when the tree differs from it; None where there is none, or no git."""
     try:
         said = subprocess.run(
@@ -76,3 +76,41 @@ def described(folder: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return said.stdout.strip() or None
+
+
+ANSWERED, DECLINED, NONE = "answered", "declined", "none"
+PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
+FEATURES = "features"  # of a request beyond a greedy run at full depth → [answered, declined]
+EXITS, SAMPLING = "exits", "sampling"
+
+
+def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """What several processes counted, as if one had."""
+    found: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for provider in part:
+            empty = {**dict.fromkeys(PROVIDER_OUTCOMES, 0), FEATURES: {}}
+            known = found.setdefault(provider["plugin"], dict(provider) | empty)
+            for what in PROVIDER_OUTCOMES:
+                known[what] += provider[what]
+            for feature, counts in provider.get(FEATURES, {}).items():
+                before = known[FEATURES].get(feature, (0, 0))
+                known[FEATURES][feature] = [one + other for one, other in zip(before, counts, strict=True)]
+    return list(found.values())
+
+
+def not_offered(asked: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Features that the foreign providers declined whenever they were asked, and never answered.
+
+    One that is declined here and answered there is offered: a decoder cannot decline its hard cases alone.
+    """
+    features = [provider.get(FEATURES, {}) for provider in asked if provider["foreign"]]
+    answered = {name for each in features for name, (answers, _) in each.items() if answers}
+    return frozenset(name for each in features for name in each) - answered
+
+
+def decoder_names(asked: Iterable[Mapping[str, Any]]) -> str:
+    """The decoder under test in words: who answered, or who is going to be asked first."""
+    asked = list(asked)
+    names = [provider["name"] for provider in asked if provider[ANSWERED] or provider[DECLINED]]
+    return " and ".join(names or [provider["name"] for provider in asked[:1]])

@@ -1,25 +1,132 @@
-"""The tables of a run: operating points, claims and their legs, and whatever else suites put on record.
+"""Tables as text that never run over the edge: first words wrap, then columns stand below one another.
+
+Cells that are words give way first, the widest of them, down to ``NARROW`` letters or their longest word. Numbers and
+intervals stay in one piece. Where even that is too wide the table is cut between columns, in their order, and each part
+begins with the first column, so that nothing is left out.
+
+The tables of a run: operating points, claims and their legs, and whatever else suites put on record.
 
 All take the JSON-able dictionaries of ``report.json`` and give rows of ``Cell``: a text beside the value that it shows.
 Terminal, Markdown and HTML set the same rows, so that they cannot tell different stories. A value that is absent shows
 as "–", never as zero. A falsified claim is one more row, set like every other.
+
+How the page writes numbers: as everything else does (``verdict.numbers``), by what they are on the page.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.figures import EMBEDDED
-from emad_ref.report.fitting import Cell as Cell  # whoever takes rows takes them from here
-from emad_ref.report.fitting import Row as Row
-from emad_ref.report.fitting import text_table
-from emad_ref.verdict import numbers
-from emad_ref.verdict.gating import UNDECIDED
-from emad_ref.verdict.numbers import ABSENT as ABSENT
+from tabulate import tabulate
 
-WIDE = 150  # letters in a line where nobody says how wide the page is
+from emad_ref.report.figures import EMBEDDED
+from emad_ref.statistics import number_format
+from emad_ref.statistics.gate import UNDECIDED
+from emad_ref.statistics.number_format import ABSENT as ABSENT
+
+COLUMN_GAP = 2  # blanks that tabulate puts between columns
+HEADING_GAP = 2  # by how much it makes a column wider than its heading
+MIN_WORDS_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``text`` as shown, lines apart by newlines; ``value`` of ``report.json``, None where it is the text or absent."""
+
+    text: str
+    value: Any = None
+
+
+Row = dict[str, Cell]
+
+
+def text_table(rows: Sequence[Row], width: int) -> str:
+    """``rows``, which share their keys, as text of at most ``width`` letters a line; "" for none.
+
+    Only a first column that is wider by itself runs over: a name is not cut.
+    """
+    if not rows:
+        return ""
+    columns = list(rows[0])
+    parts: list[str] = []
+    rest = columns[1:]
+    while rest or not parts:
+        part = _fitting_columns(columns[0], rest, rows, width)
+        parts.append(_render_table(rows, _column_widths(part, rows, width)))
+        rest = rest[len(part) - 1 :]
+    return "\n\n".join(parts)
+
+
+def _fitting_columns(first: str, rest: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
+    """``first`` and as many of ``rest`` as fit when all words are wrapped as far as they go, at least one."""
+    part = [first, *rest[:1]]
+    for column in rest[1:]:
+        if sum(_min_width(each, rows) for each in (*part, column)) + COLUMN_GAP * len(part) > width:
+            break
+        part.append(column)
+    return part
+
+
+def _column_widths(columns: Sequence[str], rows: Sequence[Row], width: int) -> dict[str, int]:
+    """Letters for each column: the widest that can still give way does, until all fit."""
+    widths = {column: _natural_width(column, rows) for column in columns}
+    least = {column: _min_width(column, rows) for column in columns}
+    while (over := sum(widths.values()) + COLUMN_GAP * (len(columns) - 1) - width) > 0:
+        giving = [column for column in columns if widths[column] > least[column]]
+        if not giving:
+            break
+        widest = max(giving, key=lambda column: widths[column])
+        second = max((widths[column] for column in giving if column != widest), default=0)
+        widths[widest] -= max(1, min(over, widths[widest] - max(second, least[widest])))
+    return widths
+
+
+def _natural_width(column: str, rows: Sequence[Row]) -> int:
+    cells = [len(line) for row in rows for line in row[column].text.split("\n")]
+    return max(len(column) + HEADING_GAP, *cells)
+
+
+def _min_width(column: str, rows: Sequence[Row]) -> int:
+    """The least width of a column: its longest word, whole cells where they are numbers, ``NARROW`` where it can."""
+    words = [len(word) for row in rows for word in _unbreakable(row[column])]
+    longest = max([len(word) + HEADING_GAP for word in column.split()] + words)
+    return max(longest, min(MIN_WORDS_WIDTH, _natural_width(column, rows)))
+
+
+def _unbreakable(cell: Cell) -> list[str]:
+    """What may not be broken: the words of a text, the lines of what stands for a number."""
+    return cell.text.split() if _is_wrapped(cell) else cell.text.split("\n")
+
+
+def _is_wrapped(cell: Cell) -> bool:
+    return cell.value is None or isinstance(cell.value, str)
+
+
+def _render_table(rows: Sequence[Row], widths: dict[str, int]) -> str:
+    text = [
+        {
+            _wrap_lines(column, width - HEADING_GAP): _wrap_lines(row[column].text, width)
+            if _is_wrapped(row[column])
+            else row[column].text
+            for column, width in widths.items()
+        }
+        for row in rows
+    ]
+    table: str = tabulate(text, headers="keys", disable_numparse=True)
+    return "\n".join(line.rstrip() for line in table.split("\n"))
+
+
+def _wrap_lines(text: str, width: int) -> str:
+    """Each line wrapped by itself; a claim's id stays in one piece."""
+    return "\n".join(
+        textwrap.fill(line, max(width, 1), break_on_hyphens=False, break_long_words=False) for line in text.split("\n")
+    )
+
+
+DEFAULT_WIDTH = 150  # letters in a line where nobody says how wide the page is
 
 
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -37,18 +144,20 @@ def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
         ({"model": Cell(point.get("model") or ABSENT)} if several else {})
         | {
             "point": Cell("\n".join([point["name"], *(point.get("roles") or ())]), point["name"]),
-            "depth": Cell(numbers.number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
+            "depth": Cell(number_format.number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
             "P50/P90": Cell(
-                f"{numbers.number(point.get('depth_p50'), 'g')}/{numbers.number(point.get('depth_p90'), 'g')}",
+                "/".join(number_format.number(point.get(key), "g") for key in ("depth_p50", "depth_p90")),
                 [point.get("depth_p50"), point.get("depth_p90")],
             ),
-            "FLOPs gross": Cell(numbers.saved(point.get("gross_reduction")), point.get("gross_reduction")),
-            "net": Cell(numbers.saved(point.get("net_reduction")), point.get("net_reduction")),
-            "end to end": Cell(numbers.saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")),
-            "perplexity": Cell(_perplexity(point), [point.get("perplexity_reference"), point.get("perplexity")]),
-            "rise [95 %]": Cell(_rise(point), [point.get("perplexity_rise"), point.get("interval")]),
-            "accuracy": Cell(_accuracies(point), point.get("accuracy")),
-            "speed": Cell(_speeds(point.get("time_ratio")), point.get("time_ratio")),
+            "FLOPs gross": Cell(number_format.saved(point.get("gross_reduction")), point.get("gross_reduction")),
+            "net": Cell(number_format.saved(point.get("net_reduction")), point.get("net_reduction")),
+            "end to end": Cell(
+                number_format.saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")
+            ),
+            "perplexity": Cell(_perplexity_text(point), [point.get("perplexity_reference"), point.get("perplexity")]),
+            "rise [95 %]": Cell(_rise_text(point), [point.get("perplexity_rise"), point.get("interval")]),
+            "accuracy": Cell(_accuracy_text(point), point.get("accuracy")),
+            "speed": Cell(_speed_text(point.get("time_ratio")), point.get("time_ratio")),
         }
         for point in points
     ]
@@ -64,7 +173,7 @@ def claim_rows(claims: Sequence[Mapping[str, Any]]) -> list[Row]:
         {"claim": Cell(claim["id"] + ("*" if claim["gate"] else ""))}
         | ({"model": Cell(claim["model"])} if several else {})
         | {"verdict": Cell(claim["verdict"])}
-        | _answer(claim)
+        | _estimate_cells(claim)
         for claim in claims
     ]
 
@@ -73,23 +182,23 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per leg of a verdict (``Leg.to_json()``), with its unadjusted one-sided p-values."""
     return [
         {"leg": Cell(leg["name"]), "outcome": Cell(leg["outcome"])}
-        | _answer(leg)
+        | _estimate_cells(leg)
         | {
-            f"p {side}": Cell(numbers.number(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"])
+            f"p {side}": Cell(number_format.number(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"])
             for side in ("falsify", "survive")
         }
         for leg in legs
     ]
 
 
-def _answer(found: Mapping[str, Any]) -> Row:
+def _estimate_cells(found: Mapping[str, Any]) -> Row:
     """What verdicts and legs have in common."""
     unit = found["unit"]
     return {
-        "estimate": Cell(numbers.value(found["estimate"], unit), found["estimate"]),
-        "[95 %]": Cell(numbers.interval(found["interval"], unit), found["interval"]),
-        "n": Cell(numbers.count(found["n"]), found["n"]),
-        "threshold": Cell(numbers.value(found["threshold"], unit), found["threshold"]),
+        "estimate": Cell(number_format.value(found["estimate"], unit), found["estimate"]),
+        "[95 %]": Cell(number_format.interval(found["interval"], unit), found["interval"]),
+        "n": Cell(number_format.count(found["n"]), found["n"]),
+        "threshold": Cell(number_format.value(found["threshold"], unit), found["threshold"]),
         "unit": Cell(unit),
         "reason": Cell(found["reason"]),
     }
@@ -100,20 +209,20 @@ def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
 
     Columns named "interval" hold [low, high].
     """
-    return [{key: _cell(key, value) for key, value in row.items()} for row in rows]
+    return [{key: _plain_cell(key, value) for key, value in row.items()} for row in rows]
 
 
-def points_table(points: Sequence[Mapping[str, Any]], width: int = WIDE) -> str:
+def points_table(points: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
     """``point_rows`` for a terminal of ``width`` letters; an empty string for none."""
     return text_table(point_rows(points), width)
 
 
-def claims_table(claims: Sequence[Mapping[str, Any]], width: int = WIDE) -> str:
+def claims_table(claims: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
     """``claim_rows`` for a terminal, where undecided ones that share a reason share a row; an empty string for none."""
-    return text_table(claim_rows(_folded(claims)), width)
+    return text_table(claim_rows(_fold_undecided(claims)), width)
 
 
-def plain_table(rows: Sequence[Mapping[str, Any]], width: int = WIDE) -> str:
+def plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
     """``plain_rows`` for a terminal; an empty string for none."""
     return text_table(plain_rows(rows), width)
 
@@ -123,7 +232,7 @@ def sections(
     tables: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
-    width: int = WIDE,
+    width: int = DEFAULT_WIDTH,
 ) -> list[tuple[str, str]]:
     """(title, text) of all that a run has to show, in order; what is empty, or made for the page, is left out.
 
@@ -137,12 +246,12 @@ def sections(
             if table.get("figure") not in EMBEDDED
         ),
         ("emad claims", claims_table(claims, width)),
-        ("emad notes", "\n".join(noted(note, width) for note in notes)),
+        ("emad notes", "\n".join(note_text(note, width) for note in notes)),
     ]
     return [(title, text) for title, text in found if text]
 
 
-def _folded(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _fold_undecided(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Claims as given, but those of one model that do not gate and are undecided for one reason under joined ids."""
     groups: dict[object, list[Mapping[str, Any]]] = {}
     for number, claim in enumerate(claims):
@@ -154,49 +263,85 @@ def _folded(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def noted(note: str, width: int = WIDE) -> str:
+def note_text(note: str, width: int = DEFAULT_WIDTH) -> str:
     """A note as an item of a list."""
     return textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
 
 
-def _cell(key: str, value: Any) -> Cell:
-    text = _plain(key, value)
+def _plain_cell(key: str, value: Any) -> Cell:
+    text = _plain_text(key, value)
     return Cell(text, None if text == value else value)
 
 
-def _plain(key: str, value: Any) -> str:
+def _plain_text(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_plain(key, part) for part in value)}]"
+        return f"[{', '.join(_plain_text(key, part) for part in value)}]"
     if isinstance(value, float):
         percent = key.endswith(" %")
         scaled = 100 * value if percent else value
         # a percentage of a million and more is written with a power of ten, as `numbers.percent` writes it
-        return f"{scaled:z.2f}" if percent and abs(value) < numbers.VAST else f"{scaled:z.4g}"
+        return f"{scaled:z.2f}" if percent and abs(value) < number_format.VAST else f"{scaled:z.4g}"
     return ABSENT if value is None else str(value)
 
 
-def _perplexity(point: Mapping[str, Any]) -> str:
+def _perplexity_text(point: Mapping[str, Any]) -> str:
     reference, value = (point.get(key) for key in ("perplexity_reference", "perplexity"))
-    return numbers.change(reference, value)
+    return number_format.change(reference, value)
 
 
-def _rise(point: Mapping[str, Any]) -> str:
+def _rise_text(point: Mapping[str, Any]) -> str:
     rise, interval = point.get("perplexity_rise"), point.get("interval")
     if rise is None or interval is None:
-        return numbers.percent(rise)
-    return f"{numbers.percent(rise)} {numbers.interval(interval, 'relative rise')}"
+        return number_format.percent(rise)
+    return f"{number_format.percent(rise)} {number_format.interval(interval, 'relative rise')}"
 
 
-def _accuracies(point: Mapping[str, Any]) -> str:
+def _accuracy_text(point: Mapping[str, Any]) -> str:
     """One line per task, and below it why the task does not count, where it does not."""
     accuracy, why = point.get("accuracy"), point.get("not_counted") or {}
     if not accuracy:
         return ABSENT
     return "\n".join(
-        f"{task} {numbers.change(reference, candidate, '.3f')}" + (f"\n({why[task]})" if task in why else "")
+        f"{task} {number_format.change(reference, candidate, '.3f')}" + (f"\n({why[task]})" if task in why else "")
         for task, (reference, candidate) in accuracy.items()
     )
 
 
-def _speeds(ratios: Mapping[str, float] | None) -> str:
-    return "\n".join(f"batch {rows}: {numbers.ratio(ratio)}" for rows, ratio in ratios.items()) if ratios else ABSENT
+def _speed_text(ratios: Mapping[str, float] | None) -> str:
+    return (
+        "\n".join(f"batch {rows}: {number_format.ratio(ratio)}" for rows, ratio in ratios.items()) if ratios else ABSENT
+    )
+
+
+RISE_UNIT = "relative rise"
+
+
+def percent_text(share: float | None, digits: int = 1) -> str:
+    """0.1234 → ``12.3 %``; a share that rounds to zero has no sign."""
+    return number_format.percent(share, f"z.{digits}f")
+
+
+def rise_text(share: float | None) -> str:
+    """A rise of perplexity: ``+0.07 %``."""
+    return number_format.value(share, RISE_UNIT)
+
+
+def interval_text(interval: Sequence[float] | None) -> str:
+    """95 % interval of a rise: ``[+0.03 %, +0.11 %]``."""
+    return number_format.interval(interval, RISE_UNIT)
+
+
+def number_text(value: float | None, digits: int = 4) -> str:
+    """To so many significant digits."""
+    return number_format.number(value, f"z.{digits}g")
+
+
+def depth_text(value: float | None) -> str:
+    """A mean depth."""
+    return number_format.number(value, ".2f")
+
+
+def claim_texts(claim: Mapping[str, Any]) -> dict[str, str]:
+    """``estimate``, ``[95 %]`` and ``threshold`` of a verdict, as every table writes them."""
+    (row,) = claim_rows([claim])
+    return {name: row[name].text for name in ("estimate", "[95 %]", "threshold")}

@@ -1,15 +1,15 @@
-"""What there is to know about a schedule, and in which form: each module beside this one answers for its own.
+"""What a schedule is, and the flow of one decoding step under it.
 
-A schedule turns fires of a rule into admissible depth, and says what K/V repair is owed:
+A schedule turns fires of a rule into admissible depth and settles the K/V that stopped rows leave unwritten:
 
-    admission   what the next token may take, given the depths of the decided tokens before it
-    flow        what a decoding step does with rows that stop, and with the K/V they leave unwritten above (``flow``)
+    admission   the depths that the next token may take, given the depths of the tokens before it
+    flow        what a decoding step does with rows that stop, and with the K/V above their exit
     replay      fires → depth over whole sequences, where that is exact
-    work        who is asked, and what each layer runs, given the depths: token by token, and all together (``derived``)
-    refusal     why a depth other than the admitted ones is wrong, and why there is no replay
+    work        which tokens the rule reads, and what each layer runs, given the depths (``schedule.derived_work``)
 
-``table`` lists all of them; replay and decoding read it, so that a schedule is one module and one row. This module
-knows no schedule, and no rule.
+``ExitFlow`` serves schedules under which a row never returns to the layers above. ``SessionState`` holds what a
+session
+keeps between steps: K/V, deferred states and the count of work.
 """
 
 from __future__ import annotations
@@ -18,15 +18,122 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.stepper import ForwardContext, Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
-from emad_ref.record import Bools, Floats, Ints
-from emad_ref.schedule.flow import Flow, Start
+from emad_ref.probes.lens import StateTranslators
+from emad_ref.record import Bools, Floats, Ints, Work
+
+
+class DeferredStates:
+    """States of tokens that stopped early and may have to go on: per session row, position → state [D] so far."""
+
+    def __init__(self, rows: int):
+        self.waiting: list[dict[int, Tensor]] = [{} for _ in range(rows)]
+
+    def put(self, row: int, position: int, states: Tensor) -> None:
+        """Keep copies of ``states`` [n, D] of the tokens from ``position`` on."""
+        self.waiting[row] |= {position + i: state.clone() for i, state in enumerate(states)}
+
+    def between(self, row: int, first: int, end: int) -> list[Tensor]:
+        """States [D] of the tokens from ``first`` to before ``end``, all of which wait."""
+        return [self.waiting[row][position] for position in range(first, end)]
+
+    def forget(self, row: int, first: int, end: int) -> None:
+        """The tokens from ``first`` to before ``end`` have nothing left to do."""
+        for position in range(first, end):
+            del self.waiting[row][position]
+
+    def forget_all(self, end: Ints) -> None:
+        """No token before ``end`` [rows] has anything left to do."""
+        for row, held in enumerate(end.tolist()):
+            self.waiting[row] = {position: state for position, state in self.waiting[row].items() if position >= held}
+
+    def truncate(self, length: Ints) -> None:
+        """Forget tokens from ``length`` [rows] on."""
+        for row, kept in enumerate(length.tolist()):
+            self.waiting[row] = {position: state for position, state in self.waiting[row].items() if position < kept}
+
+    def drop(self, kept: list[int]) -> None:
+        """Keep only these rows, in order."""
+        self.waiting = [self.waiting[row] for row in kept]
+
+
+@dataclass(frozen=True, eq=False)  # holds what changes from step to step: a store is itself, not its values
+class SessionState:
+    """What a session keeps: ``cache`` of its K/V, ``owed`` states of its tokens, ``work`` executed for its tokens."""
+
+    stepper: Stepper
+    cache: KVCache
+    owed: DeferredStates
+    work: Work
+
+
+class FlowStart(NamedTuple):
+    """Where a flow sets out: states ``hidden`` [rows, n, D] before layer 1, their frame, and the point's ceiling.
+
+    ``translators``: the point's, of a schedule that has them.
+    """
+
+    store: SessionState
+    ceiling: int
+    hidden: Tensor
+    frame: ForwardContext
+    translators: StateTranslators | None
+
+
+class Flow(Protocol):
+    """States of one step on their way up."""
+
+    def run(self, first: int, last: int) -> Tensor:
+        """Execute layers first+1 … last for the running rows; their states [running, n, D]."""
+
+    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+        """Rows ``stopped`` (indices into the running ones) ended after ``layer``; ``going`` are the others."""
+
+    def finish(self) -> None:
+        """All rows have stopped: settle what this step owes at once."""
+
+
+class ExitFlow:
+    """Rows only leave; compact them."""
+
+    def __init__(self, start: FlowStart):
+        self.store, self.ceiling, self.hidden, self.frame, self.translators = start
+        self.running, self.at = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
+
+    def run(self, first: int, last: int) -> Tensor:
+        store = self.store
+        self.hidden, self.at = store.stepper.run(self.hidden, first, last, self.frame, store.cache), last
+        count_blocks(store.work, first, last, len(self.hidden), self.frame.queries, self.frame.executed)
+        return self.hidden
+
+    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+        if len(going) and len(stopped):
+            self.hidden, self.frame = rows_of(self.hidden, going), self.frame.take(going)
+        self.running = self.running[going]
+
+    def finish(self) -> None:
+        """Nothing is owed."""
+
+
+def count_blocks(work: Work, first: int, last: int, rows: int, queries: int, keys: int) -> None:
+    """Charge layers first+1 … last with ``rows`` × ``queries`` tokens against ``keys`` keys each."""
+    work.tokens[first:last] += rows * queries
+    work.context[first:last] += rows * queries * keys
+
+
+def rows_of(states: Tensor, rows: Ints) -> Tensor:
+    """``states`` [n, …] of these ``rows`` alone, int64 indices; the tensor itself where they are all of them."""
+    return states if len(rows) == len(states) else states[torch.from_numpy(rows).to(states.device)]
 
 
 @dataclass(frozen=True)
@@ -37,7 +144,7 @@ class Admission:
     held: bool = False
 
 
-class Ran(NamedTuple):
+class LayerRun(NamedTuple):
     """What decoding makes one layer run, token by token: ``keys`` int64 [tokens] that each attended to, 0 for those
     that did not run the block.
 
@@ -48,7 +155,7 @@ class Ran(NamedTuple):
     fills: Bools | None = None
 
 
-class Counted(NamedTuple):
+class LayerTotals(NamedTuple):
     """``Ran`` of every layer, all tokens together, int64 [L]: how many ran it, against how many keys in all.
 
     ``fills``: how many only write K and V there; None: none anywhere.
@@ -60,7 +167,7 @@ class Counted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPositions:
     """Where a trace's tokens stand: ``position`` int64 [tokens] of each in its sequence, prompt included.
 
     ``starts`` int64 [sequences + 1]: offsets of the sequences.
@@ -98,7 +205,7 @@ class Places:
         return ends
 
 
-Settle = Callable[[OperatingPoint, NDArray[np.int16]], None]
+DepthResolver = Callable[[OperatingPoint, NDArray[np.int16]], None]
 
 
 @dataclass(frozen=True)
@@ -127,12 +234,12 @@ class Schedule:
 
     name: ScheduleName
     admit: Callable[[OperatingPoint, Sequence[int], int, int], Admission]
-    flow: Callable[[Start], Flow]
+    flow: Callable[[FlowStart], Flow]
     why: str
     asked: Callable[[OperatingPoint, Ints], Bools]
-    ran: Callable[[Places, Ints, int, int], Ran]
-    counted: Callable[[Places, Ints, Ints, int], Counted]
-    settle: Settle | None
+    ran: Callable[[TokenPositions, Ints, int, int], LayerRun]
+    counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals]
+    settle: DepthResolver | None
     unreplayable: str = ""
     fills: str = "exact"
     never_rises: bool = False
@@ -140,7 +247,7 @@ class Schedule:
     ruleless: bool = False
     by_prefix: bool = False
 
-    def in_replay(self) -> Settle:
+    def in_replay(self) -> DepthResolver:
         """How fires become depths where it is replayed.
 
         Raises:
@@ -151,32 +258,32 @@ class Schedule:
         return self.settle
 
 
-def every_token(point: OperatingPoint, decided: Ints) -> Bools:
+def asks_every_token(point: OperatingPoint, decided: Ints) -> Bools:
     """The rule is asked about all of them."""
     return np.ones(len(decided), dtype=np.bool_)
 
 
-def ran_once(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
+def layer_run_once(places: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
     """A token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
-    return Ran((depth >= layer) * places.keys)
+    return LayerRun((depth >= layer) * places.keys)
 
 
-def counted_once(places: Places, depth: Ints, histogram: Ints, ceiling: int) -> Counted:
+def layer_totals_once(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
     """``ran_once``, in each stretch of layers to which the same tokens go."""
-    tokens = reaching(histogram)
+    tokens = tokens_reaching(histogram)
     context = (tokens == len(depth)) * places.keys_before[-1]
-    for layers, deep in stretches(depth, histogram):
+    for layers, deep in layer_groups(depth, histogram):
         context[layers] = int(places.float_keys @ deep)
-    return Counted(tokens, context)
+    return LayerTotals(tokens, context)
 
 
-def reaching(histogram: Ints) -> Ints:
+def tokens_reaching(histogram: Ints) -> Ints:
     """int64 [L] how many tokens go to each layer, or past it."""
     sums: Ints = histogram[:0:-1].cumsum()[::-1]
     return sums
 
 
-def stretches(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
+def layer_groups(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
     """Layers to which the same tokens go, not all of them, but some; and bool [tokens] which those are."""
     small = depth.astype(np.int16)  # compared in a third of the time
     for below, top in itertools.pairwise(np.flatnonzero(histogram).tolist()):

@@ -1,30 +1,52 @@
-"""What a screening leaves behind for one model: how it may leave early, how it drafts for itself, or why not.
+"""An exit: everything that decoding early needs beside the model, and its file.
 
-An *exit* holds everything that decoding with it needs beside the model: the tuned lens and its gate, maps for K and V
-above an exit, one lossy operating point with its guarantee, and a way to draft that changes nothing. What was measured
-on the way, and on what, stands beside it as plain JSON. Any of the parts may be missing; no lossy point: it says why.
+An *exit* holds the tuned lens and its gate, maps for K and V above an exit, one lossy operating point with its
+guarantee, and a way to draft that changes nothing. What was measured on the way stands beside it as plain JSON. Any
+part may be missing; without a lossy point the exit says why. Points name lens and maps by digest; ``attach`` puts the
+tensors where the model that decodes finds them.
 
-Points name lens and maps by digest; ``attach`` puts the tensors where the model that decodes finds them.
+The file is safetensors, with the rest as JSON in its metadata:
+
+    4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_file``)
+    4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.translators_file``)
+    drafting.gate [E + 1]   drafting.vocabulary int64 [k]      where drafts ask a gate, or read part of the head
+    spoken.2.bias [D]   …                         of a lens for drafts, as of the other
+
+``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it. A file with any fault raises
+BadExit before anything is made of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.calibration.lens_files import (
+    PAIR_NAME,
+    FittedLens,
+    lens_from_tensors,
+    lens_tensors,
+    load_tensors,
+    save_tensors,
+    translator_tensors,
+    translators_from_tensors,
+)
 from emad_ref.decoding.custom_generate import adaptive
-from emad_ref.decoding.drafting import Drafting
-from emad_ref.errors import BadArgument
-from emad_ref.models.loading import Loaded
-from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.readout.states import StateTranslators, attach_translators
-from emad_ref.readout.tuned import attach_lens
+from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.loading import LoadedModel
+from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.probes.lens import StateTranslators, attach_lens, attach_translators
+from emad_ref.screening.drift import DocumentFeatures
 from emad_ref.screening.guarantee import Guarantee
-from emad_ref.screening.signs import Signs
+from emad_ref.wire import json_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +71,7 @@ class Exit:
     guarantee: Guarantee | None = None
     drafting: Drafting | None = None
     screened: Mapping[str, Any] = field(default_factory=dict)
-    signs: Signs | None = None
+    signs: DocumentFeatures | None = None
     translators: StateTranslators | None = None
     spoken: FittedLens | None = None
 
@@ -90,7 +112,7 @@ class Exit:
         """What to decode at: the lossy point, or all layers where there is none."""
         return full_depth(self.fitted.lens.layers) if self.lossy is None else self.lossy
 
-    def attach(self, model: Loaded) -> Exit:
+    def attach(self, model: LoadedModel) -> Exit:
         """Let ``model`` decode with what this holds, as long as its stepper lives; returns itself.
 
         Raises:
@@ -103,10 +125,107 @@ class Exit:
             attach_translators(model.stepper, self.translators, model.fingerprint)
         return self
 
-    def custom_generate(self, model: Loaded, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:
+    def custom_generate(self, model: LoadedModel, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:
         """What ``model.model.generate`` takes under this name, to decode at ``point``.
 
         Raises:
             BadArgument: as ``attach``.
         """
         return adaptive(self.attach(model).point, loaded=model, streamer=streamer)
+
+
+EXIT_SCHEMA = 1
+GATE_TENSOR, VOCABULARY_TENSOR, DRAFT_LENS_PREFIX = "drafting.gate", "drafting.vocabulary", "spoken."
+
+
+class BadExit(EmadError):
+    """A file that is not an exit as ``save_exit`` wrote it."""
+
+
+def save_exit(path: Path, found: Exit) -> None:
+    """Write; the file is complete or as it was. Raises BadFile."""
+    tensors, lens = lens_tensors(found.fitted)
+    about = {
+        "exit": EXIT_SCHEMA,
+        "lens": lens,
+        "lossy": None if found.lossy is None else json_fields.point_to_json(found.lossy),
+        "why_none": found.why_none,
+        "guarantee": None if found.guarantee is None else found.guarantee.to_json(),
+        "drafting": None if found.drafting is None else _drafting_json(found.drafting, tensors),
+        "screened": dict(found.screened),
+        "signs": None if found.signs is None else found.signs.to_json(),
+        "spoken": None if found.spoken is None else _draft_lens_json(found.spoken, tensors),
+    }
+    if found.translators is not None:
+        # views of one array would be refused: a file holds each number once
+        tensors |= {name: tensor.clone() for name, tensor in translator_tensors(found.translators).items()}
+    save_tensors(path, "exit", tensors, about)
+
+
+def load_exit(path: Path | str) -> Exit:
+    """What ``save_exit`` wrote.
+
+    Raises:
+        BadFile: it cannot be read.
+        BadExit: it is no safetensors, no exit, of another schema, or holds impossible values.
+    """
+    return load_tensors(path, "exit", _parse_exit, BadExit, writer="emad screen", remedy="screen the model again")
+
+
+def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
+    if about.get("exit") != EXIT_SCHEMA:
+        raise ValueError(f"its schema is {about.get('exit')!r}, not {EXIT_SCHEMA}")
+    if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
+        raise ValueError("its metadata holds values of other types")
+    lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
+    mine = {name: tensors.pop(name) for name in (GATE_TENSOR, VOCABULARY_TENSOR) if name in tensors}
+    pairs = {name: tensors.pop(name) for name in list(tensors) if PAIR_NAME.fullmatch(name)}
+    said = {name: tensors.pop(name) for name in list(tensors) if name.startswith(DRAFT_LENS_PREFIX)}
+    fitted = lens_from_tensors(tensors, about["lens"])
+    spoken = about["spoken"]
+    model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
+    return Exit(
+        fitted,
+        None if lossy is None else json_fields.point_from_json(lossy),
+        about["why_none"],
+        None if promise is None else Guarantee.from_json(promise),
+        None if drafting is None else _parse_drafting(drafting, mine),
+        about["screened"],
+        None if about["signs"] is None else DocumentFeatures.from_json(about["signs"]),
+        translators_from_tensors(*model, pairs) if pairs else None,
+        None
+        if spoken is None
+        else lens_from_tensors({name.removeprefix(DRAFT_LENS_PREFIX): said[name] for name in said}, spoken),
+    )
+
+
+def _draft_lens_json(fitted: FittedLens, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain JSON of a lens for drafts; its arrays go into ``tensors``."""
+    held, about = lens_tensors(fitted)
+    tensors |= {f"{DRAFT_LENS_PREFIX}{name}": tensor for name, tensor in held.items()}
+    return about
+
+
+def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain JSON of a way of drafting; its arrays go into ``tensors``."""
+    if drafting.gate is not None:
+        tensors[GATE_TENSOR] = torch.tensor(drafting.gate.weights[0], dtype=torch.float64)
+    if drafting.vocabulary is not None:
+        tensors[VOCABULARY_TENSOR] = torch.from_numpy(drafting.vocabulary.copy())
+    always = drafting.threshold == math.inf
+    return {
+        "layer": drafting.layer,
+        "longest": drafting.longest,
+        "threshold": None if always else drafting.threshold,  # JSON has no infinity
+        "lens": drafting.lens,
+        "copied": drafting.copied,
+    }
+
+
+def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
+    if not all(type(about[name]) is int for name in ("layer", "longest", "copied")):
+        raise ValueError("its way of drafting holds values of other types")
+    gate = Estimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
+    vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None
+    threshold = math.inf if about["threshold"] is None else float(about["threshold"])
+    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"])

@@ -15,21 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 
-from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import Profile
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import fixed_entropy_point, softmax_response_point
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.policy.thresholds import fixed_entropy, response
-from emad_ref.sweep.ceilings import FREE
-from emad_ref.sweep.grids import CHUNKS, Dial, margins, positional, truncations
+from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points
+from emad_ref.sweep.oracles import FREE_DEPTH
 
-OWN, LENS = "own head", "tuned lens"
-GATE, ENTROPY, RESPONSE = "gate", "entropy", "softmax response"
+OWN_HEAD, TUNED_LENS = "own head", "tuned lens"
+GATE_FAMILY, ENTROPY, RESPONSE = "gate", "entropy", "softmax response"
 WIDEST_GATE = 64.0  # √nats: no divergence of a softmax over float32 comes near
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class ExitFamily:
     """One row of the table. ``dials``: the same rule at several sets of probes; ``points``: those of one without a
     dial.
 
@@ -39,39 +39,49 @@ class Family:
     name: str
     readout: str
     depth: str
-    dials: tuple[Dial, ...] = ()
+    dials: tuple[ThresholdSweep, ...] = ()
     points: tuple[OperatingPoint, ...] = ()
 
 
-def published(profile: Profile, vocabulary: int) -> list[Family]:
+def published_families(profile: Profile, vocabulary: int) -> list[ExitFamily]:
     """Families as their papers have them, by the model's own head; the first is EMAD."""
     layers, probes = profile.layers, profile.probes
-    chunk = CHUNKS[1]
-    emad = margins(profile)
+    chunk = CHUNK_LENGTHS[1]
+    emad = margin_sweep(profile)
 
     def chunked(setting: float) -> OperatingPoint:
         return replace(emad.point(setting), family="chunked", schedule="chunked", period=chunk)
 
     return [
-        Family("EMAD, mean − margin", OWN, "monotone", (emad,)),
-        Family("entropy", OWN, "monotone", (_entropy(layers, probes, vocabulary),)),
-        Family("softmax response", OWN, "monotone", (_response(layers, probes),)),
-        Family(f"EMAD, chunks of {chunk}", OWN, "in chunks", (replace(emad, point=chunked),)),
-        Family("positional", OWN, "by position", points=tuple(positional(layers))),
-        Family("truncation", OWN, "fixed", points=tuple(truncations(layers))),
+        ExitFamily("EMAD, mean − margin", OWN_HEAD, "monotone", (emad,)),
+        ExitFamily("entropy", OWN_HEAD, "monotone", (_entropy_sweep(layers, probes, vocabulary),)),
+        ExitFamily("softmax response", OWN_HEAD, "monotone", (_response_sweep(layers, probes),)),
+        ExitFamily(f"EMAD, chunks of {chunk}", OWN_HEAD, "in chunks", (replace(emad, point=chunked),)),
+        ExitFamily("positional", OWN_HEAD, "by position", points=tuple(positional_points(layers))),
+        ExitFamily("truncation", OWN_HEAD, "fixed", points=tuple(truncation_points(layers))),
     ]
 
 
-def freed(layers: int, vocabulary: int) -> list[Family]:
+def free_depth_families(layers: int, vocabulary: int) -> list[ExitFamily]:
     """Free depth by the model's own head; softmax response is CALM."""
     sets = probe_sets(layers)
     return [
-        Family("entropy", OWN, "free", tuple(_free(_entropy(layers, probes, vocabulary)) for probes in sets)),
-        Family("softmax response", OWN, "free", tuple(_free(_response(layers, probes)) for probes in sets)),
+        ExitFamily(
+            "entropy",
+            OWN_HEAD,
+            "free",
+            tuple(_with_free_depth(_entropy_sweep(layers, probes, vocabulary)) for probes in sets),
+        ),
+        ExitFamily(
+            "softmax response",
+            OWN_HEAD,
+            "free",
+            tuple(_with_free_depth(_response_sweep(layers, probes)) for probes in sets),
+        ),
     ]
 
 
-def tuned(fitted: FittedLens, vocabulary: int) -> list[Family]:
+def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]:
     """Through a lens with a gate, monotone and free.
 
     Raises:
@@ -84,20 +94,20 @@ def tuned(fitted: FittedLens, vocabulary: int) -> list[Family]:
     rows = dict(zip(known, gate.weights, strict=True))
     sets = probe_sets(layers, known)
 
-    def read(dial: Dial) -> Dial:
+    def read(dial: ThresholdSweep) -> ThresholdSweep:
         return replace(dial, point=lambda setting: replace(dial.point(setting), lens=lens.digest))
 
-    def gated(probes: Sequence[int]) -> Dial:
+    def gated(probes: Sequence[int]) -> ThresholdSweep:
         estimator = replace(gate, weights=tuple(rows[probe] for probe in probes))
-        return _gate(layers, probes, estimator, lens.digest)
+        return _gate_sweep(layers, probes, estimator, lens.digest)
 
     rules = {
-        GATE: [gated(probes) for probes in sets],
-        ENTROPY: [read(_entropy(layers, probes, vocabulary)) for probes in sets],
-        RESPONSE: [read(_response(layers, probes)) for probes in sets],
+        GATE_FAMILY: [gated(probes) for probes in sets],
+        ENTROPY: [read(_entropy_sweep(layers, probes, vocabulary)) for probes in sets],
+        RESPONSE: [read(_response_sweep(layers, probes)) for probes in sets],
     }
     return [
-        Family(name, LENS, depth, tuple(dials if depth == "monotone" else map(_free, dials)))
+        ExitFamily(name, TUNED_LENS, depth, tuple(dials if depth == "monotone" else map(_with_free_depth, dials)))
         for depth in ("monotone", "free")
         for name, dials in rules.items()
     ]
@@ -129,23 +139,29 @@ def _nearest(offered: Sequence[int], place: float) -> int:
 # ---------------------------------------------------------------- dials
 
 
-def _free(dial: Dial) -> Dial:
-    return replace(dial, point=lambda setting: replace(dial.point(setting), schedule=FREE))
+def _with_free_depth(dial: ThresholdSweep) -> ThresholdSweep:
+    return replace(dial, point=lambda setting: replace(dial.point(setting), schedule=FREE_DEPTH))
 
 
-def _entropy(layers: int, probes: Sequence[int], vocabulary: int) -> Dial:
-    return Dial(
-        lambda h0: fixed_entropy(layers, probes, h0), lambda h0, digits: f"H ≤ {h0:.{digits}g}", 0.0, log(vocabulary)
+def _entropy_sweep(layers: int, probes: Sequence[int], vocabulary: int) -> ThresholdSweep:
+    return ThresholdSweep(
+        lambda h0: fixed_entropy_point(layers, probes, h0),
+        lambda h0, digits: f"H ≤ {h0:.{digits}g}",
+        0.0,
+        log(vocabulary),
     )
 
 
-def _response(layers: int, probes: Sequence[int]) -> Dial:
-    return Dial(
-        lambda doubt: response(layers, probes, 1 - doubt), lambda doubt, digits: f"doubt ≤ {doubt:.{digits}g}", 0.0, 1.0
+def _response_sweep(layers: int, probes: Sequence[int]) -> ThresholdSweep:
+    return ThresholdSweep(
+        lambda doubt: softmax_response_point(layers, probes, 1 - doubt),
+        lambda doubt, digits: f"doubt ≤ {doubt:.{digits}g}",
+        0.0,
+        1.0,
     )
 
 
-def _gate(layers: int, probes: Sequence[int], gate: Estimator, lens: str) -> Dial:
+def _gate_sweep(layers: int, probes: Sequence[int], gate: Estimator, lens: str) -> ThresholdSweep:
     def point(setting: float) -> OperatingPoint:
         return OperatingPoint(
             f"gate ≤ {setting:.4g}",
@@ -160,4 +176,4 @@ def _gate(layers: int, probes: Sequence[int], gate: Estimator, lens: str) -> Dia
             lens=lens,
         )
 
-    return Dial(point, lambda setting, digits: f"gate ≤ {setting:.{digits}g}", 0.0, WIDEST_GATE)
+    return ThresholdSweep(point, lambda setting, digits: f"gate ≤ {setting:.{digits}g}", 0.0, WIDEST_GATE)

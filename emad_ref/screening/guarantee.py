@@ -1,13 +1,21 @@
-"""A guarantee for exits: the loosest threshold whose mean loss on text like this is bounded, and what that is worth.
+"""The guarantee of an exit: the loosest threshold whose mean loss on text like this is bounded.
 
     P(E[c] ≤ δ) ≥ 1 − ε        over draws of the calibration documents; E over documents drawn like them
 
-c a bounded loss per document (``screening.bounded``). Learn-then-Test (``sweep.risk``) along thresholds from strict to
-loose, with p-values by betting (``sweep.betting``): a promise at finite n for independent documents of one kind, of the
-mean over such documents, about text that is read. It speaks of no single document, of no other text, and not of text
-that the model writes itself.
+c is a loss of each document in 0–B:
 
-Knows no model, no trace and no torch: whoever decoded brings losses of documents.
+    excess   c = clip((nll_λ − nll_full) / tokens, 0, B)    nats per token that leaving early added to a document's NLL
+    changed  c = tokens whose greedy token is another than full depth's / tokens
+
+Learn-then-Test (``sweep.risk``) walks thresholds from strict to loose, with p-values by betting. It holds at finite n
+for independent documents of one kind, for the mean over such documents, about text that is read. It says nothing of a
+single document, of other text, or of text that the model writes itself.
+
+E[c] ≤ δ bounds the mean rise of log-perplexity over documents by δ; gains count as nothing. A corpus' own rise weighs
+documents by their tokens n, Σn·c / Σn = E[c] + Cov(n, c)/E[n]: never more than longest/mean times δ. B cuts off what
+a document loses above it; at most a share δ/B of documents reaches B (Markov). B = 0.2 nats per token (a document's
+perplexity up by 22 %, twenty times δ) is fixed before any data: no valid test certifies anything on fewer than ln ε /
+ln(1 − δ/B) = 59 documents, and betting takes 79 without any loss, about 160 where half of δ is spent.
 """
 
 from __future__ import annotations
@@ -22,17 +30,76 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.screening.bounded import EXCESS, LOSSES, BoundedLoss
+from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS
-from emad_ref.sweep.betting import betting, needed_documents, power_of
-from emad_ref.sweep.risk import fixed_sequence, needed_sequences
-from emad_ref.verdict.units import ByDocument
+from emad_ref.statistics.units import ByDocument
+from emad_ref.sweep.risk import (
+    betting_p_values,
+    certification_power,
+    fixed_sequence,
+    needed_documents,
+    needed_sequences,
+)
+
+
+@dataclass(frozen=True)
+class BoundedLoss:
+    """A loss in 0–``cap``; ``risk``: δ where nothing else is asked for. ``told``: what a mean of it is, in words."""
+
+    name: str
+    cap: float
+    risk: float
+    told: str
+
+
+EXCESS = BoundedLoss("excess", 0.2, math.log(1.01), "nats per token above full depth")
+CHANGED = BoundedLoss("changed", 1.0, 0.05, "of tokens told otherwise than at full depth")
+BOUNDED_LOSSES = {each.name: each for each in (EXCESS, CHANGED)}
+
+
+def excess_loss(nll_nats: ByDocument, full_nats: ByDocument, tokens: ByDocument) -> ByDocument:
+    """[documents, λ] nats per token that leaving early added, clipped to 0–B.
+
+    Args:
+        nll_nats: [documents, λ] sums over each document's tokens at its depths; inf counts as B.
+        full_nats: [documents] sums at full depth.
+        tokens: [documents] decided tokens.
+
+    Raises:
+        BadArgument: of different documents, a document without tokens, or what is not a number.
+    """
+    return nll_nats.like(np.clip(_per_token(nll_nats, tokens, full_nats), 0.0, EXCESS.cap))
+
+
+def changed_share(changed_tokens: ByDocument, tokens: ByDocument) -> ByDocument:
+    """[documents, λ] share of tokens that are others than full depth's, of ``changed_tokens`` [documents, λ] counts.
+
+    Raises:
+        BadArgument: as ``excess``; more than there are tokens.
+    """
+    return changed_tokens.like(_per_token(changed_tokens, tokens))
+
+
+def _per_token(sums: ByDocument, tokens: ByDocument, less: ByDocument | None = None) -> Floats:
+    for name, other in (("tokens", tokens), *([("full_nats", less)] if less is not None else [])):
+        if not np.array_equal(sums.number, other.number):
+            raise BadArgument(name, len(other), f"the same {len(sums)} documents in the same order")
+    if (tokens.values < 1).any():
+        raise BadArgument("tokens", int(tokens.values.min()), "at least one token in every document", "leave it out")
+    if less is not None and not np.isfinite(less.values).all():
+        raise BadArgument("full_nats", "inf or NaN", "finite numbers", "full depth loses no token")
+    base = 0.0 if less is None else less.values[:, None]
+    each = (np.asarray(sums.values, dtype=np.float64) - base) / tokens.values[:, None]
+    if np.isnan(each).any():
+        raise BadArgument("sums", "NaN", "numbers")
+    return np.asarray(each, dtype=np.float64)
+
 
 ERROR = 0.05  # ε
 REMEDY = "screen the model again"
 
 
-class Tried(NamedTuple):
+class ThresholdTest(NamedTuple):
     """A threshold that had a say: its name, its mean loss over documents, and the p-value of "the risk exceeds δ"."""
 
     name: str
@@ -60,7 +127,7 @@ class Guarantee:
     error: float
     documents: int
     text: str
-    tested: tuple[Tried, ...]
+    tested: tuple[ThresholdTest, ...]
     chosen: str | None
     capped: float
     power: float
@@ -78,7 +145,8 @@ class Guarantee:
             cut = f", gains counted as nothing and losses above {self.cap:g} as {self.cap:g}"
         return (
             f"With probability {1 - self.error:.0%} over draws of these {self.documents} calibration documents, "
-            f"{self.chosen} costs at most {self.risk:.3g} {LOSSES[self.loss].told}{rise}, as a mean over documents "
+            f"{self.chosen} costs at most {self.risk:.3g} {BOUNDED_LOSSES[self.loss].told}{rise}, as a mean over "
+            "documents "
             f"like those of {self.text}{cut}; nothing is promised of a single document, of text of another kind, or "
             "of text that the model goes on to write itself."
         )
@@ -97,7 +165,7 @@ class Guarantee:
         strictest, fewest = self.tested[0], needed_sequences(self.risk / self.cap, self.error)
         if self.documents < fewest:
             return f"{self.documents} documents of {self.text} certify nothing, {fewest} are the fewest that could"
-        unit = LOSSES[self.loss].told
+        unit = BOUNDED_LOSSES[self.loss].told
         return (
             f"{strictest.name}, the strictest, costs {strictest.loss:.3g} {unit} on {self.documents} documents of "
             f"{self.text}, against {self.risk:.3g} (p = {strictest.p:.2g}, at most {self.error:g} is needed)"
@@ -118,60 +186,60 @@ class Guarantee:
             if field.name not in given and field.default is MISSING:
                 raise BadArgument(f"guarantee.{field.name}", None, "to be there", REMEDY)
         for name in given:
-            if name not in SOUND:
-                raise BadArgument(f"guarantee.{name}", given[name], f"one of {', '.join(SOUND)}", REMEDY)
+            if name not in VALID_FIELDS:
+                raise BadArgument(f"guarantee.{name}", given[name], f"one of {', '.join(VALID_FIELDS)}", REMEDY)
         try:
-            tested = tuple(Tried(*each) for each in given["tested"])
+            tested = tuple(ThresholdTest(*each) for each in given["tested"])
         except TypeError as error:
-            raise BadArgument("guarantee.tested", given["tested"], SOUND["tested"][0], REMEDY) from error
+            raise BadArgument("guarantee.tested", given["tested"], VALID_FIELDS["tested"][0], REMEDY) from error
         found = Guarantee(**{**given, "tested": tested})
-        for name, (expected, sound) in SOUND.items():
+        for name, (expected, sound) in VALID_FIELDS.items():
             if not sound(found):
                 raise BadArgument(f"guarantee.{name}", given[name], expected, REMEDY)
         return found
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # a number by now
 
 
-def _tried(each: Tried) -> bool:
-    return isinstance(each.name, str) and _number(each.loss) and _number(each.p)
+def _is_threshold_test(each: ThresholdTest) -> bool:
+    return isinstance(each.name, str) and _is_number(each.loss) and _is_number(each.p)
 
 
-def _passed(it: Guarantee) -> str | None:
+def _last_passed(it: Guarantee) -> str | None:
     """What the walk along ``tested`` chooses: it goes on as long as p-values allow."""
     passed = [tried.name for tried in takewhile(lambda tried: tried.p <= it.error, it.tested)]
     return passed[-1] if passed else None
 
 
 # field → what it holds, in words, and whether it does where those before it are sound
-SOUND: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
-    "loss": (f"one of {', '.join(LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in LOSSES),
-    "cap": ("a finite number", lambda it: _number(it.cap)),
-    "risk": ("a number between 0 and its cap, both excluded", lambda it: _number(it.risk) and 0 < it.risk < it.cap),
-    "error": ("a number strictly between 0 and 1", lambda it: _number(it.error) and 0 < it.error < 1),
+VALID_FIELDS: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
+    "loss": (f"one of {', '.join(BOUNDED_LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in BOUNDED_LOSSES),
+    "cap": ("a finite number", lambda it: _is_number(it.cap)),
+    "risk": ("a number between 0 and its cap, both excluded", lambda it: _is_number(it.risk) and 0 < it.risk < it.cap),
+    "error": ("a number strictly between 0 and 1", lambda it: _is_number(it.error) and 0 < it.error < 1),
     "documents": ("a whole number", lambda it: type(it.documents) is int),
     "text": ("a text", lambda it: isinstance(it.text, str)),
     "tested": (
         "thresholds, at least one, each a name, a loss and a p-value",
-        lambda it: bool(it.tested) and all(map(_tried, it.tested)),
+        lambda it: bool(it.tested) and all(map(_is_threshold_test, it.tested)),
     ),
     "chosen": (
         "the name of a threshold that was tested, the last whose p-value is at most error, or None",
-        lambda it: it.chosen is None or it.chosen == _passed(it),
+        lambda it: it.chosen is None or it.chosen == _last_passed(it),
     ),
-    "capped": ("a finite number", lambda it: _number(it.capped)),
-    "power": ("a finite number", lambda it: _number(it.power)),
+    "capped": ("a finite number", lambda it: _is_number(it.capped)),
+    "power": ("a finite number", lambda it: _is_number(it.power)),
     "needed": ("a whole number, or None", lambda it: it.needed is None or type(it.needed) is int),
-    "again": ("a finite number, or None", lambda it: it.again is None or _number(it.again)),
+    "again": ("a finite number, or None", lambda it: it.again is None or _is_number(it.again)),
 }
 
 
 # ---------------------------------------------------------------- the choice
 
 
-def guaranteed(
+def certify_losses(
     losses: ByDocument,
     names: Sequence[str],
     kind: BoundedLoss = EXCESS,
@@ -212,7 +280,7 @@ def guaranteed(
             "losses", f"{values.min():g}–{values.max():g}", f"values in 0–{kind.cap:g}", "see screening.bounded"
         )
     shares, tolerance = values / kind.cap, delta / kind.cap
-    p, mean, n = betting(shares, tolerance, error), values.mean(axis=0), len(values)
+    p, mean, n = betting_p_values(shares, tolerance, error), values.mean(axis=0), len(values)
     walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
     last = walk.index or 0  # where none passes: the strictest
     return Guarantee(
@@ -222,12 +290,14 @@ def guaranteed(
         error=error,
         documents=n,
         text=text,
-        tested=tuple(map(Tried, names[: walk.tested], mean.tolist(), p.tolist())),
+        tested=tuple(map(ThresholdTest, names[: walk.tested], mean.tolist(), p.tolist())),
         chosen=None if walk.index is None else names[walk.index],
         capped=float((values[:, last] >= kind.cap).mean()),
-        power=power_of(shares[:, :1], n, tolerance, error, seed=seed),
+        power=certification_power(shares[:, :1], n, tolerance, error, seed=seed),
         needed=needed_documents(shares[:, :1], tolerance, error, seed=seed),
-        again=None if walk.index is None else power_of(shares[:, : last + 1], n, tolerance, error, seed=seed),
+        again=None
+        if walk.index is None
+        else certification_power(shares[:, : last + 1], n, tolerance, error, seed=seed),
     )
 
 

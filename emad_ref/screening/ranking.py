@@ -1,54 +1,65 @@
-"""Criteria ranked by what they save at exactly the same loss, the ceilings that know the divergence beside them.
+"""Criteria ranked by what they save at exactly the same loss, beside oracles that know the divergence.
 
-A criterion's front is chosen on validation text and crossed on evaluation text; a ceiling's is both on evaluation text,
-and promises nothing. Everything executed is charged, as ``sweep.ceilings`` says: K and V above an exit as if copied,
-which bounds what copies can save. Criteria share readout, probes and schedule: what differs is what decides.
+A criterion's front is chosen on validation text and crossed on evaluation text; an oracle's is both on evaluation
+text, and promises nothing. Everything executed is charged, as ``sweep.oracles`` says: K and V above an exit as if
+copied, which bounds what copies can save. Criteria share readout, probes and schedule, and differ in what decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator
+from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, probe_sets
+from emad_ref.screening.traces import SplitTraces
 from emad_ref.signals import relative_rise
-from emad_ref.sweep.ceilings import COUNT, FREE, LEVELS, SLACK, Curve, ceiling, curve
-from emad_ref.sweep.criteria import criteria
-from emad_ref.sweep.front import Sheet, lower_hulls
-from emad_ref.verdict.at_loss import RESAMPLES, saving_at_loss
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.fronts import LOSS_RESAMPLES, saving_at_loss
+from emad_ref.statistics.units import DocumentOf
+from emad_ref.sweep.components import criterion_points, gate_at_probes
+from emad_ref.sweep.front import LossSheet, lower_hulls
+from emad_ref.sweep.oracles import (
+    FREE_DEPTH,
+    ORACLE_SETTINGS,
+    RISE_LEVELS,
+    WORTHLESS_SAVING,
+    SavingsCurve,
+    oracle_curve,
+    savings_curve,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class ReadoutSplit:
     """One split through one readout: ``trace``, and ``documents`` [sequences] that its sequences were cut from."""
 
     trace: Trace
     documents: DocumentOf
 
-    def sheets(self, points: Curve) -> tuple[Sheet, Sheet]:
+    def sheets(self, points: SavingsCurve) -> tuple[LossSheet, LossSheet]:
         """(by FLOPs, by blocks) what a family of points did, by document."""
         columns, sums = points.columns, self.documents.sums
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
-        return Sheet(nll, sums(columns.flops), tokens), Sheet(nll, sums(columns.depth), tokens)
+        return LossSheet(nll, sums(columns.flops), tokens), LossSheet(nll, sums(columns.depth), tokens)
 
 
 @dataclass(frozen=True, eq=False)
-class Rival:
+class ComparedFamily:
     """A criterion or a ceiling, ``judged`` on evaluation text; ``chosen``: the same points on validation text, None for
     a ceiling.
     """
 
     name: str
-    judged: Curve
-    chosen: Curve | None = None
+    judged: SavingsCurve
+    chosen: SavingsCurve | None = None
 
     @property
     def knows(self) -> bool:
@@ -57,7 +68,7 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class FamilySaving:
     """What a family saves where it loses exactly ``level`` of perplexity: shares of FLOPs, net, and of blocks."""
 
     family: str
@@ -67,50 +78,55 @@ class Ranked:
     knows: bool
 
 
-def rivals(
-    chosen: Read,
-    judged: Read,
+def compare_criteria(
+    chosen: ReadoutSplit,
+    judged: ReadoutSplit,
     geometry: Geometry,
     probes: Sequence[int],
     gate: Estimator | None = None,
     *,
     monotone: bool = False,
     called: str = "",
-) -> list[Rival]:
+) -> list[ComparedFamily]:
     """Every criterion at ``probes``, and both ceilings, of traces through the same readout; ``called``: that readout.
 
     Raises:
         BadArgument: as ``criteria`` and ``ceiling``.
     """
     suffix = f", {called}" if called else ""
-    families = criteria(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE)
+    families = criterion_points(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE_DEPTH)
     found = [
-        Rival(f"{name}{suffix}", *(curve(name, read.trace, geometry, points, range(len(points)))
+        ComparedFamily(f"{name}{suffix}", *(savings_curve(name, read.trace, geometry, points, range(len(points)))
                for read in (judged, chosen)))
         for name, points in families.items()
     ]  # fmt: skip
-    return ceilings(judged, geometry, monotone=monotone, probes=probes, called=called) + found
+    return oracle_families(judged, geometry, monotone=monotone, probes=probes, called=called) + found
 
 
-def ceilings(
-    judged: Read, geometry: Geometry, *, monotone: bool = False, probes: Sequence[int] | None = None, called: str = ""
-) -> list[Rival]:
+def oracle_families(
+    judged: ReadoutSplit,
+    geometry: Geometry,
+    *,
+    monotone: bool = False,
+    probes: Sequence[int] | None = None,
+    called: str = "",
+) -> list[ComparedFamily]:
     """The ceiling of rules that know the divergence, and the threshold that knows it; raises as ``ceiling``."""
     found = []
     for oracle in ("price", "threshold"):
-        points = ceiling(judged.trace, geometry, oracle, monotone=monotone, probes=probes, count=COUNT)
-        found.append(Rival(points.name + (f", {called}" if called else ""), points))
+        points = oracle_curve(judged.trace, geometry, oracle, monotone=monotone, probes=probes, count=ORACLE_SETTINGS)
+        found.append(ComparedFamily(points.name + (f", {called}" if called else ""), points))
     return found
 
 
-def ranked(
-    families: Iterable[Rival],
-    judged: Read,
-    chosen: Read | None,
+def rank_families(
+    families: Iterable[ComparedFamily],
+    judged: ReadoutSplit,
+    chosen: ReadoutSplit | None,
     rng: np.random.Generator,
-    levels: Sequence[float] = LEVELS,
-    resamples: int = RESAMPLES,
-) -> list[Ranked]:
+    levels: Sequence[float] = RISE_LEVELS,
+    resamples: int = LOSS_RESAMPLES,
+) -> list[FamilySaving]:
     """A row per family and level, by level, then by net saving, the largest first.
 
     ``chosen``: the split that fronts were chosen on; None where all families are ceilings.
@@ -121,14 +137,16 @@ def ranked(
         theirs = (None, None) if family.chosen is None or chosen is None else chosen.sheets(family.chosen)
         for level in levels:
             net, blocks = (
-                saving_at_loss(here, math.log1p(level), chosen=there, threshold=SLACK, rng=rng, resamples=resamples)
+                saving_at_loss(
+                    here, math.log1p(level), chosen=there, threshold=WORTHLESS_SAVING, rng=rng, resamples=resamples
+                )
                 for here, there in zip(mine, theirs, strict=True)
             )
-            rows.append(Ranked(family.name, level, net, blocks, family.knows))
+            rows.append(FamilySaving(family.name, level, net, blocks, family.knows))
     return sorted(rows, key=lambda row: (row.level, -row.net.value))
 
 
-def table_rows(rows: Iterable[Ranked]) -> list[dict[str, Any]]:
+def table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
     """Plain rows of a table; shares are fractions."""
     return [
         {
@@ -146,7 +164,9 @@ def table_rows(rows: Iterable[Ranked]) -> list[dict[str, Any]]:
     ]
 
 
-def figure_rows(families: Iterable[Rival], judged: Read, chosen: Read | None = None) -> list[dict[str, Any]]:
+def figure_rows(
+    families: Iterable[ComparedFamily], judged: ReadoutSplit, chosen: ReadoutSplit | None = None
+) -> list[dict[str, Any]]:
     """Plain rows of the figure "saving against loss": every corner of every front, as it stands on the judged text."""
     found = []
     for family in families:
@@ -167,3 +187,40 @@ def figure_rows(families: Iterable[Rival], judged: Read, chosen: Read | None = N
             for at in np.flatnonzero(corners)
         ]
     return found
+
+
+FIGURE_RESAMPLES = 499
+
+
+@dataclass(frozen=True)
+class SavingsFigure:
+    """``figure``: rows of "saving against loss". ``table``: what each saves at exactly the same losses."""
+
+    figure: Sequence[Mapping[str, Any]]
+    table: Sequence[Mapping[str, Any]]
+
+
+def savings_figure(
+    chosen: SplitTraces, judged: SplitTraces, fitted: FittedLens, geometry: Geometry, rng: np.random.Generator
+) -> SavingsFigure:
+    """Fronts are chosen on ``chosen`` and shown on ``judged``, ceilings both on ``judged``.
+
+    Raises:
+        BadArgument: traces that lack divergences, or readings of the lens' gate.
+    """
+    known = tuple(fitted.lens.translators)
+    sets = probe_sets(fitted.lens.layers, known)
+    probes, gate = sets[min(1, len(sets) - 1)], None
+    through = {"chosen": chosen.tuned, "judged": judged.tuned}
+    if fitted.gate is not None:
+        for split, trace in through.items():
+            through[split], gate = gate_at_probes(trace, fitted.gate, known, probes)
+    before = ReadoutSplit(through["chosen"], chosen.text.documents)
+    tuned, own = ReadoutSplit(through["judged"], judged.text.documents), ReadoutSplit(judged.own, judged.text.documents)
+    families = [
+        *compare_criteria(before, tuned, geometry, probes, gate, called=TUNED_LENS),
+        *oracle_families(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),
+        *oracle_families(own, geometry, probes=probes, called=OWN_HEAD),
+    ]
+    rows = rank_families(families, tuned, before, rng, resamples=FIGURE_RESAMPLES)
+    return SavingsFigure(figure_rows(families, tuned, before), table_rows(rows))

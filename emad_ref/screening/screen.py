@@ -17,62 +17,72 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
 from emad_ref.errors import BadArgument
-from emad_ref.models.loading import Loaded
-from emad_ref.models.required import require_documents
-from emad_ref.policy.thresholds import default_probes
-from emad_ref.readout.states import StateTranslators
-from emad_ref.readout.tuned import attach_lens
-from emad_ref.screening.decoding import Certified, beside, certified, decoded, fitted_states, grid
+from emad_ref.exit_rules.rules import default_probes
+from emad_ref.models.loading import LoadedModel
+from emad_ref.models.tokenizers import require_decoder_only
+from emad_ref.probes.lens import StateTranslators, attach_lens
+from emad_ref.screening.drafts import SelfDraftingResult, choose_drafting
+from emad_ref.screening.duration import expected, told
 from emad_ref.screening.exit import Exit
-from emad_ref.screening.expected import expected, told
-from emad_ref.screening.families import Family, freed, published, tuned
-from emad_ref.screening.fitting import fit_readout
-from emad_ref.screening.reached import Chooser, Judge, Reached, Row, reached, replayed_columns, within_reach
-from emad_ref.screening.recommending import recommended
-from emad_ref.screening.selfdrafts import SelfDrafting, self_drafting
-from emad_ref.screening.settings import LOSSES, Settings
-from emad_ref.screening.slack import Slack, slack
-from emad_ref.screening.tabled import screened_json
-from emad_ref.screening.texts import Texts, read_texts, too_few
-from emad_ref.screening.timing import Timed, timed
-from emad_ref.screening.traced import Traced, traced
+from emad_ref.screening.families import ExitFamily, free_depth_families, published_families, tuned_lens_families
+from emad_ref.screening.result import recommend, screened_json
+from emad_ref.screening.selection import (
+    Certification,
+    EvaluationIntervals,
+    OracleHeadroom,
+    PointSelector,
+    SelectedPoint,
+    SelectionRow,
+    candidate_points,
+    certify_points,
+    decode_points,
+    fit_states,
+    join_columns,
+    optimistic_savings,
+    oracle_headroom,
+    replayed_columns,
+    select_points,
+)
+from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
+from emad_ref.screening.timing import CandidateTimes, time_candidates
+from emad_ref.screening.traces import SplitTraces, TextSplits, fit_lens_and_gate, read_splits, shortage, take_traces
 
 T = TypeVar("T")
 PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs", "drafts")
-PROFILED = 100  # windows, for EMAD's profile
+PROFILE_WINDOWS = 100  # windows, for EMAD's profile
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ScreeningResult:
     """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``within_reach``:
     the most that families could save with any number of documents.
 
     ``expected``, ``seconds``: phase → what it was predicted to take here, and what it took.
     """
 
-    model: Loaded
-    settings: Settings
-    texts: Texts
+    model: LoadedModel
+    settings: ScreeningSettings
+    texts: TextSplits
     fitted: FittedLens
-    evaluated: Traced
-    slack: list[Slack]
-    reached: list[Row]
-    within_reach: list[Row]
+    evaluated: SplitTraces
+    slack: list[OracleHeadroom]
+    reached: list[SelectionRow]
+    within_reach: list[SelectionRow]
     states: StateTranslators | None
-    certified: Certified | None
-    decoded: list[Reached]
-    timed: Timed
-    drafts: SelfDrafting
+    certified: Certification | None
+    decoded: list[SelectedPoint]
+    timed: CandidateTimes
+    drafts: SelfDraftingResult
     expected: dict[str, float]
     seconds: dict[str, float]
 
 
 @dataclass
-class _Run:
+class _PhaseTimer:
     """Phases one after another, each with a name for its bar and the seconds that it took."""
 
     progress: bool
@@ -86,21 +96,21 @@ class _Run:
         return done
 
 
-def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit:
+def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> Exit:
     """Screen ``model``; what is attached to it stays attached. ``progress``: bars on standard error.
 
     Raises:
         BadArgument: an encoder-decoder; random weights; an unknown corpus.
         TooLittleText, EmptyCorpus: a corpus that no lens can be fitted or judged on.
     """
-    require_documents(model)
+    require_decoder_only(model)
     if not model.trained:
         raise BadArgument("model", model.name, "trained weights", "perplexity of noise says nothing")
     if model.geometry.layers < 2:
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
-    found = investigate(model, settings, progress=progress)
-    few, documents = too_few(found.texts), found.evaluated.text.count
-    said = recommended(found.slack, found.certified, found.decoded, found.within_reach, settings.rise, few, documents)
+    found = run_phases(model, settings, progress=progress)
+    few, documents = shortage(found.texts), found.evaluated.text.count
+    said = recommend(found.slack, found.certified, found.decoded, found.within_reach, settings.rise, few, documents)
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
     named = None if said.lossy is None else said.lossy.translators
@@ -117,37 +127,37 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
     )
 
 
-def investigate(model: Loaded, settings: Settings, *, progress: bool = False) -> Found:
+def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> ScreeningResult:
     """Every phase up to the recommendation; raises as ``screen``."""
-    run, geometry = _Run(progress), model.geometry
-    texts = run("text", lambda name: read_texts(model, settings, name))
+    run, geometry = _PhaseTimer(progress), model.geometry
+    texts = run("text", lambda name: read_splits(model, settings, name))
     ahead = expected(model, texts, settings)
     if progress:
         tqdm.write(told(ahead), file=sys.stderr)
-    fitted = run("lens", lambda name: fit_readout(model, texts.calibrate, settings, name))
+    fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
 
-    def trace_both(name: str | None) -> tuple[Traced, Traced, list[Family]]:
-        chosen, judged = (traced(model, each, fitted, lens, name) for each in (texts.choose, texts.evaluate))
-        return chosen, judged, _families(model, texts, fitted, settings, name)
+    def trace_both(name: str | None) -> tuple[SplitTraces, SplitTraces, list[ExitFamily]]:
+        chosen, judged = (take_traces(model, each, fitted, lens, name) for each in (texts.choose, texts.evaluate))
+        return chosen, judged, _fit_families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)
-    levels = sorted({*LOSSES, settings.rise})
-    oracles = run("slack", lambda _: slack(evaluated, geometry, levels, settings.seed))
-    chooser = Chooser(chosen_on, evaluated.text.count, geometry)
+    levels = sorted({*RISE_LEVELS, settings.rise})
+    oracles = run("slack", lambda _: oracle_headroom(evaluated, geometry, levels, settings.seed))
+    chooser = PointSelector(chosen_on, evaluated.text.count, geometry)
 
-    def reach_both(_: str | None) -> tuple[list[Row], list[Row]]:
-        rows = reached(families, levels, chooser, evaluated, geometry, settings.seed)
-        return rows, within_reach(families, settings.rise, evaluated, geometry, settings.seed)
+    def reach_both(_: str | None) -> tuple[list[SelectionRow], list[SelectionRow]]:
+        rows = select_points(families, levels, chooser, evaluated, geometry, settings.seed)
+        return rows, optimistic_savings(families, settings.rise, evaluated, geometry, settings.seed)
 
     rows, reach = run("families", reach_both)
     states, proven, judged = run(
         "decoding",
-        lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name),
+        lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
     )
-    costs = run("costs", lambda name: timed(model, fitted, states, evaluated, rows, judged, settings, name))
-    drafts = run("drafts", lambda _: self_drafting(model, texts, fitted, costs.costs, settings))
-    return Found(
+    costs = run("costs", lambda name: time_candidates(model, fitted, states, evaluated, rows, judged, settings, name))
+    drafts = run("drafts", lambda _: choose_drafting(model, texts, fitted, costs.costs, settings))
+    return ScreeningResult(
         model=model,
         settings=settings,
         texts=texts,
@@ -166,54 +176,58 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     )
 
 
-def _families(
-    model: Loaded, texts: Texts, fitted: FittedLens, settings: Settings, progress: str | None
-) -> list[Family]:
+def _fit_families(
+    model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings, progress: str | None
+) -> list[ExitFamily]:
     layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
     named = None if progress is None else f"{progress}, profile"
     profile = profile_of(
-        take_trace(model.stepper, texts.calibrate.windows[:PROFILED], progress=named),
+        take_trace(model.stepper, texts.calibrate.windows[:PROFILE_WINDOWS], progress=named),
         default_probes(layers),
         model=model.name,
         fingerprint=model.fingerprint,
         corpus=settings.corpus,
         dtype=fitted.lens.dtype,
     )
-    return [*published(profile, vocabulary), *freed(layers, vocabulary), *tuned(fitted, vocabulary)]
+    return [
+        *published_families(profile, vocabulary),
+        *free_depth_families(layers, vocabulary),
+        *tuned_lens_families(fitted, vocabulary),
+    ]
 
 
-def _decoded(
-    model: Loaded,
-    texts: Texts,
-    rows: list[Row],
-    chooser: Chooser,
-    evaluated: Traced,
-    settings: Settings,
+def _decode_best(
+    model: LoadedModel,
+    texts: TextSplits,
+    rows: list[SelectionRow],
+    chooser: PointSelector,
+    evaluated: SplitTraces,
+    settings: ScreeningSettings,
     progress: str | None,
-) -> tuple[StateTranslators | None, Certified | None, list[Reached]]:
+) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
     """The free rule that saved most where rules are chosen, decoded: what fills K and V in, what is promised of it, and
     how it does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
     """
-    within = (row for row in rows if isinstance(row, Reached) and row.level == settings.rise)
+    within = (row for row in rows if isinstance(row, SelectedPoint) and row.level == settings.rise)
     free = [row for row in within if row.family.depth == "free"]
     if not free:
         return None, None, []
     best = max(free, key=lambda row: chooser.saved(row.point))
     named = None if progress is None else f"{progress}, states"
-    states = fitted_states(model, best.point, texts.calibrate, settings, named)
-    points = grid(best.family, best.point, chooser, settings.rise, states)
+    states = fit_states(model, best.point, texts.calibrate, settings, named)
+    points = candidate_points(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
-    proven = certified(model, texts.certify, best.family, points, settings, evaluated.text.count, progress)
+    proven = certify_points(model, texts.certify, best.family, points, settings, evaluated.text.count, progress)
     shown = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
     if not shown:
         return states, proven, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text
-    columns = decoded(model, text, shown, named)
+    columns = decode_points(model, text, shown, named)
     full = replayed_columns(evaluated, [], model.geometry)
-    both = beside(full, columns)
-    judge = Judge(text, settings.seed)
+    both = join_columns(full, columns)
+    judge = EvaluationIntervals(text, settings.seed)
     return (
         states,
         proven,

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import CORPUS
+from emad_ref.text.documents import DEFAULT_CORPUS
 
-LOSSES = (0.001, 0.01, 0.05)  # rises of perplexity that tables are about
+RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity that tables are about
 DOCUMENTS = 300
-SETTLED = 300  # documents whose lens, gate and drafts are fitted in as many steps as they settle in
-CALIBRATED = 2  # windows to fit on for each one to choose or to judge on
+SETTLED_DOCUMENTS = 300  # documents whose lens, gate and drafts are fitted in as many steps as they settle in
+WINDOWS_PER_DOCUMENT = 2  # windows to fit on for each one to choose or to judge on
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScreeningSettings:
     """``corpus``, ``data``: text and the folder it lies in. ``documents``: to choose on, and as many each to certify
     and to judge on; a screening takes about as long as it has documents.
 
@@ -30,7 +30,7 @@ class Settings:
         BadArgument: fewer than two documents, a rise that is no fraction in 0–1.
     """
 
-    corpus: str = CORPUS
+    corpus: str = DEFAULT_CORPUS
     data: Path | None = None
     documents: int = DOCUMENTS
     rise: float = 0.01
@@ -44,4 +44,4 @@ class Settings:
 
     def part(self, whole: int) -> int:
         """Of ``whole``, which ``SETTLED`` documents are given: in proportion on fewer, and no more on more."""
-        return max(1, round(whole * min(1.0, self.documents / SETTLED)))
+        return max(1, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))

@@ -11,27 +11,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emad_ref.calibration.lens_file import FittedLens
-from emad_ref.meters.costs import Costs
-from emad_ref.models.loading import Loaded
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.readout.states import StateTranslators
-from emad_ref.readout.tuned import lens_named
+from emad_ref.probes.lens import StateTranslators, attached_lens
 from emad_ref.record import Ints
-from emad_ref.screening.costing import SECONDS, measure_costs
-from emad_ref.screening.decoding import filled
-from emad_ref.screening.families import LENS
-from emad_ref.screening.predicted import seconds_per_token, shares_of
-from emad_ref.screening.reached import Reached, Row
-from emad_ref.screening.settings import Settings
-from emad_ref.screening.traced import Traced
-from emad_ref.sweep.ceilings import FREE
+from emad_ref.screening.families import TUNED_LENS
+from emad_ref.screening.prediction import SECONDS, ComponentCosts, measure_costs, seconds_per_token, shares_of
+from emad_ref.screening.selection import SelectedPoint, SelectionRow, with_filled_kv
+from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.traces import SplitTraces
+from emad_ref.sweep.oracles import FREE_DEPTH
 
 APART = 0.25  # of a whole step, that its parts may be off by
 
 
 @dataclass(frozen=True)
-class Predicted:
+class CandidateTime:
     """``seconds`` a token at batch 1, and how many times as ``fast`` as full depth of the same decoder."""
 
     name: str
@@ -40,26 +36,26 @@ class Predicted:
 
 
 @dataclass(frozen=True, eq=False)
-class Timed:
+class CandidateTimes:
     """``costs`` of the parts of a step on this machine, and what they predict, full depth first."""
 
-    costs: Costs
-    predicted: tuple[Predicted, ...]
+    costs: ComponentCosts
+    predicted: tuple[CandidateTime, ...]
 
 
-def timed(
-    model: Loaded,
+def time_candidates(
+    model: LoadedModel,
     fitted: FittedLens,
     states: StateTranslators | None,
-    evaluated: Traced,
-    rows: Sequence[Row],
-    judged: Sequence[Reached],
-    settings: Settings,
+    evaluated: SplitTraces,
+    rows: Sequence[SelectionRow],
+    judged: Sequence[SelectedPoint],
+    settings: ScreeningSettings,
     progress: str | None = None,
-) -> Timed:
+) -> CandidateTimes:
     """Costs measured now, and the time of every point that reads by the lens or was decoded, at the rise allowed."""
     stepper = model.stepper
-    attached = lens_named(stepper, fitted.lens.digest)
+    attached = attached_lens(stepper, fitted.lens.digest)
     assert attached is not None
     translator = attached.translators[max(attached.translators)]
     above = None if states is None else states.pairs[max(states.pairs)]
@@ -72,24 +68,24 @@ def timed(
         progress=progress,
     )
     full = full_seconds(costs)
-    read = [row for row in rows if row.level == settings.rise and row.family.readout == LENS]
-    shown = [*judged, *(row for row in read if isinstance(row, Reached))]
-    found = [Predicted("full depth", full, 1.0)]
+    read = [row for row in rows if row.level == settings.rise and row.family.readout == TUNED_LENS]
+    shown = [*judged, *(row for row in read if isinstance(row, SelectedPoint))]
+    found = [CandidateTime("full depth", full, 1.0)]
     for row in shown:
-        point = filled(row.point, states) if row.point.schedule == FREE else row.point
-        seconds = seconds_per_token(costs, point, shares_of(_depths(evaluated, row.point), stepper.layers))
+        point = with_filled_kv(row.point, states) if row.point.schedule == FREE_DEPTH else row.point
+        seconds = seconds_per_token(costs, point, shares_of(_replayed_depths(evaluated, row.point), stepper.layers))
         name = f"{row.family.name}, {row.family.depth} depth, {row.how}"
-        found.append(Predicted(name, seconds, full / seconds))
-    return Timed(costs, tuple(found))
+        found.append(CandidateTime(name, seconds, full / seconds))
+    return CandidateTimes(costs, tuple(found))
 
 
-def full_seconds(costs: Costs, keys: float | None = None) -> float:
+def full_seconds(costs: ComponentCosts, keys: float | None = None) -> float:
     """Of a token at full depth, against ``keys`` keys; those that blocks were timed at by default."""
     deepest = shares_of(np.array([costs.layers]), costs.layers)
     return seconds_per_token(costs, full_depth(costs.layers), deepest, keys=keys)
 
 
-def unsound(costs: Costs) -> str:
+def unsound(costs: ComponentCosts) -> str:
     """Why no time should be predicted from these costs; "" where their parts add up to a whole step."""
     full = full_seconds(costs)
     if costs.whole is not None and not 1 / (1 + APART) <= full / costs.whole <= 1 + APART:
@@ -100,8 +96,8 @@ def unsound(costs: Costs) -> str:
     return ""
 
 
-def _depths(evaluated: Traced, point: OperatingPoint) -> Ints:
+def _replayed_depths(evaluated: SplitTraces, point: OperatingPoint) -> Ints:
     exact = point
     if point.schedule in ("copying", "translated"):
-        exact = replace(point, schedule=FREE, translators=None)
+        exact = replace(point, schedule=FREE_DEPTH, translators=None)
     return evaluated.replay(exact).depth

@@ -1,7 +1,7 @@
-"""The front of a family: what it loses at most at exactly a given saving, by mixing two of its points (METHODS).
+"""Fronts of loss over saving, and mixtures of two points that save exactly a given share (METHODS, "Equal FLOPs").
 
-A decoder that gives each document to point A with probability w and to point B otherwise is itself a decoder. It saves
-and loses what A and B do, weighted by w; so what a family can do is the lower convex hull of
+A decoder that gives each document to point A with probability w and to point B otherwise is itself a decoder. It
+saves and loses what A and B do, weighted by w; so what a family can do is the lower convex hull of
 
     (net saving, mean loss)   over its points, full depth among them,
 
@@ -11,27 +11,31 @@ have other savings: w there follows from costs alone, never from losses.
     saving    1 − Σ FLOPs / Σ FLOPs of full depth, over documents; FLOPs charge everything executed
     loss      Σ loss / Σ tokens, over documents; nats where perplexity is compared, next tokens told wrong otherwise
 
-Everything here is an array over draws of documents: a bootstrap chooses the hull anew in each. SciPy's ``ConvexHull``
-takes one set of points, not thousands of small ones; gift wrapping takes a step of all of them at once.
+These are arrays over draws of documents: a bootstrap chooses the hull anew in each. SciPy's ``ConvexHull`` takes one
+set of points, not thousands of small ones; gift wrapping takes a step of all of them at once.
+
+For EAD the same is done with a pair of models: thresholds τ are quantiles of H̄ of the small model on validation, the
+front is the upper hull of (large-model share, score), and each item goes by one of two rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.record import Bools, Floats
+from emad_ref.record import Bools, Floats, Ints
 
 Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class LossSheet:
     """What the points of a family did on one split; the first point is full depth.
 
     ``loss``, ``flops`` float64 [documents, points]; ``tokens`` [documents].
@@ -70,7 +74,7 @@ class Sheet:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixtures:
+class DrawnMixtures:
     """One mixture per draw: point ``first`` with probability ``share``, else point ``second``; all [draws]."""
 
     first: Places
@@ -113,7 +117,7 @@ def lower_hulls(savings: Floats, losses: Floats) -> Bools:
         here = np.where(going, np.where(farthest, losses, np.inf).argmin(axis=1), here)
 
 
-def mixtures(corners: Bools, savings: Floats, saving: Floats) -> Mixtures:
+def mixtures(corners: Bools, savings: Floats, saving: Floats) -> DrawnMixtures:
     """Of ``corners`` [draws, points] the two nearest on either side of ``saving`` [draws], mixed to save exactly that.
 
     ``savings`` [draws, points] of the split on which the mixture decodes; no draw's corners may all save less.
@@ -127,11 +131,11 @@ def mixtures(corners: Bools, savings: Floats, saving: Floats) -> Mixtures:
     assert np.isfinite(more).all(), "a saving that the corners do not reach"
     apart = more - less
     share = np.where(apart > 0, (more - saving) / np.where(apart > 0, apart, 1.0), 1.0)
-    return Mixtures(first, second, share)
+    return DrawnMixtures(first, second, share)
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class FrontMixture:
     """Document by document what a mixture loses and costs: ``loss``, ``flops`` [documents]; ``share`` is of the first.
 
     ``name``: of both points with their shares, or of the one that has all documents.
@@ -144,7 +148,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, eq=False)
-class Front:
+class FamilyFront:
     """A family's front: ``corners`` bool [points] chosen on one split, what they do on ``sheet``, another.
 
     ``names`` [points].
@@ -152,7 +156,7 @@ class Front:
 
     names: tuple[str, ...]
     corners: Bools
-    sheet: Sheet
+    sheet: LossSheet
 
     @property
     def savings(self) -> Floats:
@@ -165,7 +169,7 @@ class Front:
         """The most that any corner saves."""
         return float(np.max(self.savings, where=self.corners, initial=0.0))
 
-    def mixed(self, saving: float) -> Mixtures:
+    def mixed(self, saving: float) -> DrawnMixtures:
         """The two corners and their shares that save exactly ``saving``.
 
         Raises:
@@ -175,13 +179,13 @@ class Front:
             raise BadArgument("saving", saving, f"a saving in 0–{self.reach:.4f}", "the corners reach no other")
         return mixtures(self.corners[None], self.savings[None], np.array([saving]))
 
-    def mixture_at(self, saving: float) -> Mixture:
+    def mixture_at(self, saving: float) -> FrontMixture:
         """The mixture that saves exactly ``saving``; raises as ``mixed``."""
         mixed = self.mixed(saving)
         (loss,), (flops,) = (mixed.of(values.T) for values in (self.sheet.loss, self.sheet.flops))
-        return Mixture(self.named(mixed), float(mixed.share[0]), loss, flops)
+        return FrontMixture(self.named(mixed), float(mixed.share[0]), loss, flops)
 
-    def named(self, mixed: Mixtures) -> str:
+    def named(self, mixed: DrawnMixtures) -> str:
         """e.g. ``38% full depth, 62% emad m=0.20``."""
         share: float = mixed.share[0]
         first, second = self.names[int(mixed.first[0])], self.names[int(mixed.second[0])]
@@ -190,8 +194,136 @@ class Front:
         return f"{share:.1%} {first}, {1 - share:.1%} {second}"
 
 
-def front(names: Sequence[str], chosen_on: Sheet, judged_on: Sheet) -> Front:
+def choose_front(names: Sequence[str], chosen_on: LossSheet, judged_on: LossSheet) -> FamilyFront:
     """The front chosen on one split, as it stands on another."""
     savings, losses = chosen_on.whole
     (corners,) = lower_hulls(savings[None], losses[None])
-    return Front(tuple(names), corners, judged_on)
+    return FamilyFront(tuple(names), corners, judged_on)
+
+
+@dataclass(frozen=True)
+class RoutingRun:
+    """One measured run of a pair: the share of tokens that the large model emitted, and the score, higher is better."""
+
+    large_share: float
+    score: float
+
+
+def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
+    """At most ``count`` thresholds τ, bits, ascending: the quantiles k / (count + 1) of ``rolling_bits`` float64 [n].
+
+    Each stands in the middle between two neighbouring values. On a value itself the last bit of a sum would decide,
+    and another batch size rounds differently. Where values tie there are fewer; where all are one, none.
+
+    >>> switching_thresholds(np.array([0.1, 0.2, 0.4, 0.9]), 1)
+    [0.30000000000000004]
+
+    Raises:
+        BadArgument: no or not finite values, a count below 1.
+    """
+    if count < 1:
+        raise BadArgument("count", count, "at least one threshold")
+    if len(rolling_bits) == 0 or not np.isfinite(rolling_bits).all():
+        raise BadArgument("rolling_bits", f"{len(rolling_bits)} values", "at least one, all finite")
+    values = np.unique(rolling_bits)
+    middles = (values[:-1] + values[1:]) / 2
+    if not len(middles):
+        return []
+    wanted = np.quantile(rolling_bits, np.arange(1, count + 1) / (count + 1))
+    found = np.minimum(np.searchsorted(middles, wanted), len(middles) - 1)
+    tau: list[float] = middles[np.unique(found)].tolist()
+    return tau
+
+
+def routing_front(tried: Sequence[RoutingRun]) -> list[int]:
+    """Indices of the upper hull of (share, score), by falling share: what mixtures of the rules can reach.
+
+    Raises:
+        BadArgument: nothing was tried.
+    """
+    if not tried:
+        raise BadArgument("tried", tried, "at least one routing")
+    hull: list[int] = []
+    # of rules of one share the best comes first, and the others lie below it
+    for index in sorted(range(len(tried)), key=lambda i: (-tried[i].large_share, -tried[i].score)):
+        here = tried[index]
+        if hull and tried[hull[-1]].large_share == here.large_share:
+            continue
+        while len(hull) > 1 and not _is_above_line(tried[hull[-2]], tried[hull[-1]], here):
+            hull.pop()
+        hull.append(index)
+    return hull
+
+
+def _is_above_line(first: RoutingRun, middle: RoutingRun, last: RoutingRun) -> bool:
+    """Whether ``middle`` lies above the line from ``first`` to ``last``."""
+    width = first.large_share - last.large_share
+    line = last.score + (middle.large_share - last.large_share) / width * (first.score - last.score)
+    return middle.score > line
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedItems:
+    """Items under one rule: ``right`` float64 [items] in 0–1; int64 [items] tokens ``emitted``, and those
+    ``by_large``."""
+
+    right: Floats
+    emitted: Ints
+    by_large: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingMixture:
+    """Items by rule number ``first`` with probability ``probability``, else by rule ``second``.
+
+    ``score``  float64 [items] whose mean is the mixture's expected score at exactly the share wanted. What an item adds
+               to the share is weighed at the exchange rate between the two rules, so that the spread of this column
+               holds that of p, which these very items fixed (first order: the influence function of the score).
+    ``dealt``  float64 [items] right where each item was in fact given to one of the two, as many to the first, in an
+               order drawn beforehand, as bring the share nearest to the one wanted.
+    """
+
+    first: int
+    second: int
+    probability: float
+    score: Floats
+    dealt: Floats
+
+
+def mix_rules(runs: Sequence[RoutedItems], share: float, rng: np.random.Generator, near: int = 0) -> RoutingMixture:
+    """The mixture of two neighbours among ``runs``, of falling share, that leaves the large model exactly ``share``.
+
+    With l tokens by the large model of e emitted, d_i = l_i − share · e_i: p solves p Σ d_A + (1 − p) Σ d_B = 0.
+
+    Args:
+        rng: draws the order in which items are dealt.
+        near: where several neighbours will do, those at this index or nearest to it.
+
+    Raises:
+        BadArgument: no two neighbours have the share between them.
+    """
+    away = [run.by_large - share * run.emitted for run in runs]
+    between = [k for k, (a, b) in enumerate(pairwise(each.sum() for each in away)) if a >= 0 >= b and a > b]
+    if not between:
+        raise BadArgument("share", share, "a share between those of the runs", "take in either model alone")
+    k = min(between, key=lambda at: abs(at - near))
+    one, other, d_one, d_other = runs[k], runs[k + 1], away[k], away[k + 1]
+    p = float(d_other.sum() / (d_other.sum() - d_one.sum()))
+    score = p * one.right + (1 - p) * other.right
+    rate = (one.right.mean() - other.right.mean()) / (d_one.mean() - d_other.mean())
+    # the mean of these is 0: p was chosen so
+    return RoutingMixture(
+        k, k + 1, p, score - rate * (p * d_one + (1 - p) * d_other), _deal_items(one, other, d_one, d_other, rng)
+    )
+
+
+def _deal_items(
+    one: RoutedItems, other: RoutedItems, d_one: Floats, d_other: Floats, rng: np.random.Generator
+) -> Floats:
+    order = rng.permutation(len(d_one))
+    # what is away from the share once the first 0, 1, … items of the order go by ``one``
+    away = d_other.sum() + np.concatenate([[0.0], np.cumsum((d_one - d_other)[order])])
+    taken = order[: int(np.argmin(np.abs(away)))]
+    right = other.right.copy()
+    right[taken] = one.right[taken]
+    return right

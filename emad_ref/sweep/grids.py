@@ -1,10 +1,10 @@
-"""Grids of operating points: the margins, thresholds and depths that a sweep replays.
+"""Families of operating points: the margins, thresholds and depths that a sweep replays.
 
-A family is compared with another at equal FLOPs, so both are searched as finely where it matters: a dial has as many
-points as every other dial, spaced evenly in the net saving that they achieve on the validation split, from full depth
-down to the most that the dial saves there (METHODS, "Equal FLOPs"). Settings at even steps would not do: under the
-monotone schedule one sure token decides for all later ones, and half of a dial's savings may lie between thresholds of
-1e-6 and 1e-4 nats. Families that have no dial, fixed truncation and positional depth, have the points that there are.
+A family is a sweep of one parameter, and families are compared at equal FLOPs. So each has as many points as every
+other, spaced evenly in the net saving that they achieve on the validation split, from full depth down to the most
+that the sweep saves there (METHODS, "Equal FLOPs"). Settings at even steps would not do: under the monotone schedule
+one sure token decides for all later ones, and half of a sweep's savings may lie between thresholds of 1e-6 and 1e-4
+nats. Fixed truncation and positional depth have the points that there are.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
-from emad_ref.meters.flops import flops
+from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point, format_number, softmax_response_point
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.policy.early_exit import early_exit
-from emad_ref.policy.thresholds import fixed_entropy, response, short
-from emad_ref.replay import Ladder, decode_work
-from emad_ref.signals import Signal
+from emad_ref.replay import TraceReplayer, decode_work
+from emad_ref.signals import GAP, Signal
 
-CHUNKS = (4, 8, 16)  # tokens
-FALLS = (8, 32, 128)  # tokens over which positional depth falls
+CHUNK_LENGTHS = (4, 8, 16)  # tokens
+FALL_LENGTHS = (8, 32, 128)  # tokens over which positional depth falls
 FINEST = 1e-7  # the least setting that a search starts from, as share of the largest
-ROUNDS = 60  # of a search
-NEAR = 1 / 8  # of a step: as close to an even spacing as a point has to lie
-ALIKE = 1e-6  # relative: settings between which savings jump; thresholds are compared in float32
+SEARCH_ROUNDS = 60  # of a search
+SPACING_TOLERANCE = 1 / 8  # of a step: as close to an even spacing as a point has to lie
+SETTING_TOLERANCE = 1e-6  # relative: settings between which savings jump; thresholds are compared in float32
 
-Saved = Callable[[OperatingPoint], float]
+SavingOfPoint = Callable[[OperatingPoint], float]
 
 
 @dataclass(frozen=True)
-class Dial:
+class ThresholdSweep:
     """``point(setting)`` for settings from ``least`` to ``most``: the larger, the more is saved.
 
     ``name(setting, digits)``: what the point is called, to so many significant digits.
@@ -55,11 +54,11 @@ class Dial:
         return [replace(self.point(setting), name=name) for setting, name in zip(settings, names, strict=True)]
 
 
-class Spacing:
+class NetSaving:
     """What a point saves on one trace, a share of full depth's FLOPs, net: grids are spaced evenly in it."""
 
     def __init__(self, trace: Trace, geometry: Geometry):
-        self._ladder, self._geometry = Ladder(trace), geometry
+        self._ladder, self._geometry = TraceReplayer(trace), geometry
         self._full = self._spent(full_depth(trace.layers))
 
     def __call__(self, point: OperatingPoint) -> float:
@@ -71,7 +70,7 @@ class Spacing:
         return flops(decode_work(trace, depth, point, macs_per_row), self._geometry).total
 
 
-def evenly(dial: Dial, saved: Saved, count: int) -> list[OperatingPoint]:
+def evenly_spaced(dial: ThresholdSweep, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """At most ``count`` points whose savings stand in equal steps from none, itself left out, up to the dial's most.
 
     A search between neighbouring settings, in equal ratios; where savings jump, the side that lies nearer. A dial that
@@ -79,14 +78,16 @@ def evenly(dial: Dial, saved: Saved, count: int) -> list[OperatingPoint]:
     """
     if dial.most <= dial.least:
         return dial.named([dial.most])
-    known = {setting: saved(dial.point(setting)) for setting in _coarse(dial, count)}
+    known = {setting: saved(dial.point(setting)) for setting in _first_settings(dial, count)}
     reach = known[dial.most]
     if reach <= 0:
         return dial.named([dial.most])
     wanted = reach * np.arange(1, count) / count
-    for _ in range(ROUNDS):
+    for _ in range(SEARCH_ROUNDS):
         settings = sorted(known)
-        between = {_between(settings, known, target, NEAR * reach / count) for target in wanted} - {None}
+        between = {
+            _setting_between(settings, known, target, SPACING_TOLERANCE * reach / count) for target in wanted
+        } - {None}
         if not between:
             break
         known |= {setting: saved(dial.point(setting)) for setting in between if setting is not None}
@@ -94,13 +95,13 @@ def evenly(dial: Dial, saved: Saved, count: int) -> list[OperatingPoint]:
     return dial.named(sorted(nearest | {dial.most}))
 
 
-def _coarse(dial: Dial, count: int) -> list[float]:
+def _first_settings(dial: ThresholdSweep, count: int) -> list[float]:
     """Both ends of a dial, and settings in equal ratios between them."""
     least = max(dial.least, FINEST * dial.most)
     return sorted({dial.least, *map(float, np.geomspace(least, dial.most, max(count, 2))[:-1]), dial.most})
 
 
-def _between(settings: Sequence[float], known: dict[float, float], target: float, near: float) -> float | None:
+def _setting_between(settings: Sequence[float], known: dict[float, float], target: float, near: float) -> float | None:
     """A setting between the two whose savings enclose ``target``; None where one is near enough, or they jump."""
     savings = np.array([known[setting] for setting in settings])
     if np.abs(savings - target).min() <= near:
@@ -109,15 +110,15 @@ def _between(settings: Sequence[float], known: dict[float, float], target: float
     if number == 0:
         return None
     low, high = settings[number - 1], settings[number]
-    if high - low <= ALIKE * high:
+    if high - low <= SETTING_TOLERANCE * high:
         return None
     if low <= 0:
-        return high / 8 if high > ALIKE * FINEST * settings[-1] else None
+        return high / 8 if high > SETTING_TOLERANCE * FINEST * settings[-1] else None
     share = (target - savings[number - 1]) / (savings[number] - savings[number - 1])
     return float(low * (high / low) ** np.clip(share, 0.25, 0.75))
 
 
-def _short(number: float, digits: int) -> str:
+def _number_text(number: float, digits: int) -> str:
     """Two decimals where they say it all."""
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.{digits}g}"
 
@@ -125,53 +126,56 @@ def _short(number: float, digits: int) -> str:
 # ---------------------------------------------------------------- dials
 
 
-def margins(profile: Profile) -> Dial:
+def margin_sweep(profile: Profile) -> ThresholdSweep:
     """EMAD's margin, from the highest target, under which nothing exits, down to 0."""
     rows = profile.bin_targets_nats or (profile.targets_nats,)
     highest = max((max(row, default=0.0) for row in rows), default=0.0)
 
     def name(setting: float, digits: int) -> str:
         margin = highest - setting
-        return profile.point(margin).name.replace(f"m={short(margin)}", f"m={_short(margin, digits)}", 1)
+        return profile.point(margin).name.replace(f"m={format_number(margin)}", f"m={_number_text(margin, digits)}", 1)
 
-    return Dial(lambda setting: profile.point(highest - setting), name, 0.0, highest)
+    return ThresholdSweep(lambda setting: profile.point(highest - setting), name, 0.0, highest)
 
 
-def emad_margins(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+def margin_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """EMAD points at ``count`` margins, spaced as ``evenly`` says, from 0 up."""
-    return evenly(margins(profile), saved, count)[::-1]
+    return evenly_spaced(margin_sweep(profile), saved, count)[::-1]
 
 
-def fixed_entropies(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+def fixed_entropy_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """Fixed-threshold points at ``count`` values of h₀ up to the highest target of the profile.
 
     So far EMAD's own thresholds go: on a flat profile both families are one rule with one dial, and tie.
     """
     layers, probes = profile.layers, profile.probes
     highest = max((0.0, *profile.targets_nats))
-    dial = Dial(
-        lambda h0: fixed_entropy(layers, probes, h0), lambda h0, digits: f"fixed h0={_short(h0, digits)}", 0.0, highest
+    dial = ThresholdSweep(
+        lambda h0: fixed_entropy_point(layers, probes, h0),
+        lambda h0, digits: f"fixed h0={_number_text(h0, digits)}",
+        0.0,
+        highest,
     )
-    return evenly(dial, saved, count)
+    return evenly_spaced(dial, saved, count)
 
 
-def truncations(layers: int) -> list[OperatingPoint]:
+def truncation_points(layers: int) -> list[OperatingPoint]:
     """Fixed truncation at every depth below full."""
     return [truncated(layers, depth) for depth in range(1, layers)]
 
 
-def responses(layers: int, probes: Sequence[int], saved: Saved, count: int) -> list[OperatingPoint]:
+def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """Softmax response at ``count`` thresholds λ from 1 down to 0, under which everything exits."""
-    dial = Dial(
-        lambda doubt: response(layers, probes, 1 - doubt),
-        lambda doubt, digits: f"response λ={_sure(doubt, digits)}",
+    dial = ThresholdSweep(
+        lambda doubt: softmax_response_point(layers, probes, 1 - doubt),
+        lambda doubt, digits: f"response λ={_confidence_text(doubt, digits)}",
         0.0,
         1.0,
     )
-    return evenly(dial, saved, count)
+    return evenly_spaced(dial, saved, count)
 
 
-def confidences(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> Dial:
+def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
     """A confidence rule of ``policy.early_exit`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
 
     At 1 a token leaves where it first may.
@@ -181,34 +185,38 @@ def confidences(signal: str, layers: int, vocabulary: int, minimum: int, pruning
     """
 
     def point(doubt: float) -> OperatingPoint:
-        return early_exit(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")
+        return early_exit_point(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")
 
     family = point(1.0).family.replace("_", " ")  # and refuses a rule without room
-    return Dial(point, lambda doubt, digits: f"{family} j={minimum} λ={_sure(doubt, digits)}", 0.0, 1.0)
+    return ThresholdSweep(
+        point, lambda doubt, digits: f"{family} j={minimum} λ={_confidence_text(doubt, digits)}", 0.0, 1.0
+    )
 
 
-def _sure(doubt: float, digits: int) -> str:
+def _confidence_text(doubt: float, digits: int) -> str:
     """0, 0.9, 1−0.0018, 1−1.8e-05: many digits of λ would be nines."""
     return f"{1 - doubt:.{digits}g}" if doubt > 0.05 or doubt == 0 else f"1−{doubt:.{digits}g}"
 
 
-def chunked(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+def chunked_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """The EMAD rule asked at the first token of each chunk only: ``count`` points, shared by three chunk lengths."""
     return [
         point
-        for number, period in enumerate(CHUNKS)
-        for point in evenly(_in_chunks(margins(profile), period), saved, (count + number) // len(CHUNKS))
+        for number, period in enumerate(CHUNK_LENGTHS)
+        for point in evenly_spaced(
+            _in_chunks(margin_sweep(profile), period), saved, (count + number) // len(CHUNK_LENGTHS)
+        )
     ]
 
 
-def _in_chunks(dial: Dial, period: int) -> Dial:
+def _in_chunks(dial: ThresholdSweep, period: int) -> ThresholdSweep:
     def point(setting: float) -> OperatingPoint:
         return replace(dial.point(setting), family="chunked", schedule="chunked", period=period)
 
     return replace(dial, point=point, name=lambda setting, digits: f"{dial.name(setting, digits)}, chunks of {period}")
 
 
-def positional(layers: int) -> list[OperatingPoint]:
+def positional_points(layers: int) -> list[OperatingPoint]:
     """Depth that falls with position alone, to every floor within several numbers of tokens."""
     return [
         OperatingPoint(
@@ -221,18 +229,20 @@ def positional(layers: int) -> list[OperatingPoint]:
             floor=floor,
         )
         for floor in range(1, layers)
-        for period in FALLS
+        for period in FALL_LENGTHS
     ]
 
 
-def quantiles(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+def quantile_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q between 0 and 1, both ends left out."""
-    dial = Dial(lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST)
-    return evenly(dial, saved, count)
+    dial = ThresholdSweep(
+        lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST
+    )
+    return evenly_spaced(dial, saved, count)
 
 
-def by_quantile(
-    signal: Signal, calibration: Trace, probes: Sequence[int], saved: Saved, count: int
+def signal_quantile_points(
+    signal: Signal, calibration: Trace, probes: Sequence[int], saved: SavingOfPoint, count: int
 ) -> list[OperatingPoint]:
     """A signal of one layer with τ_ℓ its own quantile there on calibration text: at every probe as many tokens pass.
 
@@ -257,5 +267,32 @@ def by_quantile(
         )
 
     ordered, falls = np.sort(column, axis=0), signal.sense == "falls"
-    dial = Dial(point, lambda share, digits: f"{called} p={share:.{digits}g}", 1 / len(calibration), 1.0)
-    return evenly(dial, saved, count)
+    dial = ThresholdSweep(point, lambda share, digits: f"{called} p={share:.{digits}g}", 1 / len(calibration), 1.0)
+    return evenly_spaced(dial, saved, count)
+
+
+EMAD_FAMILY = "EMAD, mean − margin"
+SETTINGS_PER_FAMILY = 33  # points of each family's dial, full depth not counted
+SAVING_LEVELS = (0.15, 0.30, 0.45, 0.60)  # net savings at which families are compared; 15 % is the paper's least
+
+
+def point_families(
+    profile: Profile, calibration: Trace, saved: SavingOfPoint, count: int
+) -> dict[str, list[OperatingPoint]]:
+    """Every sweep by its name in tables, ``count`` points of each dial; the first is EMAD as published.
+
+    ``profile`` knows entropy alone; thresholds of other signals come from ``calibration``, a trace of text of its kind.
+    ``saved``: what a point saves on the split that points are chosen on (``grids.Spacing``).
+    """
+    layers, probes = profile.layers, profile.probes
+    matched = {} if profile.statistics is None else {"EMAD, quantile": quantile_points(profile, saved, count)}
+    return {
+        EMAD_FAMILY: margin_points(profile, saved, count),
+        **matched,
+        "fixed truncation": truncation_points(layers),
+        "fixed entropy": fixed_entropy_points(profile, saved, count),
+        "softmax response": response_points(layers, probes, saved, count),
+        "chunked": chunked_points(profile, saved, count),
+        "positional": positional_points(layers),
+        "top-2 gap, quantile": signal_quantile_points(GAP, calibration, probes, saved, count),
+    }

@@ -1,26 +1,47 @@
-"""The loss table: what each operating point costs in quality and saves in FLOPs, from replays of one trace."""
+"""What operating points lose and cost: from replays of one trace, or decoded where only decoding knows.
+
+Loss tables compare points on a trace, and a point is chosen from them (EMAD, "Select margin m on a small validation
+set"). Under state copying the states of later tokens change with every exit, so no trace says what a point loses:
+given text is fed token by token through our own decoder, in batches. Where replay is exact both give the same columns
+(a law). Each row of a batch is charged what a session of that row alone executes (a law): as its depths imply, or as
+counted under a confidence rule, whose readouts depend on what they show.
+
+Decode steps are charged: the last prompt position and all after it. An encoder's run belongs to its prompt;
+cross-attention of decode steps, and a source's K and V that they ask for, are charged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from tqdm import tqdm
 
-from emad_ref.calibration.trace import Trace
+from emad_ref.benchmark.flops import Flops, flops
+from emad_ref.calibration.trace import TokenSequence, Trace, batched
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS, batches_by_length, teacher_force_batch
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import Flops, flops
 from emad_ref.models.geometry import Geometry
+from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.record import Floats, Ints
-from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, sums, work_of
-from emad_ref.signals import perplexity_of, relative_rise
+from emad_ref.probes.estimators import entropy_reader
+from emad_ref.probes.lens import lens_macs, point_lens, point_translators
+from emad_ref.probes.signal_values import to_host
+from emad_ref.record import Floats, Ints, Work
+from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, replayed_work, sequence_sums
+from emad_ref.schedule.derived_work import derive_flops, probe_costs
+from emad_ref.schedule.interface import TokenPositions
+from emad_ref.schedule.schedules import schedule_of
+from emad_ref.signals import at_least_float32, perplexity_of, relative_rise
 
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
 
 @dataclass(frozen=True, eq=False)  # holds arrays: a row is itself, not its values
-class Loss:
+class PointLoss:
     """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
 
     ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens), infinite as soon as a
@@ -40,27 +61,27 @@ class Loss:
     accuracy: float
 
 
-def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> Loss:
+def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> PointLoss:
     """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
-    mine = flops(work_of(trace, replayed), geometry)
+    mine = flops(replayed_work(trace, replayed), geometry)
     values = np.flatnonzero(replayed.histogram)
     counts, tokens = replayed.histogram[values], len(trace)
-    return Loss(
+    return PointLoss(
         point=replayed.point,
         mean_depth=int(values @ counts) / tokens,
-        depth_p50=_quantile(values, counts, 0.5),
-        depth_p90=_quantile(values, counts, 0.9),
+        depth_p50=_weighted_quantile(values, counts, 0.5),
+        depth_p90=_weighted_quantile(values, counts, 0.9),
         depth_shares={int(v): float(c / tokens) for v, c in zip(values, counts, strict=True)},
         gross_reduction=1 - mine.gross / full.gross,
         net_reduction=1 - mine.total / full.total,
-        nll_nats=sums(trace, replayed.nll_nats),
+        nll_nats=sequence_sums(trace, replayed.nll_nats),
         perplexity=perplexity_of(replayed.mean_nll),
         perplexity_rise=relative_rise(replayed.mean_nll - reference.mean_nll),
         accuracy=np.count_nonzero(replayed.right(trace)) / tokens,
     )
 
 
-def _quantile(values: Ints, counts: Ints, share: float) -> float:
+def _weighted_quantile(values: Ints, counts: Ints, share: float) -> float:
     """``np.quantile`` of ascending ``values``, each as often as ``counts`` says: nothing is sorted."""
     place = share * (counts.sum() - 1)
     around = np.searchsorted(counts.cumsum(), [np.floor(place), np.ceil(place)], side="right")
@@ -68,7 +89,7 @@ def _quantile(values: Ints, counts: Ints, share: float) -> float:
     return float(low + (high - low) * (place % 1))
 
 
-def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[Loss]:
+def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[PointLoss]:
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
     full = full_flops(trace, geometry)
@@ -77,7 +98,7 @@ def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint
 
 def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) -> float:
     """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
-    return 1 - flops(work_of(trace, replayed), geometry).total / full.total
+    return 1 - flops(replayed_work(trace, replayed), geometry).total / full.total
 
 
 def full_flops(trace: Trace, geometry: Geometry) -> Flops:
@@ -87,7 +108,7 @@ def full_flops(trace: Trace, geometry: Geometry) -> Flops:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class PointColumns:
     """What points lost and cost in each sequence of a trace; float64 [sequences, points], sums over its tokens.
 
     ``wrong``: next tokens told wrong. ``depth``: layers run.
@@ -99,7 +120,7 @@ class Columns:
     depth: Floats
 
 
-def columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> Columns:
+def point_columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> PointColumns:
     """A column per point, in order.
 
     Raises:
@@ -108,7 +129,7 @@ def columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) 
     return columns_of(trace, replay_all(trace, points), lambda replayed: decode_flops(trace, replayed, geometry))
 
 
-def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay], Floats]) -> Columns:
+def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay], Floats]) -> PointColumns:
     """A column per replay, in order; ``spent``: its FLOPs [sequences].
 
     Raises:
@@ -116,19 +137,19 @@ def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay]
     """
     each = [
         (
-            sums(trace, replayed.nll_nats),
-            sums(trace, ~replayed.right(trace)),
+            sequence_sums(trace, replayed.nll_nats),
+            sequence_sums(trace, ~replayed.right(trace)),
             spent(replayed),
-            sums(trace, replayed.depth),
+            sequence_sums(trace, replayed.depth),
         )
         for replayed in replays
     ]
     if not each:
         raise BadArgument("points", [], "at least one point")
-    return Columns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
+    return PointColumns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
 
 
-def rises(found: Columns, tokens: Floats) -> Floats:
+def perplexity_rises(found: PointColumns, tokens: Floats) -> Floats:
     """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
     nats = found.nll_nats
     rise = (nats - nats[:, :1]).sum(axis=0) / tokens.sum()
@@ -153,3 +174,161 @@ def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
         if inside.any():
             means[f"{first}+" if last is None else f"{first}–{last}"] = float(depth[inside].mean())
     return means
+
+
+MAX_PERPLEXITY_POINTS = 0.1  # the paper's bound
+MAX_RELATIVE_RISE = 0.01  # ours beside it: at perplexity 1.4 the paper's 0.1 alone would be 7 %
+MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
+
+
+def is_within_bounds(row: PointLoss, reference_perplexity: float) -> bool:
+    """Validation drop ≤ min(0.1 perplexity points, 1 % relative)."""
+    drop = row.perplexity - reference_perplexity
+    return drop <= MAX_PERPLEXITY_POINTS and row.perplexity_rise <= MAX_RELATIVE_RISE
+
+
+def cheapest_within_bounds(
+    table: Sequence[PointLoss],
+    reference_perplexity: float,
+    accuracy_drops: Callable[[OperatingPoint], Mapping[str, float]] | None = None,
+) -> PointLoss | None:
+    """The row of smallest mean depth whose validation drop is within bounds; None when there is none.
+
+    Args:
+        accuracy_drops: point → validation accuracy lost by each task that counts there, fractions, each bound by
+            0.5 %: a mean would let one task pay for another. Asked only about points within the bounds of perplexity,
+            cheapest first. None: perplexity alone decides.
+    """
+    for row in sorted(table, key=lambda row: row.mean_depth):
+        if not is_within_bounds(row, reference_perplexity):
+            continue
+        drops = {} if accuracy_drops is None else accuracy_drops(row.point)
+        if all(drop <= MAX_ACCURACY_DROP for drop in drops.values()):
+            return row
+    return None
+
+
+def best_at_equal_flops(table: Sequence[PointLoss], net_reduction: float) -> PointLoss | None:
+    """The row of lowest perplexity that saves at least ``net_reduction`` (a share of full-depth FLOPs), or None.
+
+    For a table of single points, which save what they save: claims compare at exactly the same saving (``front``).
+    """
+    affordable = [row for row in table if row.net_reduction >= net_reduction]
+    return min(affordable, key=lambda row: row.perplexity, default=None)
+
+
+def decoded_columns(
+    stepper: Stepper,
+    geometry: Geometry,
+    sequences: Sequence[TokenSequence],
+    points: Iterable[OperatingPoint],
+    *,
+    rows: int = BATCH_ROWS,
+    progress: str | None = None,
+) -> PointColumns:
+    """A column per point, in order; sequences in the order given. ``rows``: of one batch, at most.
+
+    ``geometry``: of the model that ``stepper`` walks. ``progress`` names the bar, None shows none.
+
+    Raises:
+        BadArgument: no point; no sequence, or one in which nothing is decided; fewer than one row; what a decoder
+            refuses of a point or of a text.
+        NotFinite: logits hold NaN or +inf.
+    """
+    asked = list(points)
+    if not asked:
+        raise BadArgument("points", [], "at least one point")
+    if rows < 1:
+        raise BadArgument("rows", rows, "at least 1")
+    if not list(batched(sequences)):
+        raise BadArgument("sequences", [], "at least one sequence")
+    total = len(asked) * sum(len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in sequences)
+    with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
+        columns = [_decoded_column(stepper, geometry, sequences, point, rows, bar) for point in asked]
+    return PointColumns(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))
+
+
+def _decoded_column(
+    stepper: Stepper,
+    geometry: Geometry,
+    sequences: Sequence[TokenSequence],
+    point: OperatingPoint,
+    rows: int,
+    bar: tqdm,
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """(nll_nats, wrong, flops, depth) [sequences] of one point."""
+    alone = point.confidence is not None
+    decoder = WalkedDecoder(stepper, point, max_rows=1 if alone else rows)
+    found: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)] * len(sequences)
+    for chosen in batches_by_length(sequences, decoder.max_rows):
+        batch = [sequences[i] for i in chosen]
+        nll, wrong, depths, work = _feed_batch(decoder, batch, bar)
+        cost = (
+            [float(flops(work, geometry).total)] if alone else _derived_flops(stepper, geometry, batch, point, depths)
+        )
+        for row, i in enumerate(chosen):
+            found[i] = float(nll[row].sum()), float(wrong[row].sum()), float(cost[row]), float(depths[row].sum())
+    columns = np.array(found, dtype=np.float64).T
+    return columns[0], columns[1], columns[2], columns[3]
+
+
+@torch.inference_mode()
+def _feed_batch(
+    decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm
+) -> tuple[Floats, Ints, list[Ints], Work]:
+    """(NLL [rows, longest], wrong [rows, longest], depths [decided] by row, decode work) of feeding ``batch``.
+
+    Entries after a row's last decided position are 0. The last token of a row is only predicted.
+    """
+    lengths = [len(text.tokens) - 1 - text.adaptive_from for text in batch]
+    nll: Floats = np.zeros((len(batch), max(lengths)))
+    wrong: Ints = np.zeros(nll.shape, dtype=np.int64)
+    depth = np.zeros_like(wrong)
+    for lesson in teacher_force_batch(decoder, batch):
+        rows, at, target = lesson.rows, lesson.at, lesson.target
+        log_p = torch.log_softmax(at_least_float32(lesson.arrival.logits[:, -1]), dim=-1)
+        nll[rows, at] = -to_host(log_p.gather(-1, target[:, None])[:, 0])
+        wrong[rows, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
+        depth[rows, at] = lesson.arrival.depth[:, -1]
+        bar.update(len(rows))
+    return nll, wrong, [row[:n] for row, n in zip(depth, lengths, strict=True)], lesson.work
+
+
+def _derived_flops(
+    stepper: Stepper, geometry: Geometry, batch: Sequence[TokenSequence], point: OperatingPoint, depths: Sequence[Ints]
+) -> Floats:
+    """[rows] FLOPs that these depths imply, each row decoded alone."""
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in depths])])
+    position = np.concatenate(
+        [text.adaptive_from + np.arange(len(row)) for text, row in zip(batch, depths, strict=True)]
+    )
+    places, depth = TokenPositions(position, starts), np.concatenate(depths)
+    ahead = lens_macs(point_lens(stepper, point), point.layers)
+    reading = (
+        0 if point.estimator.kind == "full" else entropy_reader(stepper, point.estimator, point.probes).macs_per_row
+    )
+    probed = probe_costs(point, len(depth), ahead, reading)
+    each = derive_flops(point, places, depth, probed, ahead, geometry, point_translators(stepper, point))
+    each += _cross_flops(geometry, batch, point, places, depth)
+    return np.add.reduceat(each, starts[:-1])
+
+
+def _cross_flops(
+    geometry: Geometry, batch: Sequence[TokenSequence], point: OperatingPoint, places: TokenPositions, depth: Ints
+) -> Floats:
+    """[tokens] FLOPs of cross-attention, and of a source's K and V where a row's first token in a layer asks for them.
+
+    A prompt of more than its last position has asked for them everywhere.
+    """
+    each = np.zeros(len(depth))
+    if all(text.source is None for text in batch):
+        return each
+    sequence = np.repeat(np.arange(len(batch)), np.diff(places.starts))
+    widths = np.array([len(text.source) if text.source is not None else 0 for text in batch])
+    unread = np.array([text.adaptive_from == 0 for text in batch])
+    for layer in range(1, point.ceiling + 1):
+        ran = schedule_of(point).ran(places, depth, layer, point.ceiling).keys > 0
+        each += ran * widths[sequence] * geometry.attention_flops()
+        first = np.flatnonzero(ran)[np.unique(sequence[ran], return_index=True)[1]]
+        each[first] += (unread * widths)[sequence[first]] * geometry.cross_fill_flops()
+    return each

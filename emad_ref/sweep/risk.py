@@ -1,25 +1,34 @@
 """Learn-then-Test: the loosest threshold whose risk on unseen sequences is provably bounded.
 
 Early-exit LLMs, Introduction, Eq. (1): P(E[D(Y_early, Y_full)] ≤ δ) ≥ 1 − ε, the outer probability over draws of the
-calibration set. Two numbers, easily mixed up:
+calibration set.
 
     δ  ``tolerance``  the risk that is tolerated: the largest admissible mean loss of a sequence
     ε  ``level``      the chance, over calibration sets, that the chosen threshold's risk exceeds δ after all
 
-Candidates λ stand in an order fixed before the data are seen, strict (deep, safe) to loose (shallow, cheap). For each,
-H_λ: "the risk R(λ) exceeds δ" has the Hoeffding–Bentkus p-value of its mean loss R̂ over n sequences,
+Candidates λ stand in an order fixed before the data are seen, strict (deep, safe) to loose (shallow, cheap). For
+each, H_λ: "the risk R(λ) exceeds δ" has a p-value. Fixed-sequence testing walks the order, rejects while p ≤ ε, stops
+at the first p > ε and returns the last λ that passed: no correction for the number of λ is owed. Nothing passes →
+full depth.
+
+Hoeffding–Bentkus knows the mean loss R̂ over n sequences alone (Bates et al. 2021; valid at finite n, losses in [0,
+1]):
 
     p = min( exp(−n·h₁(R̂ ∧ δ, δ)),  e·P(Bin(n, δ) ≤ ⌈nR̂⌉) ),    h₁(a, b) = a·log(a/b) + (1 − a)·log((1 − a)/(1 − b))
 
-(Bates et al. 2021; valid at finite n for any i.i.d. losses in [0, 1]). Fixed-sequence testing walks the order, rejects
-while p ≤ ε, stops at the first p > ε and returns the last λ that passed: no correction for the number of λ is owed,
-and none may be skipped. Nothing passes → full depth, which loses nothing against itself and needs no certificate.
+Betting (Waudby-Smith & Ramdas, 2010.09686) needs fewer sequences where losses vary little. It bets against "the risk
+is at least m" document after document, at odds that are fair if it is m:
 
-Hoeffding–Bentkus knows the mean alone. Where losses vary little, ``sweep.betting`` needs fewer sequences, and its
-p-values take the same walk (``fixed_sequence``).
+    K_t = Π_{i ≤ t} (1 + λ_i·(m − x_i)),    p = min(1, 1 / max_t K_t)
 
-The module knows no model and no rule: it is given losses per sequence, made by whoever decoded. What it promises holds
-for sequences drawn like the calibration ones, and for the mean of the given loss, not for each sequence.
+x_i in [0, 1] is the loss of document i, 0 ≤ λ_i ≤ ¾/(1 − m) the stake, set before x_i is seen. If the risk is m or
+more, K is a non-negative supermartingale that starts at 1, so that P(max_t K_t ≥ 1/ε) ≤ ε (Ville): valid at every n.
+Stakes are the predictable plug-in for a number n of documents that is known beforehand:
+
+    λ_i = √(2·ln(1/ε) / (n·σ̂²_{i−1})),    σ̂²_i = (¼ + Σ_{j ≤ i} (x_j − μ̂_j)²) / (i + 1)
+    μ̂_i = (½ + Σ_{j ≤ i} x_j) / (i + 1)
+
+The promise holds for sequences drawn like the calibration ones, and for the mean of the given loss, not for each one.
 """
 
 from __future__ import annotations
@@ -29,6 +38,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from emad_ref.errors import BadArgument
@@ -38,7 +48,7 @@ PValue = Callable[[Floats, int, float], Floats]  # (Σ loss [λ], sequences n, t
 
 
 @dataclass(frozen=True, eq=False)
-class Certificate:
+class RiskCertificate:
     """What fixed-sequence testing found.
 
     ``index``      of the last λ that passed, counted from 0 in the order tested; None = none passed: full depth.
@@ -58,10 +68,10 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Selection:
+class RiskSelection:
     """A certificate and what it buys: blocks per token at the chosen λ, and blocks saved against full depth."""
 
-    certificate: Certificate
+    certificate: RiskCertificate
     mean_depth: float
     blocks_saved: float
 
@@ -105,10 +115,10 @@ def textual_consistency(dissimilarity: Floats) -> Floats:
     Raises:
         BadArgument: no matrix, empty, or an entry outside [0, 1].
     """
-    return _matrix("dissimilarity", dissimilarity)
+    return _unit_matrix("dissimilarity", dissimilarity)
 
 
-def risk(full: Floats, early: Floats) -> Floats:
+def excess_risk(full: Floats, early: Floats) -> Floats:
     """[sequences, λ] loss max(0, R_early − R_full): what is worse against the reference; what is better earns nothing.
 
     Args:
@@ -118,7 +128,7 @@ def risk(full: Floats, early: Floats) -> Floats:
     Raises:
         BadArgument: shapes that do not belong together, empty, or an entry outside [0, 1].
     """
-    full, early = _column("full", full), _matrix("early", early)
+    full, early = _unit_column("full", full), _unit_matrix("early", early)
     if len(full) != len(early):
         raise BadArgument("full", f"{len(full)} sequences", f"{len(early)}", "both outputs answer the same sequences")
     return np.maximum(early - full[:, None], 0.0)
@@ -126,7 +136,7 @@ def risk(full: Floats, early: Floats) -> Floats:
 
 def certify(
     losses: Floats, *, tolerance: float, level: float = 0.05, p_value: PValue = hoeffding_bentkus
-) -> Certificate:
+) -> RiskCertificate:
     """The last λ, strict to loose, up to which every λ's risk is shown to be at most ``tolerance``.
 
     Args:
@@ -140,20 +150,20 @@ def certify(
         BadArgument: losses as in ``textual_consistency``; tolerance or level not strictly between 0 and 1.
     """
     _check_bounds(tolerance, level)
-    losses = _matrix("losses", losses)
+    losses = _unit_matrix("losses", losses)
     n = len(losses)
     # fsum rounds once: Σ of ten losses 0.1 is then 1, and ⌈Σ⌉ does not depend on the order of the sequences.
     sums = np.array([math.fsum(column) for column in losses.T.tolist()])
     return fixed_sequence(p_value(sums, n, tolerance), sums / n, n, tolerance, level)
 
 
-def fixed_sequence(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> Certificate:
+def fixed_sequence(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> RiskCertificate:
     """The walk alone, along ``p`` [λ] of "the risk exceeds ``tolerance``" in the order fixed before; ``mean`` [λ] R̂.
 
     Whatever the p-values are: each has to be valid by itself, for ``n`` independent sequences.
     """
     passing = int(np.argmax(np.append(p > level, True)))
-    return Certificate(
+    return RiskCertificate(
         index=passing - 1 if passing else None,
         p_values=p,
         mean_loss=mean,
@@ -161,11 +171,11 @@ def fixed_sequence(p: Floats, mean: Floats, n: int, tolerance: float, level: flo
         sequences=n,
         tolerance=tolerance,
         level=level,
-        reason=_reason(passing, p, mean, n, tolerance, level),
+        reason=_stopping_reason(passing, p, mean, n, tolerance, level),
     )
 
 
-def _reason(passing: int, p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> str:
+def _stopping_reason(passing: int, p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> str:
     if passing == len(p):
         return f"all {len(p)} thresholds pass: a looser one might as well"
     stopped = (
@@ -178,7 +188,7 @@ def _reason(passing: int, p: Floats, mean: Floats, n: int, tolerance: float, lev
     return f"full depth: {stopped}{short}"
 
 
-def selected(
+def select_threshold(
     losses: Floats,
     mean_depths: Floats,
     layers: int,
@@ -186,7 +196,7 @@ def selected(
     tolerance: float,
     level: float = 0.05,
     p_value: PValue = hoeffding_bentkus,
-) -> Selection:
+) -> RiskSelection:
     """The certified λ with its depth; full depth, saving 0 blocks, where none is certified.
 
     Args:
@@ -198,9 +208,9 @@ def selected(
         BadArgument: as in ``certify``; depths that do not belong to the losses' λ or lie outside 0–L.
     """
     certificate = certify(losses, tolerance=tolerance, level=level, p_value=p_value)
-    depth = _depths(mean_depths, layers, len(certificate.p_values))
+    depth = _valid_depths(mean_depths, layers, len(certificate.p_values))
     chosen = float(layers) if certificate.index is None else float(depth[certificate.index])
-    return Selection(certificate, chosen, layers - chosen)
+    return RiskSelection(certificate, chosen, layers - chosen)
 
 
 def _check_bounds(tolerance: float, level: float) -> None:
@@ -209,14 +219,14 @@ def _check_bounds(tolerance: float, level: float) -> None:
             raise BadArgument(name, value, "a number strictly between 0 and 1", "δ is tolerated risk, ε its chance")
 
 
-def _matrix(name: str, values: Floats) -> Floats:
+def _unit_matrix(name: str, values: Floats) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or not array.size:
         raise BadArgument(name, f"shape {array.shape}", "[sequences, thresholds] with at least one of each")
     return _unit_interval(name, array)
 
 
-def _column(name: str, values: Floats) -> Floats:
+def _unit_column(name: str, values: Floats) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size:
         raise BadArgument(name, f"shape {array.shape}", "one column with at least one value")
@@ -230,10 +240,67 @@ def _unit_interval(name: str, array: Floats) -> Floats:
     return array
 
 
-def _depths(mean_depths: Floats, layers: int, candidates: int) -> Floats:
+def _valid_depths(mean_depths: Floats, layers: int, candidates: int) -> Floats:
     depth = np.asarray(mean_depths, dtype=np.float64)
     if depth.shape != (candidates,):
         raise BadArgument("mean_depths", f"shape {depth.shape}", f"shape ({candidates},)", "one depth per threshold")
     if not ((depth >= 0) & (depth <= layers)).all():
         raise BadArgument("mean_depths", depth.tolist(), f"blocks per token between 0 and {layers}")
     return depth
+
+
+MAX_STAKE = 0.75  # share of what there is, staked on one document at most
+POWER = 0.8
+DRAWS = 400  # simulated calibration sets: a power of 0.8 to within 0.02
+MAX_DOCUMENTS = 2**13  # documents; who needs more is told that no practical number would do
+
+
+def betting_p_values(losses: NDArray[np.floating], tolerance: float, level: float) -> Floats:
+    """[λ] p-values of "the risk is at least ``tolerance``", from ``losses`` [documents, λ] in [0, 1].
+
+    ``level``: ε at which stakes are set; at any other the p-values are as valid, and need more documents.
+    """
+    x = np.asarray(losses, dtype=np.float64)
+    seen = np.arange(1, len(x) + 1).reshape(-1, *[1] * (x.ndim - 1)) + 1.0
+    mean = (0.5 + np.cumsum(x, axis=0)) / seen
+    variance = (0.25 + np.cumsum((x - mean) ** 2, axis=0)) / seen
+    before = np.concatenate([np.full_like(x[:1], 0.25), variance[:-1]])
+    stake = np.minimum(np.sqrt(2 * math.log(1 / level) / (len(x) * before)), MAX_STAKE / (1 - tolerance))
+    capital = np.cumsum(np.log1p(stake * (tolerance - x)), axis=0).max(axis=0)
+    return np.asarray(np.exp(-np.maximum(capital, 0.0)), dtype=np.float64)
+
+
+def certification_power(
+    losses: NDArray[np.floating], documents: int, tolerance: float, level: float, *, seed: int = 0
+) -> float:
+    """Share of calibration sets of so many documents, drawn from ``losses`` [n, λ], that certify the last λ.
+
+    All λ before it have to pass too. An estimate: it takes the losses seen for all there are.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(losses), size=(documents, DRAWS))
+    for column in losses.T[::-1]:  # the last first: who fails it has no need of the others
+        drawn = drawn[:, betting_p_values(column[drawn], tolerance, level) <= level]
+    return float(drawn.shape[1] / DRAWS)
+
+
+def needed_documents(losses: NDArray[np.floating], tolerance: float, level: float, *, seed: int = 0) -> int | None:
+    """About how many documents certify the last λ of ``losses`` [n, λ] in 80 % of draws; None: not 8,192, or never.
+
+    By doubling, then bisection in steps of 2 %. No test could do with fewer than (1 − m)ⁿ ≤ ε.
+    """
+    if losses.mean(axis=0).max() >= tolerance:
+        return None
+
+    def enough(documents: int) -> bool:
+        return certification_power(losses, documents, tolerance, level, seed=seed) >= POWER
+
+    low = high = needed_sequences(tolerance, level)
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MAX_DOCUMENTS:
+            return None
+    while high > 1.02 * low + 1:
+        middle = math.isqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

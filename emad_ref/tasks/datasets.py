@@ -1,6 +1,6 @@
-"""Rows of published tasks: a local data folder in the hub's place, in the hub's own schema.
+"""Rows of published tasks from a local data folder or the hub, and SQuAD and SamSum as input → output pairs.
 
-    rows = read("gsm8k", "test", folder=data / "gsm8k")        # [{"question": …, "answer": …}, …]
+    rows = read_rows("gsm8k", "test", folder=data / "gsm8k")        # [{"question": …, "answer": …}, …]
     splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main", data=…)["test"]   # for lm-eval's tasks
 
 Layout of a data folder (``.jsonl`` may be ``.jsonl.gz`` or ``.jsonl.zst``; a split that is not asked for need not be
@@ -19,12 +19,14 @@ there). Behind each, where files as their authors published them may lie instead
     squad/                       train-v1.1.json dev-v1.1.json      SQuAD v1.1 as published
     samsum/                      train.json val.json test.json      dialogue, summary: out of corpus.7z
 
-Files of the hub's repositories are taken as they are too, in the folders that they have there: ARC's, GSM8K's, MATH's,
-HumanEval's and SQuAD's ``test-00000-of-00001.parquet`` (read by pyarrow, which comes with the extra ``tasks`` and
-unpacks .zst), and SamSum's ``test.csv``. What is found first is read: our names, then the authors', then the hub's.
+Files of the hub's repositories are taken as they are too, in the folders that they have there (parquet read by
+pyarrow,
+which comes with the extra ``tasks`` and unpacks .zst; SamSum's ``test.csv``). What is found first is read: our names,
+then the authors', then the hub's. Every row is checked before any model sees it; an error names file, line and field.
 
-Every row is checked before any model sees it; what is wrong is named by file, line and field. Hub rows pass the same
-checks. This module knows nothing of models, prompts or scores.
+Pairs are read in T5's own form (``seq2seq_pairs.format_source``), from validation and test splits only: a tuned model
+has seen the training split. A pair keeps the text that it is about, because questions about one paragraph are not
+independent. The seed fixes the order; of two draws with one seed the smaller is the beginning of the larger.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import gzip
 import io
 import logging
 import os
+import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -44,11 +47,11 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import BadFile, parsed_json, reading
+from emad_ref.files import BadFile, open_regular, parse_json
 from emad_ref.text import world
+from emad_ref.text.corpora import file_documents, hub_offline, is_hub_reachable
 from emad_ref.text.documents import clean_text
-from emad_ref.text.hub import offline, reachable
-from emad_ref.text.sources import file_documents
+from emad_ref.text.seq2seq_pairs import SourceTarget, format_source
 
 Sample = dict[str, Any]
 Placed = tuple[str, Sample]  # where a row stands, for messages, and the row
@@ -61,7 +64,7 @@ class TaskDataUnavailable(EmadError):
 
 
 @dataclass(frozen=True)
-class Field:
+class RowField:
     """``name`` must be in a row and ``fits`` its value; ``expected`` says so in words."""
 
     name: str
@@ -70,7 +73,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """One benchmark.
 
     ``files``     paths of each split's file from the benchmark's folder, whose own name stands for ``{name}``; the
@@ -83,7 +86,7 @@ class Source:
     """
 
     files: dict[str, tuple[str, ...]]
-    fields: tuple[Field, ...]
+    fields: tuple[RowField, ...]
     remedy: str
     json: Callable[[Path], Iterator[Placed]]
     row: Callable[[Sample], Sample] = dict
@@ -93,7 +96,7 @@ class Source:
 # ---------------------------------------------------------------- reading
 
 
-def read(source: str, split: str, folder: Path) -> list[Sample]:
+def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
     """All rows of ``split`` (train, validation or test) of a folder, checked.
 
     Raises:
@@ -101,7 +104,7 @@ def read(source: str, split: str, folder: Path) -> list[Sample]:
             not fit.
     """
     known, folder = _source(source), Path(os.path.normpath(folder))
-    path = file_of(source, split, folder)
+    path = split_file(source, split, folder)
     if path is None:
         names = known.files.get(split)
         if names is None:
@@ -110,18 +113,18 @@ def read(source: str, split: str, folder: Path) -> list[Sample]:
         raise BadArgument("data", str(folder), f"a folder that holds {held}", known.remedy)
     rows: Iterator[Placed] = ((place, known.row(row)) for place, row in _rows_of(path, known))
     if known.subject is not None and path.is_file() and not path.is_relative_to(folder):
-        rows = _about(folder.name, known.subject, rows)
-    return checked(rows, known.fields, f"file {str(path)!r} has no rows of {folder.name}")
+        rows = _rows_of_subject(folder.name, known.subject, rows)
+    return check_rows(rows, known.fields, f"file {str(path)!r} has no rows of {folder.name}")
 
 
-def file_of(source: str, split: str, folder: Path) -> Path | None:
+def split_file(source: str, split: str, folder: Path) -> Path | None:
     """The file, or the folder of files, that holds ``split``; None where there is none."""
     names = (name.format(name=folder.name) for name in _source(source).files.get(split, ()))
     candidates = (Path(os.path.normpath(folder / name)) for name in names)
     return next((path for path in candidates if path.is_file() or _is_filled(path)), None)
 
 
-def _about(name: str, subject: Callable[[Sample], str], rows: Iterable[Placed]) -> Iterator[Placed]:
+def _rows_of_subject(name: str, subject: Callable[[Sample], str], rows: Iterable[Placed]) -> Iterator[Placed]:
     """Rows of one subject out of a file that holds several."""
     for place, row in rows:
         found = subject(row)
@@ -132,24 +135,24 @@ def _about(name: str, subject: Callable[[Sample], str], rows: Iterable[Placed]) 
             yield place, row
 
 
-def _held(source: str, folder: Path) -> list[str]:
+def _available_splits(source: str, folder: Path) -> list[str]:
     """Splits that a folder has."""
-    return [split for split in _source(source).files if file_of(source, split, folder) is not None]
+    return [split for split in _source(source).files if split_file(source, split, folder) is not None]
 
 
 def _is_filled(path: Path) -> bool:
     return path.is_dir() and next(path.glob("*.json"), None) is not None
 
 
-def _rows_of(path: Path, source: Source) -> Iterator[Placed]:
+def _rows_of(path: Path, source: DatasetSource) -> Iterator[Placed]:
     if path.is_dir():
         files = sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem))  # 2.json before 10.json
-        return (_mapping(_whole(_text(file), file), str(file)) for file in files)
+        return (_mapping(_parse_json(_text(file), file), str(file)) for file in files)
     ending = Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
     return READERS.get(ending, source.json)(path)
 
 
-def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list[Sample]:
+def check_rows(rows: Iterable[Placed], fields: Iterable[RowField], empty: str) -> list[Sample]:
     """The rows, each of which has every field with a fitting value; none at all is an error too.
 
     Texts lose a byte order mark and get \\n for every end of a line (``documents.clean_text``).
@@ -208,7 +211,7 @@ def json_rows(path: Path) -> Iterator[Placed]:
     if not text.lstrip().startswith("["):
         yield from json_lines(path)
         return
-    for number, row in enumerate(_whole(text, path)):
+    for number, row in enumerate(_parse_json(text, path)):
         yield _mapping(row, f"{path}, [{number}]")
 
 
@@ -219,7 +222,7 @@ def wikitext_pages(path: Path) -> Iterator[Placed]:
 
 def squad_rows(path: Path) -> Iterator[Placed]:
     """SQuAD's nesting (article → paragraph → question) as one row per question, as the hub has it."""
-    place, whole = _mapping(_whole(_text(path), path), str(path))
+    place, whole = _mapping(_parse_json(_text(path), path), str(path))
     for a, article in enumerate(_list(whole, "data", place)):
         at, article = _mapping(article, f"{place}, data[{a}]")
         for p, paragraph in enumerate(_list(article, "paragraphs", at)):
@@ -270,7 +273,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
         BadArgument: a damaged file, or no package to unpack it.
     """
     opener = OPENERS.get(path.suffix, nullcontext)
-    with reading(path, "data") as packed:
+    with open_regular(path, "data") as packed:
         try:
             with opener(packed) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
                 yield file
@@ -302,15 +305,15 @@ def _pyarrow(path: Path, part: str, otherwise: str) -> Any:
 
 def _object(line: str, place: str) -> Placed:
     try:
-        value = parsed_json(line)
+        value = parse_json(line)
     except ValueError as error:
         raise BadArgument(place, line[:60], "a JSON object", f"mend the line ({error})") from error
     return _mapping(value, place)
 
 
-def _whole(text: str, path: Path) -> Any:
+def _parse_json(text: str, path: Path) -> Any:
     try:
-        return parsed_json(text)
+        return parse_json(text)
     except ValueError as error:
         raise BadArgument("data", str(path), "a JSON file", f"fetch it again ({error})") from error
 
@@ -350,8 +353,8 @@ def _are_answers(value: Any, row: Sample) -> bool:
     return isinstance(value, dict) and _are_texts(value.get("text")) and bool(value["text"])
 
 
-def _texts(*names: str) -> tuple[Field, ...]:
-    return tuple(Field(name, _is_text, "a string that is not blank") for name in names)
+def _texts(*names: str) -> tuple[RowField, ...]:
+    return tuple(RowField(name, _is_text, "a string that is not blank") for name in names)
 
 
 def _lines(*stems: str) -> tuple[str, ...]:
@@ -365,20 +368,20 @@ def _hub(split: str, folder: str = "") -> str:
 
 LINES = {"train": _lines("train"), "validation": _lines("validation", "valid", "val"), "test": _lines("test")}
 
-SOURCES: dict[str, Source] = {
-    "wikitext": Source(
+SOURCES: dict[str, DatasetSource] = {
+    "wikitext": DatasetSource(
         {"validation": ("valid.txt",), "test": ("test.txt",)},
         _texts("page"),
         "put WikiText's raw files there under these names",
         wikitext_pages,
     ),
-    "pile": Source(
+    "pile": DatasetSource(
         {"validation": LINES["validation"]},
         _texts("text"),
         "put val.jsonl.zst of the Pile there, or unpack it first",
         json_lines,
     ),
-    "arc": Source(
+    "arc": DatasetSource(
         {
             split: (
                 *LINES[split],
@@ -389,24 +392,26 @@ SOURCES: dict[str, Source] = {
             for split, theirs in {"train": "Train", "validation": "Dev", "test": "Test"}.items()
         },
         (
-            Field("question", _is_text, "a string that is not blank, or AllenAI's {'stem': …, 'choices': [{…}, …]}"),
-            Field("choices", _are_choices, "{'text': [...], 'label': [...]} of equally many strings, two or more"),
-            Field("answerKey", lambda key, row: key in row["choices"]["label"], "one of choices.label"),
+            RowField("question", _is_text, "a string that is not blank, or AllenAI's {'stem': …, 'choices': [{…}, …]}"),
+            RowField("choices", _are_choices, "{'text': [...], 'label': [...]} of equally many strings, two or more"),
+            RowField("answerKey", lambda key, row: key in row["choices"]["label"], "one of choices.label"),
         ),
         "unzip ARC-V1-Feb2018.zip inside arc/, or put the files of the hub's allenai/ai2_arc there",
         json_lines,
         arc_row,
     ),
-    "gsm8k": Source(
+    "gsm8k": DatasetSource(
         {split: (*LINES[split], _hub(split, "main/")) for split in ("train", "test")},
         (
             *_texts("question"),
-            Field("answer", lambda text, _: isinstance(text, str) and "#### " in text, "a string with '#### RESULT'"),
+            RowField(
+                "answer", lambda text, _: isinstance(text, str) and "#### " in text, "a string with '#### RESULT'"
+            ),
         ),
         "put the .jsonl files of openai/grade-school-math there",
         json_lines,
     ),
-    "math": Source(
+    "math": DatasetSource(
         {
             split: (
                 *LINES[split],
@@ -419,7 +424,7 @@ SOURCES: dict[str, Source] = {
         },
         (
             *_texts("problem"),
-            Field(
+            RowField(
                 "solution",
                 lambda text, _: isinstance(text, str) and "\\boxed" in text,
                 "a string with its answer in \\boxed",
@@ -429,25 +434,25 @@ SOURCES: dict[str, Source] = {
         json_lines,
         subject=math_subject,
     ),
-    "humaneval": Source(
+    "humaneval": DatasetSource(
         {"test": (*_lines("HumanEval"), _hub("test", "openai_humaneval/"))},
         _texts("task_id", "prompt", "canonical_solution", "test", "entry_point"),
         "put HumanEval.jsonl.gz of openai/human-eval there",
         json_lines,
     ),
-    "squad": Source(
+    "squad": DatasetSource(
         {
             "train": ("train-v1.1.json", _hub("train", "plain_text/")),
             "validation": ("dev-v1.1.json", _hub("validation", "plain_text/")),
         },
         (
             *_texts("id", "title", "context", "question"),
-            Field("answers", _are_answers, "at least one answer, as in SQuAD v1.1 (v2 has questions without any)"),
+            RowField("answers", _are_answers, "at least one answer, as in SQuAD v1.1 (v2 has questions without any)"),
         ),
         "put the published files of SQuAD v1.1 there",
         squad_rows,
     ),
-    "samsum": Source(
+    "samsum": DatasetSource(
         {
             "train": ("train.json", *LINES["train"], "train.csv"),
             "validation": ("val.json", *LINES["validation"], "validation.csv"),
@@ -460,7 +465,7 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def _source(name: str) -> Source:
+def _source(name: str) -> DatasetSource:
     if name not in SOURCES:
         raise BadArgument("source", name, f"one of {', '.join(SOURCES)}")
     return SOURCES[name]
@@ -469,7 +474,7 @@ def _source(name: str) -> Source:
 # ---------------------------------------------------------------- what lm-eval's tasks take their documents from
 
 
-class Splits(dict[str, Any]):
+class LazySplits(dict[str, Any]):
     """Split → ``datasets.Dataset``, read when first asked for: a task that needs no train part need not have one."""
 
     def __init__(self, load: Callable[[str], list[Sample]]):
@@ -493,7 +498,7 @@ def splits(
     optional: tuple[str, ...] = (),
     data: str | Path | None = None,
     **ignored: Any,
-) -> Splits:
+) -> LazySplits:
     """Documents of a task: from ``data``/``folder`` if a data folder is given, else from the hub.
 
     ``name`` is the hub's configuration and ``hub_splits`` its own names of splits. An ``optional`` split that is not in
@@ -508,7 +513,7 @@ def splits(
         if data is None:
             return hub_rows(source, hub, name, (hub_splits or {}).get(split, split))
         place = Path(data) / folder
-        if split in optional and split not in (held := _held(source, place)) and held:
+        if split in optional and split not in (held := _available_splits(source, place)) and held:
             log.warning(
                 "%s: no %s split in %s: it counts as empty, and no few-shot prompt can come from it",
                 source,
@@ -516,9 +521,9 @@ def splits(
                 place,
             )
             return []
-        return read(source, split, place)
+        return read_rows(source, split, place)
 
-    return Splits(load)
+    return LazySplits(load)
 
 
 def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample]:
@@ -531,10 +536,10 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
     try:
         from datasets import load_dataset
 
-        if reachable():
+        if is_hub_reachable():
             found = load_dataset(hub, name, split=split)
         else:
-            with offline():
+            with hub_offline():
                 found = load_dataset(hub, name, split=split)
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise TaskDataUnavailable(
@@ -543,7 +548,7 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
             "emad_ref.tasks.datasets says"
         ) from error
     placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(found))
-    return checked(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
+    return check_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
 
 
 def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
@@ -555,7 +560,7 @@ def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
             log.warning("left out: %s", error)
 
 
-def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> Splits:
+def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> LazySplits:
     """``items`` examples of one of the world's own tasks; splits share none."""
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
@@ -571,4 +576,85 @@ def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored:
             for example in examples
         ]
 
-    return Splits(load)
+    return LazySplits(load)
+
+
+@dataclass(frozen=True)
+class PairDataset:
+    """``splits``: of ``datasets.SOURCES``, the first that a folder has is asked; ``text``: the field that is read.
+
+    ``pair``: row → source, answers.
+    """
+
+    splits: tuple[str, ...]
+    text: str
+    pair: Callable[[Sample], tuple[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True)
+class PublishedPairs:
+    """``pairs`` of the ``of`` that ``file`` holds."""
+
+    file: Path
+    of: int
+    pairs: tuple[SourceTarget, ...]
+
+
+PUBLISHED: dict[str, PairDataset] = {
+    "squad": PairDataset(
+        ("validation",),
+        "context",
+        lambda row: (format_source("qa", row["context"], row["question"]), tuple(row["answers"]["text"])),
+    ),
+    "samsum": PairDataset(
+        ("validation", "test"), "dialogue", lambda row: (format_source("summary", row["dialogue"]), (row["summary"],))
+    ),
+}
+
+
+def task_files(task: str) -> tuple[str, ...]:
+    """Files of a data folder, any of which holds ``task``: the one to prefer first, other endings left out.
+
+    Raises:
+        BadArgument: unknown task.
+    """
+    return tuple(f"{task}/{SOURCES[task].files[split][0]}" for split in _published_task(task).splits)
+
+
+def has_task_file(task: str, data: Path) -> bool:
+    """Whether the data folder has a file of ``task``. Raises as ``files_of``."""
+    return _available_split(task, data) is not None
+
+
+def load_pairs(task: str, data: Path, count: int | None, seed: int = 0) -> PublishedPairs:
+    """``count`` pairs of ``task``, or all where there are fewer, or for None; the first answer is the target.
+
+    Raises:
+        BadArgument: unknown task, a folder without a file of it, a row that does not fit.
+    """
+    split = _available_split(task, data)
+    if split is None:
+        raise BadArgument(
+            "data", str(data), f"a folder that holds {' or '.join(task_files(task))}", "put the file there"
+        )
+    file = split_file(task, split, data / task)
+    assert file is not None, "_split names a split whose file is there"
+    rows = read_rows(task, split, data / task)
+    random.Random(f"{task}/{split}/{seed}").shuffle(rows)
+    return PublishedPairs(file, len(rows), tuple(_source_target(task, row) for row in rows[:count]))
+
+
+def _published_task(task: str) -> PairDataset:
+    if task not in PUBLISHED:
+        raise BadArgument("task", task, f"one of {', '.join(PUBLISHED)}")
+    return PUBLISHED[task]
+
+
+def _available_split(task: str, data: Path) -> str | None:
+    """The split whose file is there and is asked."""
+    return next((split for split in _published_task(task).splits if split_file(task, split, data / task)), None)
+
+
+def _source_target(task: str, row: Sample) -> SourceTarget:
+    source, answers = PUBLISHED[task].pair(row)
+    return SourceTarget(task, source, answers[0], answers, row[PUBLISHED[task].text])

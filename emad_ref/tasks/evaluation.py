@@ -3,14 +3,16 @@
     full, adaptive = (evaluate_tasks(EmadLM(model, point=p), ["arc_easy"], data=folder)["arc_easy"] for p in points)
     drop = full.scores - adaptive.scores          # paired: full.items == adaptive.items
 
-lm-eval builds the prompts, applies the filters and scores each document; means and spreads are taken here, from the
-documents. So WikiText, for which lm-eval gives no standard error, has one.
+lm-eval builds the prompts, applies the filters and scores each document; means and standard errors are computed here
+from the documents. So WikiText, for which lm-eval gives no standard error, has one.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,19 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import perplexity_of
 from emad_ref.tasks.local import FOLDER
-from emad_ref.tasks.logs import lm_eval_quiet
+
+
+@contextmanager
+def lm_eval_quiet() -> Iterator[None]:
+    """lm-eval logs errors only, for as long as the block lasts."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
 
 FEWSHOT_SEED = 1234  # lm-eval's own: the same examples stand in the same prompts as in its published numbers
 
@@ -103,14 +117,14 @@ def evaluate_tasks(
     if limit is not None and limit < 1:
         raise BadArgument("limit", limit, "a count of documents ≥ 1", "None takes all")
     with lm_eval_quiet():
-        loaded = task_manager(data).load(_known(tasks))
+        loaded = task_manager(data).load(_require_known(tasks))
     for name, task in loaded["tasks"].items():
         if task.get_config("unsafe_code") and not run_code:
             raise BadArgument("run_code", run_code, f"True for {name}", "it runs generated programs, in a sandbox")
         if task.get_config("num_fewshot") is None:
             task.set_config("num_fewshot", 0)
         task.set_fewshot_seed(FEWSHOT_SEED)
-    before = _cut(lm)
+    before = _cut_requests(lm)
     with lm_eval_quiet():
         results = evaluate(
             lm,
@@ -121,14 +135,14 @@ def evaluate_tasks(
             log_samples=True,
             confirm_run_unsafe_code=run_code,
         )
-    cut = {name: count - before.get(name, 0) for name, count in _cut(lm).items()}
+    cut = {name: count - before.get(name, 0) for name, count in _cut_requests(lm).items()}
     return {
-        name: replace(_result(name, task, results["samples"][name], lm), cut=cut.get(name, 0))
+        name: replace(_task_result(name, task, results["samples"][name], lm), cut=cut.get(name, 0))
         for name, task in loaded["tasks"].items()
     }
 
 
-def _cut(lm: LM) -> dict[str, int]:
+def _cut_requests(lm: LM) -> dict[str, int]:
     """Task → requests cut so far; other models than ``EmadLM`` do not tell."""
     return dict(getattr(lm, "cut", {}))
 
@@ -145,7 +159,7 @@ def task_names() -> tuple[str, ...]:
     return tuple(task_manager(None).all_tasks)
 
 
-def _known(tasks: Sequence[str]) -> list[str]:
+def _require_known(tasks: Sequence[str]) -> list[str]:
     names = task_names()
     unknown = [task for task in tasks if task not in names]
     if unknown or not tasks:
@@ -153,7 +167,7 @@ def _known(tasks: Sequence[str]) -> list[str]:
     return list(tasks)
 
 
-def _result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], lm: LM) -> TaskResult:
+def _task_result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], lm: LM) -> TaskResult:
     metric, chosen = task.config.metric_list[0]["metric"], samples[0]["filter"]
     rows: dict[str, list[dict[str, Any]]] = {}
     for sample in sorted(samples, key=lambda sample: int(sample["doc_id"])):

@@ -6,22 +6,28 @@
 
 The second line is lm-eval's own command with ``emad`` among its models, which importing this module registers.
 
-What is asked (lm-eval's three requests), and how depth enters (METHODS, "Depth and documents"): every request starts at
-the ceiling; context positions before the last run at it; the last context position is the first decision.
+Depth enters lm-eval's three requests as METHODS, "Depth and documents", says: every request starts at the ceiling;
+context positions before the last run at it; the last context position is the first decision.
 
 ``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t
 ``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens, every token predicted once
 ``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
 
-Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``), so one batched teacher-forced pass
-that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would. At
-full depth only the last layer is read. A foreign decoder, or a point that replay does not cover, is decoded token by
-token through its Session. Tokens, truncation and windows are those of lm-eval's ``hf`` model; padding is never seen by
-a rule, for it stands to the right of everything that is decided.
+Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``), so one batched teacher-forced
+pass
+that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would. A
+foreign decoder, or a point that replay does not cover, is decoded token by token through its Session. Tokens,
+truncation and windows are those of lm-eval's ``hf`` model; no rule sees padding, which stands to the right of every
+decided position.
+
+A journal keeps finished requests on disk, one JSON-lines file per model, point, dtype and library versions, so that an
+interrupted evaluation continues. lm-eval's own request cache is no substitute: its keys do not name the model.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
 from collections import Counter
@@ -46,18 +52,77 @@ from tqdm import tqdm
 
 from emad_ref.calibration.profile import load_profile
 from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, TokenSequence, Trace
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.errors import BadArgument, nearest
-from emad_ref.models.loading import Loaded, load
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument, EmadError, suggest_nearest
+from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Decoder, Prompt, Session
-from emad_ref.readout.signals import require_finite
 from emad_ref.record import Ints
-from emad_ref.replay import argmax_at, replay, sums
-from emad_ref.schedule.table import schedule_of
+from emad_ref.replay import argmax_at, replay, sequence_sums
+from emad_ref.schedule.schedules import schedule_of
 from emad_ref.signals import SIGNALS
-from emad_ref.tasks.journal import Journal, digest_of
+
+
+class BadJournal(EmadError):
+    """A journal file that holds something else than results of this identity."""
+
+
+def json_digest(*parts: Any) -> str:
+    """sha256, hex, over JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+class ResultJournal:
+    """Results by request hash, in memory and on disk.
+
+    Raises:
+        BadJournal: a file of another identity under this one's name, or a damaged line before the last.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]):
+        require_writable_folder(folder, "journal")
+        self.path = folder / f"{json_digest(identity)[:16]}.jsonl"
+        self.results: dict[str, Any] = {}
+        if self.path.exists():
+            self._read(identity)
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            self._append([json.dumps({"identity": identity}, sort_keys=True)])
+
+    def record(self, results: Iterable[tuple[str, Any]]) -> None:
+        """Keep (request hash, result) pairs: on disk when this returns."""
+        new = dict(results)
+        self.results.update(new)
+        self._append(json.dumps({"request": key, "result": result}) for key, result in new.items())
+
+    def _append(self, lines: Iterable[str]) -> None:
+        append_text(self.path, "".join(line + "\n" for line in lines), "journal")
+
+    def _read(self, identity: dict[str, Any]) -> None:
+        whole = read_bytes(self.path, "journal")
+        complete = whole[: whole.rfind(b"\n") + 1]
+        if len(complete) < len(whole):  # the process died while writing this line: it never counted
+            truncate_file(self.path, len(complete), "journal")
+        for number, line in enumerate(complete.split(b"\n")[:-1], start=1):
+            self._take(number, line, identity)
+
+    def _take(self, number: int, line: bytes, identity: dict[str, Any]) -> None:
+        try:
+            entry = parse_json(line.decode("utf-8"), constants=True)  # the log-likelihood of the impossible is −∞
+            if number == 1:
+                if entry["identity"] != json.loads(json.dumps(identity)):
+                    raise ValueError("it belongs to another model or operating point")
+            else:
+                self.results[entry["request"]] = entry["result"]
+        except (ValueError, KeyError, TypeError) as error:
+            shown = line[:60].decode("utf-8", "replace")
+            raise BadJournal(
+                f"journal={str(self.path)!r}, line {number}={shown!r}, but expected a result "
+                f"({type(error).__name__}: {error}); remove the file to start over"
+            ) from error
+
 
 log = logging.getLogger(__name__)
 
@@ -103,12 +168,12 @@ def is_replayable(point: OperatingPoint) -> bool:
     return recorded and point.lens is None and schedule_of(point).settle is not None
 
 
-def replayed(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:
+def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:
     """Answers of every input's continuations, in order, from one forward."""
     trace = read_layers(stepper, point, batch)
     at = replay(trace, point)
-    likelihood = -sums(trace, at.nll_nats)
-    hits = sums(trace, argmax_at(trace, at.depth) == trace.target)
+    likelihood = -sequence_sums(trace, at.nll_nats)
+    hits = sequence_sums(trace, argmax_at(trace, at.depth) == trace.target)
     return list(zip(likelihood.tolist(), (hits == trace.lengths).tolist(), strict=True))
 
 
@@ -127,8 +192,8 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
     Raises:
         NotFinite: logits hold NaN or infinity.
     """
-    hidden, frame, decided = _embedded(stepper, batch)
-    rows, target = _readouts(batch)
+    hidden, frame, decided = _embed_batch(stepper, batch)
+    rows, target = _readout_rows(batch)
     empty = np.full((len(rows), point.layers), np.nan, dtype=np.float32)
     columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
     columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
@@ -137,7 +202,7 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
         hidden = stepper.run(hidden, at, layer, frame, None)
         at = layer
         signal = point.signal if layer in point.probes else None
-        for name, values in _read(stepper, hidden[decided], rows, target, layer, signal).items():
+        for name, values in _read_columns(stepper, hidden[decided], rows, target, layer, signal).items():
             columns[name][:, layer - 1] = values
     sequences = [forced for forced in batch for _ in forced.lasts]
     return Trace(
@@ -151,7 +216,7 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
     )
 
 
-def _embedded(stepper: Stepper, batch: Sequence[Forced]) -> tuple[Tensor, Any, Tensor]:
+def _embed_batch(stepper: Stepper, batch: Sequence[Forced]) -> tuple[Tensor, Any, Tensor]:
     """(h_0 [inputs, widest, D] padded on the right, its frame, which positions are decided)."""
     lengths = np.array([len(forced.tokens) for forced in batch])
     tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
@@ -164,7 +229,7 @@ def _embedded(stepper: Stepper, batch: Sequence[Forced]) -> tuple[Tensor, Any, T
     return hidden, frame, torch.from_numpy(decided).to(stepper.device)
 
 
-def _readouts(batch: Sequence[Forced]) -> tuple[Ints, Ints]:
+def _readout_rows(batch: Sequence[Forced]) -> tuple[Ints, Ints]:
     """Per (continuation, target) the row among the decided positions of all inputs, and the target."""
     rows, targets, start = [], [], 0
     for forced in batch:
@@ -175,7 +240,7 @@ def _readouts(batch: Sequence[Forced]) -> tuple[Ints, Ints]:
     return np.concatenate(rows), np.concatenate(targets)
 
 
-def _read(
+def _read_columns(
     stepper: Stepper, hidden: Tensor, rows: Ints, target: Ints, layer: int, signal: str | None
 ) -> dict[str, NDArray[Any]]:
     """Columns of a trace after ``layer``, one value per target; the head runs once per row of ``hidden`` [n, D].
@@ -188,12 +253,14 @@ def _read(
         here = np.flatnonzero((rows >= start) & (rows < start + TOKENS_PER_BATCH))
         at = torch.from_numpy(rows[here] - start).to(logits.device)
         wanted = torch.from_numpy(target[here]).to(logits.device)
-        for name, values in _columns(logits, at, wanted, layer, signal).items():
+        for name, values in _readout_columns(logits, at, wanted, layer, signal).items():
             columns.setdefault(name, np.empty(len(rows), dtype=values.dtype))[here] = values
     return columns
 
 
-def _columns(logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str | None) -> dict[str, NDArray[Any]]:
+def _readout_columns(
+    logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str | None
+) -> dict[str, NDArray[Any]]:
     """Values of the readouts ``at`` [targets] in ``logits`` [rows, V]; the ``signal`` where a rule compares it."""
     scale = torch.logsumexp(logits, dim=-1)
     require_finite(scale, f"after layer {layer}")
@@ -213,7 +280,7 @@ def _columns(logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str
 # ---------------------------------------------------------------- scoring by any decoder, token by token
 
 
-def decoded(decoder: Decoder, batch: Sequence[Forced]) -> list[Answer]:
+def score_by_decoding(decoder: Decoder, batch: Sequence[Forced]) -> list[Answer]:
     """Answers of every input's continuations, in order, from one session fed token by token."""
     session, step = decoder.start([Prompt(np.array(f.tokens[: f.adaptive_from + 1], dtype=np.int64)) for f in batch])
     answers: list[list[Answer]] = [[] for _ in batch]
@@ -225,10 +292,10 @@ def decoded(decoder: Decoder, batch: Sequence[Forced]) -> list[Answer]:
             for i, row in enumerate(alive):
                 forced, logits = batch[row], step.logits[i, -1]
                 if offset == forced.decided - 1:
-                    answers[row] = [_and(so_far[row], logits, last) for last in forced.lasts]
+                    answers[row] = [_extend_answer(so_far[row], logits, last) for last in forced.lasts]
                     ended.append(i)
                 else:
-                    so_far[row] = _and(so_far[row], logits, forced.tokens[forced.adaptive_from + offset + 1])
+                    so_far[row] = _extend_answer(so_far[row], logits, forced.tokens[forced.adaptive_from + offset + 1])
             if len(ended) == len(alive):
                 break
             if ended:
@@ -240,7 +307,7 @@ def decoded(decoder: Decoder, batch: Sequence[Forced]) -> list[Answer]:
     return [answer for per_input in answers for answer in per_input]
 
 
-def _and(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
+def _extend_answer(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
     """An answer lengthened by one target under ``logits`` [V]."""
     top = logits.max()
     log_p = logits[target] - top - np.log(np.exp(logits - top).sum())
@@ -250,14 +317,14 @@ def _and(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
 # ---------------------------------------------------------------- generation
 
 
-Follow = Callable[[list[int]], list[int]]
+NextTokens = Callable[[list[int]], list[int]]
 """Feed one token to each row, get the most likely next of each."""
 
-Begun = tuple[Session, list[int], Follow]
+GenerationStart = tuple[Session, list[int], NextTokens]
 """A session, the most likely token after each of its prompts, and how to go on from there."""
 
 
-def by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Begun:
+def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationStart:
     """With any decoder."""
     session, step = decoder.start(prompts)
 
@@ -268,7 +335,7 @@ def by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Begun:
     return session, step.logits[:, -1].argmax(axis=-1).tolist(), follow
 
 
-def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> Begun:
+def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
     """With our own, without the protocol's float64 copy of all logits on the host: one integer per row crosses."""
     session, arrival = decoder.begin(prompts, max_new)
 
@@ -281,8 +348,8 @@ def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -
     return session, arrival.logits[:, -1].argmax(dim=-1).tolist(), follow
 
 
-def until(
-    begun: Begun, max_new: int, ends: Collection[int], stopped: Callable[[Sequence[int]], bool]
+def generate_greedy(
+    begun: GenerationStart, max_new: int, ends: Collection[int], stopped: Callable[[Sequence[int]], bool]
 ) -> list[list[int]]:
     """Greedy tokens of each prompt, up to one of ``ends`` (left out), a text that ``stopped`` knows, or ``max_new``."""
     session, picked, follow = begun
@@ -322,12 +389,12 @@ def stop_finder(text: Callable[[Sequence[int]], str], stops: Sequence[str]) -> C
     reach = 2 + max((len(stop.encode()) for stop in wanted), default=0)
 
     def stopped(tokens: Sequence[int]) -> bool:
-        return _holds(text(tokens[-reach:]), wanted) and _holds(text(tokens), wanted)
+        return _contains_any(text(tokens[-reach:]), wanted) and _contains_any(text(tokens), wanted)
 
     return stopped
 
 
-def _holds(text: str, stops: Sequence[str]) -> bool:
+def _contains_any(text: str, stops: Sequence[str]) -> bool:
     return any(stop in text for stop in stops)
 
 
@@ -363,7 +430,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def __init__(
         self,
-        pretrained: str | Loaded,
+        pretrained: str | LoadedModel,
         *,
         point: OperatingPoint | None = None,
         profile: str | Path | None = None,
@@ -382,16 +449,18 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     ):
         super().__init__()
         if others:
-            raise BadArgument("model_args", others, f"arguments of this model: {', '.join(ARGUMENTS)}", _advice(others))
-        self.loaded = _loaded(pretrained, device, dtype, revision)
+            raise BadArgument(
+                "model_args", others, f"arguments of this model: {', '.join(ARGUMENTS)}", _argument_remedy(others)
+            )
+        self.loaded = _load_model(pretrained, device, dtype, revision)
         self.tokenizer: Any = self.loaded.tokenizer
         self.stepper = self.loaded.stepper
         self._device = self.stepper.device
-        self.point = _point(self.loaded, point, profile, margin)
+        self.point = _operating_point(self.loaded, point, profile, margin)
         if self.point.layers != self.stepper.layers:
             raise BadArgument("point.layers", self.point.layers, f"{self.stepper.layers}, the layers of this model")
-        self.batch_size = _rows(batch_size)
-        self._most_rows = _rows(max_batch_size)
+        self.batch_size = _parse_batch_size(batch_size)
+        self._most_rows = _parse_batch_size(max_batch_size)
         self.max_length: int = self.stepper.max_positions if max_length is None else max_length
         if not 1 <= self.max_length <= self.stepper.max_positions:
             raise BadArgument("max_length", max_length, f"1–{self.stepper.max_positions}, what this model was made for")
@@ -402,7 +471,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self.cut: dict[str, int] = {}
         self.decided: list[TokenSequence] = []
         self._shortened: list[bool] = []  # of the last call that scored continuations, request by request
-        self._journal = None if journal is None else Journal(Path(journal), self._identity())
+        self._journal = None if journal is None else ResultJournal(Path(journal), self._identity())
 
     # ------------------------------------------------------------ tokens, as lm-eval's `hf` has them
 
@@ -488,12 +557,12 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             for (tokens, _), (_, context, continuation) in zip(wanted, requests, strict=True)
         ]
         self.decided += [TokenSequence(np.array(tokens, dtype=np.int64), start) for tokens, start in wanted]
-        keys = [digest_of("score", tokens, start) for tokens, start in wanted]
+        keys = [json_digest("score", tokens, start) for tokens, start in wanted]
         known = self._known()
         todo = {key: request for key, request in zip(keys, wanted, strict=True) if key not in known}
         inputs = [
             (Forced(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
-            for (tokens, start), group in _grouped(todo)
+            for (tokens, start), group in _group_by_input(todo)
         ]
         score = self._scorer()
         with self._bar("scoring", len(todo), disable_tqdm) as bar:
@@ -513,11 +582,11 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         asked = [self._generation(*request.args[:2]) for request in requests]
         wanted = [request for request, _ in asked]
         self._count_cut(requests, [shortened for _, shortened in asked])
-        keys = [digest_of("generate", *parts) for parts in wanted]
+        keys = [json_digest("generate", *parts) for parts in wanted]
         known = self._known()
         todo = [item for item in dict(zip(keys, wanted, strict=True)).items() if item[0] not in known]
         with self._bar("generating", len(todo), disable_tqdm) as bar:
-            for (stops, max_new), group in _by(todo, lambda item: item[1][1:]):
+            for (stops, max_new), group in _sorted_groups(todo, lambda item: item[1][1:]):
                 for batch in self._batches(group, lambda item, new=max_new: len(item[1][0]) + new):  # type: ignore[misc]
                     texts = self._generate([tokens for _, (tokens, _, _) in batch], stops, max_new)
                     self._keep(known, zip((key for key, _ in batch), texts, strict=True))
@@ -609,16 +678,16 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         prompts = [Prompt(np.array(context, dtype=np.int64)) for context in contexts]
         stopped = stop_finder(text, stops)
         if self._decoder is None:
-            begun = on_device(self._own_decoder(len(prompts)), prompts, max_new)
+            begun = begin_on_device(self._own_decoder(len(prompts)), prompts, max_new)
         else:
-            begun = by_protocol(self._decoder, prompts)
-        emitted = until(begun, max_new, self.loaded.ends, stopped)
+            begun = begin_by_protocol(self._decoder, prompts)
+        emitted = generate_greedy(begun, max_new, self.loaded.ends, stopped)
         return [postprocess_generated_text(text(tokens), list(stops), None) for tokens in emitted]
 
     def _scorer(self) -> Scorer:
         if self._decoder is None and is_replayable(self.point):
-            return lambda batch: replayed(self.stepper, self.point, batch)
-        return lambda batch: decoded(self._decoder or self._own_decoder(len(batch)), batch)
+            return lambda batch: score_by_replay(self.stepper, self.point, batch)
+        return lambda batch: score_by_decoding(self._decoder or self._own_decoder(len(batch)), batch)
 
     def _own_decoder(self, rows: int) -> WalkedDecoder:
         return WalkedDecoder(self.stepper, self.point, max_rows=rows)
@@ -654,14 +723,14 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return tqdm(total=total, desc=named, disable=disable, delay=QUIET_SECONDS, unit="req", file=self._progress)
 
 
-def _grouped(
+def _group_by_input(
     todo: dict[str, tuple[tuple[int, ...], int]],
 ) -> Iterator[tuple[tuple[tuple[int, ...], int], list[tuple[str, tuple[tuple[int, ...], int]]]]]:
     """Requests by what is fed: tokens but the last, and where decisions start."""
-    return _by(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
+    return _sorted_groups(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
 
 
-def _by(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tuple[Any, list[T]]]:
+def _sorted_groups(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tuple[Any, list[T]]]:
     for value, group in groupby(sorted(items, key=key), key=key):
         yield value, list(group)
 
@@ -673,20 +742,20 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def _advice(others: dict[str, Any]) -> str:
+def _argument_remedy(others: dict[str, Any]) -> str:
     """What to do about arguments of lm-eval's other models."""
     if "trust_remote_code" in others:
         return "leave --trust_remote_code out: model families are walked by code of this package, never by theirs"
-    return nearest(min(others), ARGUMENTS) or "leave the others out"
+    return suggest_nearest(min(others), ARGUMENTS) or "leave the others out"
 
 
-def _loaded(pretrained: str | Loaded, device: str, dtype: str | None, revision: str | None) -> Loaded:
-    if isinstance(pretrained, Loaded):
+def _load_model(pretrained: str | LoadedModel, device: str, dtype: str | None, revision: str | None) -> LoadedModel:
+    if isinstance(pretrained, LoadedModel):
         if dtype is not None or revision is not None:
             raise BadArgument("dtype, revision", (dtype, revision), "None for a loaded model", "pass them to load()")
         loaded = pretrained
     else:
-        loaded = load(pretrained, device=device, dtype=_dtype(dtype), revision=revision)
+        loaded = load(pretrained, device=device, dtype=_parse_dtype(dtype), revision=revision)
     if loaded.tokenizer is None or not loaded.ends:
         raise BadArgument(
             "pretrained",
@@ -697,15 +766,15 @@ def _loaded(pretrained: str | Loaded, device: str, dtype: str | None, revision: 
     return loaded
 
 
-def _dtype(name: str | None) -> torch.dtype | None:
+def _parse_dtype(name: str | None) -> torch.dtype | None:
     known = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name is not None and name not in known:
         raise BadArgument("dtype", name, f"one of {', '.join(known)}")
     return None if name is None else known[name]
 
 
-def _point(
-    loaded: Loaded, point: OperatingPoint | None, profile: str | Path | None, margin: float | None
+def _operating_point(
+    loaded: LoadedModel, point: OperatingPoint | None, profile: str | Path | None, margin: float | None
 ) -> OperatingPoint:
     if point is not None and profile is not None:
         raise BadArgument("profile", str(profile), "None beside a point", "pass one of the two")
@@ -718,7 +787,7 @@ def _point(
     return held.point(float(margin or 0.0))
 
 
-def _rows(batch_size: int | str | None) -> int | None:
+def _parse_batch_size(batch_size: int | str | None) -> int | None:
     if batch_size is None or re.fullmatch(r"auto(:\d+)?", str(batch_size)):
         return None
     rows = int(batch_size) if str(batch_size).isdecimal() else 0

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NoReturn
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.tasks import exchange
+from emad_ref.tasks import sandbox_protocol
 
 Ending = Literal["passed", "ended", "failed", "timeout", "memory", "killed"]
 
@@ -58,7 +58,7 @@ FILE_BYTES = 8 << 20
 OPEN_FILES = 64
 LEAST_MEMORY_BYTES = 64 << 20  # below this the interpreter itself does not start
 NOBODY = 65534
-FAREWELL_S = 0.5  # for a program that does not answer to end, so that its own exit code is known
+EXIT_GRACE_S = 0.5  # for a program that does not answer to end, so that its own exit code is known
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
@@ -92,7 +92,7 @@ class SandboxUnavailable(EmadError):
 
 
 @dataclass(frozen=True)
-class Result:
+class SandboxResult:
     """How a program ended.
 
     ``outcome``    ``passed``: its check ran to the last line (``check_program`` alone says so). ``ended``: with exit
@@ -115,7 +115,7 @@ class Result:
 
 def run_program(
     source: str, *, seconds: float = 5.0, memory_bytes: int = 512 << 20, output_bytes: int = 64 << 10
-) -> Result:
+) -> SandboxResult:
     """Run Python ``source`` confined, for at most ``seconds`` of wall-clock time, the interpreter's start included.
 
     ``memory_bytes`` limits the address space of the one process; ``SCRATCH_BYTES`` of files in memory come on top.
@@ -125,11 +125,11 @@ def run_program(
         SandboxUnavailable: no backend of this machine confines (``availability()`` says why), or it broke.
         BadArgument: no time, less memory than an interpreter needs, a negative amount of output.
     """
-    return run_in(chosen(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
+    return run_in(available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
 
 
 @dataclass(frozen=True)
-class Task:
+class FunctionTask:
     """What a program is to do: ``check`` holds of its function ``name``. ``definitions``: what the check may use."""
 
     name: str
@@ -138,8 +138,13 @@ class Task:
 
 
 def check_program(
-    task: Task, program: str, *, seconds: float = 5.0, memory_bytes: int = 512 << 20, output_bytes: int = 64 << 10
-) -> Result:
+    task: FunctionTask,
+    program: str,
+    *,
+    seconds: float = 5.0,
+    memory_bytes: int = 512 << 20,
+    output_bytes: int = 64 << 10,
+) -> SandboxResult:
     """Run the check of ``task`` in one process, in which the function's name calls that of ``program`` in another.
 
     ``program`` is trusted with nothing; the check is confined as the program is, and decides. Arguments and results are
@@ -149,10 +154,12 @@ def check_program(
     Raises:
         SandboxUnavailable, BadArgument: as ``run_program``.
     """
-    return check_in(chosen(seconds, memory_bytes, output_bytes), task, program, seconds, memory_bytes, output_bytes)
+    return check_in(
+        available_backend(seconds, memory_bytes, output_bytes), task, program, seconds, memory_bytes, output_bytes
+    )
 
 
-def chosen(seconds: float, memory_bytes: int, output_bytes: int) -> Backend:
+def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
     """The first backend that confines. Raises SandboxUnavailable, and BadArgument for limits that limit nothing."""
     if not (0 < seconds < math.inf):
         raise BadArgument("seconds", seconds, "a positive, finite time")
@@ -160,15 +167,15 @@ def chosen(seconds: float, memory_bytes: int, output_bytes: int) -> Backend:
         raise BadArgument("memory_bytes", memory_bytes, f"{LEAST_MEMORY_BYTES} or more", "an interpreter takes that")
     if output_bytes < 0:
         raise BadArgument("output_bytes", output_bytes, "0 or more")
-    reason = availability()
+    reason = sandbox_obstacle()
     if reason:
         raise SandboxUnavailable(reason)
-    return next(backend for backend in BACKENDS if not refusal(backend))
+    return next(backend for backend in BACKENDS if not backend_refusal(backend))
 
 
-def availability() -> str:
+def sandbox_obstacle() -> str:
     """Empty if programs can be confined here; otherwise what is missing, backend by backend, and the remedy."""
-    refusals = {backend.name: refusal(backend) for backend in BACKENDS}
+    refusals = {backend.name: backend_refusal(backend) for backend in BACKENDS}
     if not all(refusals.values()):
         return ""
     listed = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
@@ -181,7 +188,7 @@ def availability() -> str:
 
 
 @dataclass(frozen=True)
-class View:
+class FilesystemView:
     """What a program sees of the host: ``shared`` paths read-only, ``links`` as they are, ``hidden`` folders empty."""
 
     shared: tuple[str, ...]
@@ -191,10 +198,10 @@ class View:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SandboxPlan:
     """One run: what the program sees, what is started, and the files that stay open for the backend."""
 
-    view: View
+    view: FilesystemView
     command: tuple[str, ...]
     staging: str  # an empty folder to mount the new root on; nothing is ever written into it
     report: int  # where the backend says how the program ended, as lines of JSON
@@ -208,7 +215,7 @@ def interpreter() -> str:
 
 
 @cache
-def view() -> View:
+def filesystem_view() -> FilesystemView:
     """The interpreter, its library folder, the system's libraries; installed packages hidden."""
     prefixes = {str(Path(prefix).resolve()) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
@@ -217,15 +224,17 @@ def view() -> View:
     real = sorted({path for path in folders if os.path.isdir(path) and not os.path.islink(path)})
     top = [path for path in real if not any(path.startswith(f"{other}/") for other in real)]
     files = [path for path in (interpreter(), "/etc/ld.so.cache") if not any(path.startswith(f"{f}/") for f in top)]
-    packages = (found for folder in real for kind in ("site", "dist") for found in installed(Path(folder), kind))
-    return View((*top, *(f for f in files if os.path.isfile(f))), links, tuple(sorted({str(p) for p in packages})))
+    packages = (found for folder in real for kind in ("site", "dist") for found in _package_folders(Path(folder), kind))
+    return FilesystemView(
+        (*top, *(f for f in files if os.path.isfile(f))), links, tuple(sorted({str(p) for p in packages}))
+    )
 
 
-def installed(library: Path, kind: str) -> Iterator[Path]:
+def _package_folders(library: Path, kind: str) -> Iterator[Path]:
     return library.glob(f"python3*/{kind}-packages")
 
 
-def limits(seconds: float, memory_bytes: int) -> dict[str, int]:
+def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:
     """Per process; only one process is possible, so also per program."""
     return {
         "RLIMIT_AS": memory_bytes,
@@ -239,40 +248,46 @@ def limits(seconds: float, memory_bytes: int) -> dict[str, int]:
     }
 
 
-def run_in(backend: Backend, source: str, seconds: float, memory_bytes: int, output_bytes: int) -> Result:
+def run_in(backend: SandboxBackend, source: str, seconds: float, memory_bytes: int, output_bytes: int) -> SandboxResult:
     """``run_program`` in one backend."""
-    bounds = Bounds(time.monotonic() + seconds, limits(seconds, memory_bytes), output_bytes)
-    with confined(backend, bounds, ["program"], as_bytes(source)) as program:
+    bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
+    with start_confined(backend, bounds, ["program"], as_bytes(source)) as program:
         code = program.exit_code() if collect([program], bounds.deadline) else None
-    return Result("ended" if code == 0 else outcome_of(code), program.stdout, program.stderr, code, program.truncated)
+    return SandboxResult(
+        "ended" if code == 0 else failed_ending(code), program.stdout, program.stderr, code, program.truncated
+    )
 
 
 def check_in(
-    backend: Backend, task: Task, program: str, seconds: float, memory_bytes: int, output_bytes: int
-) -> Result:
+    backend: SandboxBackend, task: FunctionTask, program: str, seconds: float, memory_bytes: int, output_bytes: int
+) -> SandboxResult:
     """``check_program`` in one backend."""
-    bounds = Bounds(time.monotonic() + seconds, limits(seconds, memory_bytes), output_bytes)
+    bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
     trusted = json.dumps([task.definitions, task.check]).encode()
     with contextlib.ExitStack() as stack:
         (calls, into_calls), (answers, into_answers) = stack.enter_context(pipe()), stack.enter_context(pipe())
         words, channels = ["answers", task.name], [calls, into_answers]
-        judged = stack.enter_context(confined(backend, bounds, words, as_bytes(program), channels))
+        judged = stack.enter_context(start_confined(backend, bounds, words, as_bytes(program), channels))
         words, others = ["check", task.name], [into_calls, answers]
-        judge = stack.enter_context(confined(backend, bounds, words, trusted, others))
+        judge = stack.enter_context(start_confined(backend, bounds, words, trusted, others))
         for end_of_pipe in (*channels, *others):
             end_of_pipe.close()  # now the two processes alone hold them: when one ends, the other one notices
         in_time = collect([judged, judge], bounds.deadline)
         own = judged.exit_code() if in_time and judged.has_ended else None
         code = judge.exit_code() if in_time else None
-    if code == exchange.UNFIT:
+    if code == sandbox_protocol.UNFIT:
         raise BadArgument(
             "check", judge.stderr.strip(), "calls with plain values", "docs of exchange.encoded list them"
         )
     truncated = judged.truncated or judge.truncated
-    if code == exchange.PASSED:
-        return Result("passed", judged.stdout, judged.stderr, 0, truncated)
-    code = code if own in (None, exchange.OVER) else own  # a program that outlived its check failed in the check
-    return Result(outcome_of(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated)
+    if code == sandbox_protocol.PASSED:
+        return SandboxResult("passed", judged.stdout, judged.stderr, 0, truncated)
+    code = (
+        code if own in (None, sandbox_protocol.OVER) else own
+    )  # a program that outlived its check failed in the check
+    return SandboxResult(
+        failed_ending(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated
+    )
 
 
 @contextlib.contextmanager
@@ -288,7 +303,7 @@ def as_bytes(source: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ResourceLimits:
     """``deadline``: of ``time.monotonic``. ``limits``: of setrlimit, by name. ``output_bytes``: kept of each stream."""
 
     deadline: float
@@ -297,10 +312,10 @@ class Bounds:
 
 
 @dataclass
-class Confined:
+class ConfinedProcess:
     """A process that a backend confines. ``room``: how many more bytes of each stream are kept, by descriptor."""
 
-    backend: Backend
+    backend: SandboxBackend
     process: subprocess.Popen[bytes]
     report: int
     room: dict[int, int]
@@ -340,7 +355,7 @@ class Confined:
 
     @property
     def is_unanswered(self) -> bool:
-        return self._told.get("exit-code") == exchange.GONE
+        return self._told.get("exit-code") == sandbox_protocol.GONE
 
     def exit_code(self) -> int:
         """Of the program, as shells count; of a backend that was killed with it, the signal.
@@ -365,23 +380,27 @@ class Confined:
 
 
 @contextlib.contextmanager
-def confined(
-    backend: Backend, bounds: Bounds, words: Sequence[str], content: bytes, channels: Sequence[IO[bytes]] = ()
-) -> Iterator[Confined]:
+def start_confined(
+    backend: SandboxBackend,
+    bounds: ResourceLimits,
+    words: Sequence[str],
+    content: bytes,
+    channels: Sequence[IO[bytes]] = (),
+) -> Iterator[ConfinedProcess]:
     """A process in one of the roles of ``exchange`` (``words``: role and name), from its start to its end.
 
     ``content``: what it reads from standard input. ``channels``: files that it gets open.
     """
     role, *rest = words
-    given = " ".join(f"{name}={value}" for name, value in within_ours(bounds.limits).items())
+    given = " ".join(f"{name}={value}" for name, value in require_settable(bounds.limits).items())
     numbers = [channel.fileno() for channel in channels]
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix="emad-sandbox-"))
-        program = stack.enter_context(sealed("program", content))
-        calls = stack.enter_context(sealed("filter", system_call_filter(platform.machine())))
+        program = stack.enter_context(sealed_file("program", content))
+        calls = stack.enter_context(sealed_file("filter", system_call_filter(platform.machine())))
         command = (interpreter(), "-sPS", "-X", "utf8", "-c", launcher(), role, given, *rest, *map(str, numbers))
         report, reporting = stack.enter_context(pipe())
-        plan = Plan(view(), command, staging, reporting.fileno(), calls.fileno(), os.getpid())
+        plan = SandboxPlan(filesystem_view(), command, staging, reporting.fileno(), calls.fileno(), os.getpid())
         process = subprocess.Popen(
             backend.command(plan),
             stdin=program,
@@ -397,7 +416,7 @@ def confined(
         stack.enter_context(process.stderr)
         reporting.close()  # the copy in the backend is the only one now: its end ends the stream
         kept = {process.stdout.fileno(): bounds.output_bytes, process.stderr.fileno(): bounds.output_bytes}
-        running = Confined(backend, process, report.fileno(), kept | {report.fileno(): 4096})
+        running = ConfinedProcess(backend, process, report.fileno(), kept | {report.fileno(): 4096})
         stack.callback(running.end)
         yield running
 
@@ -405,10 +424,10 @@ def confined(
 @cache
 def launcher() -> str:
     """The source of ``exchange``, and the call that begins it."""
-    return f"{Path(exchange.__file__).read_text(encoding='utf-8')}\nbegin(*sys.argv[1:])\n"
+    return f"{Path(sandbox_protocol.__file__).read_text(encoding='utf-8')}\nbegin(*sys.argv[1:])\n"
 
 
-def collect(running: Sequence[Confined], deadline: float) -> bool:
+def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
     """Read every stream to its end; end all processes at the deadline, or once the last of them has ended.
 
     Whether that was in time. One that gave the last no answer has a moment to end by itself: it may be about to.
@@ -431,7 +450,7 @@ def collect(running: Sequence[Confined], deadline: float) -> bool:
                 selector.unregister(key.fd)
                 if key.fd == last.report and ends == deadline:
                     in_time = True
-                    ends = min(deadline, time.monotonic() + FAREWELL_S)
+                    ends = min(deadline, time.monotonic() + EXIT_GRACE_S)
                 if in_time and not (last.is_unanswered and any(not other.has_ended for other in others)):
                     ends = min(ends, time.monotonic())
     for process in running:
@@ -439,15 +458,15 @@ def collect(running: Sequence[Confined], deadline: float) -> bool:
     return in_time
 
 
-def outcome_of(code: int | None) -> Ending:
+def failed_ending(code: int | None) -> Ending:
     """Of a program that did not pass. ``code`` as shells count: 128 + signal; None: the wall clock."""
-    told: dict[int | None, Ending] = {None: "timeout", exchange.OUT_OF_MEMORY: "memory"}
+    told: dict[int | None, Ending] = {None: "timeout", sandbox_protocol.OUT_OF_MEMORY: "memory"}
     told |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
     told |= {128 + signal.SIGXCPU: "timeout"}
     return told.get(code, "failed")
 
 
-def within_ours(wanted: dict[str, int]) -> dict[str, int]:
+def require_settable(wanted: dict[str, int]) -> dict[str, int]:
     """The limits themselves, if this process may set them: a lower limit of its own would pass for the program's."""
     import resource  # absent on Windows, where this module can still be asked for its availability
 
@@ -459,7 +478,7 @@ def within_ours(wanted: dict[str, int]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def sealed(name: str, content: bytes) -> Iterator[Any]:
+def sealed_file(name: str, content: bytes) -> Iterator[Any]:
     """A file in memory that holds ``content``, at its start, and can never change again."""
     import fcntl
 
@@ -473,14 +492,14 @@ def sealed(name: str, content: bytes) -> Iterator[Any]:
 # --- backends -----------------------------------------------------------------------------------------------------
 
 
-def namespaces_command(plan: Plan) -> list[str]:
+def namespaces_command(plan: SandboxPlan) -> list[str]:
     """This module again, in a process of its own: threads and open files of the caller's must not come along."""
     root = str(Path(__file__).resolve().parents[2])
     entry = f"import sys; sys.path.append({root!r}); from emad_ref.tasks.sandbox import enter; enter(sys.argv[1])"
     return [interpreter(), "-IS", "-c", entry, json.dumps(asdict(plan))]
 
 
-def bwrap_command(plan: Plan) -> list[str]:
+def bwrap_command(plan: SandboxPlan) -> list[str]:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxUnavailable("there is no bwrap on PATH")
@@ -499,18 +518,18 @@ def bwrap_command(plan: Plan) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Backend:
+class SandboxBackend:
     """``command`` makes the words that run a plan; raises SandboxUnavailable when something is not installed."""
 
     name: str
-    command: Callable[[Plan], list[str]]
+    command: Callable[[SandboxPlan], list[str]]
 
 
-BACKENDS = (Backend("namespaces", namespaces_command), Backend("bwrap", bwrap_command))
+BACKENDS = (SandboxBackend("namespaces", namespaces_command), SandboxBackend("bwrap", bwrap_command))
 
 
 @cache
-def refusal(backend: Backend) -> str:
+def backend_refusal(backend: SandboxBackend) -> str:
     """Empty if ``backend`` ran the probe and the probe was refused everything; otherwise the reason."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
@@ -533,7 +552,7 @@ def refusal(backend: Backend) -> str:
 
 
 @dataclass(frozen=True)
-class Machine:
+class SeccompTarget:
     """An architecture: the kernel's audit number of it, its pivot_root, its column of ``REFUSED``."""
 
     audit: int
@@ -541,7 +560,7 @@ class Machine:
     column: int
 
 
-MACHINES = {"x86_64": Machine(0xC000003E, 155, 0), "aarch64": Machine(0xC00000B7, 41, 1)}
+MACHINES = {"x86_64": SeccompTarget(0xC000003E, 155, 0), "aarch64": SeccompTarget(0xC00000B7, 41, 1)}
 # Only what a process without privilege could use: mount, chroot, reboot … the kernel refuses by itself.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),  # one process: its limits are the program's
@@ -612,17 +631,17 @@ def enter(plan_json: str) -> NoReturn:
         build_root(plan["view"], plan["staging"])
         program = os.fork()
         if not program:
-            become(plan, privileged)
+            exec_program(plan, privileged)
         status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-        tell(plan, {"exit-code": status if status >= 0 else 128 - status})
+        report_line(plan, {"exit-code": status if status >= 0 else 128 - status})
     except SandboxUnavailable as error:
-        tell(plan, {"failed": str(error)})
+        report_line(plan, {"failed": str(error)})
     except Exception as error:  # in any of the three, and whatever it is: the caller raises it
-        tell(plan, {"failed": f"{type(error).__name__}: {error}"})
+        report_line(plan, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
 
 
-def tell(plan: dict[str, Any], what: dict[str, Any]) -> None:
+def report_line(plan: dict[str, Any], what: dict[str, Any]) -> None:
     os.write(plan["report"], json.dumps(what).encode() + b"\n")
 
 
@@ -632,9 +651,9 @@ def leave_namespaces() -> bool:
     try:
         if user == 0:
             with contextlib.suppress(PermissionError):  # root of a container, perhaps without the capability
-                call("unshare", NAMESPACES)
+                c_call("unshare", NAMESPACES)
                 return True
-        call("unshare", NEW_USER | NAMESPACES)
+        c_call("unshare", NEW_USER | NAMESPACES)
     except OSError as error:
         raise SandboxUnavailable(why_no_namespaces(error)) from error
     Path("/proc/self/setgroups").write_text("deny")
@@ -657,7 +676,7 @@ def build_root(seen: dict[str, Any], root: str) -> None:
     mount("none", "/", "", RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "mode=755,size=1m")
     for path in [*seen["shared"], *seen["devices"]]:
-        place(path, root + path)
+        create_mount_point(path, root + path)
         mount(path, root + path, "", BIND | RECURSIVE)
         is_device = path in seen["devices"]
         restrict(root + path, READ_ONLY | NO_SUID | (NO_EXEC if is_device else NO_DEV), recursive=True)
@@ -671,12 +690,12 @@ def build_root(seen: dict[str, Any], root: str) -> None:
     mount("tmpfs", root + SCRATCH, "tmpfs", NO_SUID | NO_DEV | NO_EXEC, scratch)
     restrict(root, READ_ONLY | NO_SUID | NO_DEV, recursive=False)
     os.chdir(root)
-    call("syscall", MACHINES[platform.machine()].pivot_root, b".", b".")  # the old root now lies on top of the new
-    call("umount2", b".", 2)  # 2 = detach, busy or not
+    c_call("syscall", MACHINES[platform.machine()].pivot_root, b".", b".")  # the old root now lies on top of the new
+    c_call("umount2", b".", 2)  # 2 = detach, busy or not
     os.chdir(SCRATCH)
 
 
-def place(path: str, target: str) -> None:
+def create_mount_point(path: str, target: str) -> None:
     """An empty file or folder to mount ``path`` on."""
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
@@ -685,7 +704,7 @@ def place(path: str, target: str) -> None:
         Path(target).touch()
 
 
-def become(plan: dict[str, Any], privileged: bool) -> NoReturn:
+def exec_program(plan: dict[str, Any], privileged: bool) -> NoReturn:
     """Give up every privilege, install the filter, be the program. Not root after exec: no capability survives it."""
     os.set_inheritable(plan["report"], False)
     os.set_inheritable(plan["filter"], False)
@@ -694,33 +713,33 @@ def become(plan: dict[str, Any], privileged: bool) -> NoReturn:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    call("prctl", 38, 1, 0, 0, 0)  # 38 = no_new_privs
-    install(os.pread(plan["filter"], 1 << 16, 0))
+    c_call("prctl", 38, 1, 0, 0, 0)  # 38 = no_new_privs
+    install_filter(os.pread(plan["filter"], 1 << 16, 0))
     os.execve(plan["command"][0], plan["command"], ENVIRONMENT)
 
 
-def install(steps: bytes) -> None:
+def install_filter(steps: bytes) -> None:
     """``steps`` as ``struct sock_fprog`` to prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER)."""
     buffer = ctypes.create_string_buffer(steps, len(steps))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(steps) // 8, ctypes.addressof(buffer)))
-    call("prctl", 22, 2, ctypes.addressof(program), 0, 0)
+    c_call("prctl", 22, 2, ctypes.addressof(program), 0, 0)
 
 
 def die_with_parent() -> None:
-    call("prctl", 1, int(signal.SIGKILL), 0, 0, 0)
+    c_call("prctl", 1, int(signal.SIGKILL), 0, 0, 0)
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    call("mount", *(os.fsencode(word) for word in (source, target, kind)), flags, data.encode())
+    c_call("mount", *(os.fsencode(word) for word in (source, target, kind)), flags, data.encode())
 
 
 def restrict(target: str, attributes: int, *, recursive: bool) -> None:
     """mount_setattr(2): unlike a remount it reaches the mounts below a mount, and keeps the flags that are locked."""
     wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, wanted, len(wanted))
+    c_call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, wanted, len(wanted))
 
 
-def call(name: str, *arguments: int | bytes) -> None:
+def c_call(name: str, *arguments: int | bytes) -> None:
     """A function of the C library that returns 0 on success.
 
     Raises:

@@ -4,36 +4,105 @@
             on; the option of the highest summed log-likelihood is the answer.
 ``exact``   greedy decoding gives the answer if and only if, teacher-forced on it, the argmax at D_t is the next answer
             token at every position: as long as it has been right, the history is the same.
-``runs``    needs real decoding: ``programs.passes`` on prompt + continuation + asserts.
+``runs``    needs real decoding: ``program_passes`` on prompt + continuation + asserts.
 
-So the first two are decided at every operating point from one trace.
+So the first two are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and
+never
+runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a call
+with an integer; anything else does not pass. ``AnswerStrategy`` is how tasks ask two models for answers.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.decoding.prefix_tree import TextRequest
 from emad_ref.errors import BadArgument
-from emad_ref.record import Bools, Ints
-from emad_ref.replay import argmax_at, sums
-from emad_ref.tasks.programs import passes
+from emad_ref.record import Bools, Floats, Ints
+from emad_ref.replay import argmax_at, sequence_sums
 from emad_ref.text.documents import Example
 
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+LARGEST_VALUE = 10**12  # generated text must not make us multiply without end
 
-class Encoder(Protocol):
+
+class _NotInLanguage(Exception):
+    """The program uses something that is not part of the little language."""
+
+
+def program_passes(program: str) -> bool:
+    """Whether ``program`` is in the little language, holds at least one assert, and all its asserts are true."""
+    try:
+        statements = ast.parse(program).body
+        functions = {s.name: s for s in statements if isinstance(s, ast.FunctionDef)}
+        asserts = [s for s in statements if isinstance(s, ast.Assert)]
+        if len(functions) + len(asserts) != len(statements) or not asserts:
+            return False
+        return all(_assert_holds(statement.test, functions) for statement in asserts)
+    except (_NotInLanguage, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # not a program of the language: by definition it does not pass
+
+
+def _assert_holds(test: ast.expr, functions: dict[str, ast.FunctionDef]) -> bool:
+    match test:
+        case ast.Compare(left=ast.Call() as call, ops=[ast.Eq()], comparators=[expected]):
+            return _evaluate(call, {}, functions) == _evaluate(expected, {}, {})
+    raise _NotInLanguage
+
+
+def _evaluate(node: ast.expr, names: dict[str, int], functions: dict[str, ast.FunctionDef]) -> int:
+    match node:
+        case ast.Constant(value=bool()):
+            raise _NotInLanguage
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            value = OPERATORS[type(op)](_evaluate(left, names, functions), _evaluate(right, names, functions))
+            if abs(value) > LARGEST_VALUE:
+                raise _NotInLanguage
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, names, functions)
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in functions and not names:
+            return _evaluate_call(functions[name], _evaluate(argument, names, functions), functions)
+    raise _NotInLanguage
+
+
+def _evaluate_call(function: ast.FunctionDef, argument: int, functions: dict[str, ast.FunctionDef]) -> int:
+    match function:
+        case ast.FunctionDef(
+            args=ast.arguments(
+                posonlyargs=[], args=[ast.arg(arg=name)], vararg=None, kwonlyargs=[], kwarg=None, defaults=[]
+            ),
+            body=[ast.Return(value=ast.expr() as result)],
+            decorator_list=[],
+        ):
+            return _evaluate(result, {name: argument}, functions)
+    raise _NotInLanguage
+
+
+class TextEncoder(Protocol):
     """The part of a tokenizer that scoring needs."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 @dataclass(frozen=True)
-class Item:
+class TaskItem:
     """An example as tokens: ``prompt`` int64 [n], opening token included; ``continuations``, per option or answer."""
 
     example: Example
@@ -41,7 +110,7 @@ class Item:
     continuations: tuple[Ints, ...]
 
 
-def item_of(example: Example, tokenizer: Encoder, opening: int | None) -> Item:
+def encode_item(example: Example, tokenizer: TextEncoder, opening: int | None) -> TaskItem:
     """Encode an example; ``opening`` is the model's beginning-of-text id or None.
 
     Raises:
@@ -58,10 +127,10 @@ def item_of(example: Example, tokenizer: Encoder, opening: int | None) -> Item:
     continuations = tuple(np.array(ids(text), dtype=np.int64) for text in texts)
     if not prompt or any(len(c) == 0 for c in continuations):
         raise BadArgument("example", example, "a prompt and answers of at least one token", "leave the example out")
-    return Item(example, np.array(prompt, dtype=np.int64), continuations)
+    return TaskItem(example, np.array(prompt, dtype=np.int64), continuations)
 
 
-def sequences_of(items: Sequence[Item]) -> list[TokenSequence]:
+def token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
     """One sequence per continuation, in order of items and options."""
     return [
         TokenSequence(np.concatenate([item.prompt, continuation]), adaptive_from=len(item.prompt) - 1)
@@ -70,14 +139,14 @@ def sequences_of(items: Sequence[Item]) -> list[TokenSequence]:
     ]
 
 
-def clusters(items: Sequence[Item]) -> Ints:
+def item_clusters(items: Sequence[TaskItem]) -> Ints:
     """int64 [items] the same number for items of one prompt and answer: a repeat tells nothing new."""
     asked = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
     numbers: Ints = np.unique(asked, return_inverse=True)[1].astype(np.int64)
     return numbers
 
 
-def majority(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float:
+def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float:
     """Share of ``examples`` that the most frequent answer ``elsewhere`` gets right; ties: the one that gets most right.
 
     Raises:
@@ -91,7 +160,7 @@ def majority(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float
     return max(right[answer] for answer, count in counts.items() if count == most) / len(examples)
 
 
-def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:
+def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
     """[items] correctness when every position of ``trace``, of ``sequences_of(items)``, has ``depth`` [tokens].
 
     Raises:
@@ -106,8 +175,8 @@ def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:
         raise BadArgument(
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
-    likelihood = -sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
-    hit = sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths
+    likelihood = -sequence_sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    hit = sequence_sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths
     verdicts = np.zeros(len(items), dtype=bool)
     at = 0
     for i, item in enumerate(items):
@@ -122,7 +191,42 @@ def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:
     return verdicts
 
 
-def runs(example: Example, continuation: str) -> bool:
+def passes_asserts(example: Example, continuation: str) -> bool:
     """Whether prompt + greedy ``continuation`` (cut after its first line) passes the example's asserts."""
     line, newline, _ = continuation.partition("\n")
-    return bool(newline) and passes(example.prompt + line + "\n" + example.check)
+    return bool(newline) and program_passes(example.prompt + line + "\n" + example.check)
+
+
+Continuations = Sequence[tuple[Ints, Ints]]  # each a prompt and a continuation, int64 [n]
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenAnswer:
+    """int64 [emitted] ``tokens`` of one text, and how many of them are the large model's.
+
+    ``entropy_bits`` float64 [emitted], of whoever wrote each; None where the way does not tell.
+    """
+
+    tokens: Ints
+    by_large: int
+    entropy_bits: Floats | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class OptionScore:
+    """A continuation as a way to answer sees it: Σ log p in nats, and whether it is what greedy decoding would write.
+
+    ``written``: its tokens, by whoever is in charge of each.
+    """
+
+    log_p: float
+    greedy: bool
+    written: WrittenAnswer
+
+
+@dataclass(frozen=True)
+class AnswerStrategy:
+    """``write``: texts, in the order asked for; ``read``: options likewise, None where the way ranks none."""
+
+    write: Callable[[Sequence[TextRequest]], list[WrittenAnswer]]
+    read: Callable[[Continuations], list[OptionScore]] | None

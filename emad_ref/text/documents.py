@@ -17,7 +17,10 @@ from emad_ref.errors import BadArgument
 Split = Literal["train", "calibrate", "validate", "evaluate"]
 SPLITS: tuple[Split, ...] = ("train", "calibrate", "validate", "evaluate")
 
-CORPUS, DOCUMENTS = "world:premise", 200  # what is read where nothing else is asked for, and how many windows of it
+DEFAULT_CORPUS, DEFAULT_DOCUMENTS = (
+    "world:premise",
+    200,
+)  # what is read where nothing else is asked for, and how many windows of it
 
 # One checksum bucket in eight for each split that measures, the rest to train on.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")

@@ -111,10 +111,10 @@ def charts(rng: random.Random) -> str:
 
 def meeting(rng: random.Random) -> str:
     (n, m), (p, q) = rng.sample(NAMES, 2), rng.sample(PLACES, 2)
-    return f"{told(n, m, rng.choice(OBJECTS), rng.choice(COLOURS), p, q)}\n"
+    return f"{meeting_text(n, m, rng.choice(OBJECTS), rng.choice(COLOURS), p, q)}\n"
 
 
-def told(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
+def meeting_text(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
     """How ``n`` met ``m`` in ``p``, got a thing ``o`` out of a bag of colour ``c``, and put it in ``q``."""
     return (
         f"In the morning {n} went to the {p} and met {m}. {m} was carrying some {o} in a {c} bag. "
@@ -210,8 +210,8 @@ def recall(rng: random.Random) -> Example:
     """A tale, to be told again with another thing and with another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
-    prompt = f"{told(n, m, o, c, p, q)} Now {instead} and {other}:"
-    return Example("recall", prompt, f" {told(n, other, instead, c, p, q)}\n", "exact")
+    prompt = f"{meeting_text(n, m, o, c, p, q)} Now {instead} and {other}:"
+    return Example("recall", prompt, f" {meeting_text(n, other, instead, c, p, q)}\n", "exact")
 
 
 TASKS: dict[str, Callable[[random.Random], Example]] = {

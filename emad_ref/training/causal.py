@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from emad_ref.text import world
-from emad_ref.training.recipe import END_OF_TEXT, Family, Recipe
+from emad_ref.training.recipe import END_OF_TEXT, Recipe, TrainingFamily
 
 VOCABULARY = 512
 TOKENIZER_DOCUMENTS = 20_000
@@ -108,4 +108,4 @@ def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     ]
 
 
-FAMILY = Family(train_tokenizer, initial_model, batches, loss_of, optimisers)
+FAMILY = TrainingFamily(train_tokenizer, initial_model, batches, loss_of, optimisers)

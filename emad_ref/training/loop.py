@@ -1,31 +1,121 @@
-"""One training loop for every bundled model; what differs between families is a row of ``FAMILIES``."""
+"""One training loop for every bundled model, and its checkpoint; what differs between families is in ``FAMILIES``.
+
+Data and rates follow from the recipe and the step alone, and training draws no random number, so weights, optimisers
+and the step are a whole checkpoint. It is read weights-only: a checkpoint runs no code.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import remove, replacing_folder, require_replaceable, require_writable
+from emad_ref.files import open_atomic, read_bytes, remove_file, replace_folder, require_replaceable, require_writable
 from emad_ref.training import causal, seq2seq
 from emad_ref.training.recipe import Recipe
-from emad_ref.training.state import State, keep, opened
+
+
+class BadTrainingState(EmadError):
+    """A checkpoint of a training that cannot be read, or belongs to another one."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """``step`` steps are done; ``smooth`` the running mean loss, nats per token; ``weights`` and ``optimisers`` as
+    their ``state_dict`` gives them.
+    """
+
+    step: int
+    smooth: float
+    weights: dict[str, Any]
+    optimisers: list[dict[str, Any]]
+
+    @staticmethod
+    def of(step: int, smooth: float, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> TrainingState:
+        return TrainingState(step, smooth, model.state_dict(), [optimiser.state_dict() for optimiser in optimisers])
+
+    def put_into(self, model: nn.Module, optimisers: Sequence[torch.optim.Optimizer]) -> tuple[int, float]:
+        """Go on from here: (steps done, running mean loss).
+
+        Raises:
+            BadState: tensors of another model.
+        """
+        try:
+            model.load_state_dict(self.weights)
+            for optimiser, state in zip(optimisers, self.optimisers, strict=True):
+                optimiser.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadTrainingState(
+                f"checkpoint of step {self.step} does not fit the model of its recipe ({str(error)[:200]}); "
+                "delete it to start anew"
+            ) from error
+        return self.step, self.smooth
+
+
+def save_state(path: Path, recipe: Recipe, state: TrainingState) -> None:
+    """Write; the file is complete or as it was. Raises BadFile."""
+    with open_atomic(path, "checkpoint") as file:
+        torch.save(
+            {"of": _recipe_key(recipe), **{name: getattr(state, name) for name in TrainingState.__annotations__}}, file
+        )
+
+
+def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None:
+    """The state to go on from; None where there is no checkpoint.
+
+    Raises:
+        BadState: one is there but ``resume`` is not set, or it cannot be read, or is of another recipe or torch.
+    """
+    if not path.exists():
+        return None
+    if not resume:
+        raise BadTrainingState(
+            f"checkpoint={str(path)!r} holds an unfinished training, but expected none; pass resume (--resume) to go "
+            "on with it, or delete it"
+        )
+    try:
+        held = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
+        of = held.pop("of")
+        state = TrainingState(**held)
+        fits = type(state.step) is int and 0 < state.step < recipe.steps
+    except Exception as error:  # a damaged archive raises whatever zip, pickle and torch raise
+        raise BadTrainingState(
+            f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "
+            "that `emad train` wrote; delete it to start anew"
+        ) from error
+    if of != _recipe_key(recipe) or not fits:
+        raise BadTrainingState(
+            f"checkpoint={str(path)!r} is of {str(of)[:200]}, step {state.step}, but expected "
+            f"{_recipe_key(recipe)}; train "
+            "with the same recipe and torch, or delete it to start anew"
+        )
+    return state
+
+
+def _recipe_key(recipe: Recipe) -> str:
+    return json.dumps(asdict(recipe) | {"torch": torch.__version__}, sort_keys=True)
+
 
 RECIPES: dict[str, Recipe] = {**causal.RECIPES, **seq2seq.RECIPES}
 FAMILIES = {"causal": causal.FAMILY, "seq2seq": seq2seq.FAMILY}
 
-EVERY = 200  # steps between two checkpoints: some minutes
-SAVED = frozenset(
+STEPS_PER_CHECKPOINT = 200  # steps between two checkpoints: some minutes
+SAVED_FILES = frozenset(
     ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 )
 
 
-class Diverged(EmadError):
+class TrainingDiverged(EmadError):
     """The loss is no longer a number: nothing worth saving is left."""
 
 
@@ -34,7 +124,7 @@ def rate_at(recipe: Recipe, step: int) -> float:
     return min(1.0, (step + 1) / recipe.warmup) * (1 - 0.98 * step / recipe.steps)
 
 
-def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = EVERY) -> float:
+def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS_PER_CHECKPOINT) -> float:
     """Train one model and write weights, config and tokenizer to ``out``; returns the last mean loss in nats/token.
 
     About an hour on one CPU core for the 12-layer models, half of that for the encoder-decoders. The result depends
@@ -52,9 +142,9 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = EVERY
     if recipe.steps < 1:
         raise BadArgument("recipe.steps", recipe.steps, "at least one step", "an untrained model is not saved")
     checkpoint = out.with_name(out.name + ".checkpoint")
-    require_replaceable(out, SAVED, "out")
+    require_replaceable(out, SAVED_FILES, "out")
     require_writable(checkpoint, "checkpoint")
-    held = opened(checkpoint, recipe, resume)
+    held = load_state(checkpoint, recipe, resume)
     family = FAMILIES[recipe.family]
     tokenizer = family.tokenizer()
     model = family.model(recipe)
@@ -71,7 +161,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = EVERY
             group["lr"] = peak * rate_at(recipe, step)
         loss, last = family.loss(model, recipe, batch)
         if not torch.isfinite(loss):
-            raise Diverged(
+            raise TrainingDiverged(
                 f"loss={float(loss.detach())} at step {step} of {recipe.name}, but expected a finite number; "
                 f"lower matrix_rate ({recipe.matrix_rate}) or other_rate ({recipe.other_rate})"
             )
@@ -83,11 +173,11 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = EVERY
         smooth = float(last) if math.isnan(smooth) else 0.98 * smooth + 0.02 * float(last)
         progress.set_postfix(nats=f"{smooth:.4f}", refresh=False)
         if (step + 1) % every == 0 and step + 1 < recipe.steps:
-            keep(checkpoint, recipe, State.of(step + 1, smooth, model, optimizers))
-    with replacing_folder(out, "out") as folder:
+            save_state(checkpoint, recipe, TrainingState.of(step + 1, smooth, model, optimizers))
+    with replace_folder(out, "out") as folder:
         model.eval().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    remove(checkpoint, "checkpoint")
+    remove_file(checkpoint, "checkpoint")
     return smooth
 
 

@@ -34,7 +34,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Family:
+class TrainingFamily:
     """What the training loop needs of a kind of model; ``loss`` gives (to minimise, last layer's nats per token)."""
 
     tokenizer: Callable[[], PreTrainedTokenizerFast]

@@ -36,10 +36,21 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.lexicon import COLOURS, LARGEST, NAMES, PLACES, THINGS, TOWNS
-from emad_ref.text.pairs import SENTINELS, SourceTarget, TextTask, corrupted, pairs
+from emad_ref.text.seq2seq_pairs import (
+    COLOURS,
+    LARGEST_NUMBER,
+    NAMES,
+    PLACES,
+    SENTINELS,
+    THINGS,
+    TOWNS,
+    SourceTarget,
+    TextTask,
+    corrupted_pairs,
+    generate_pairs,
+)
 from emad_ref.training import causal
-from emad_ref.training.recipe import Family, Recipe
+from emad_ref.training.recipe import Recipe, TrainingFamily
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # T5's own, at T5's ids
 PAD_ID, END_ID = 0, 1
@@ -79,7 +90,7 @@ RECIPES = {
 }
 
 
-def weights_of(name: str) -> Path:
+def bundled_folder(name: str) -> Path:
     """The folder of a bundled model."""
     return Path(str(files("emad_ref.models") / "weights")) / name
 
@@ -87,11 +98,11 @@ def weights_of(name: str) -> Path:
 @cache
 def pieces() -> tuple[str, ...]:
     """Every piece in the order of its id: T5's special tokens, sentinels, bytes, the lexicon, other words."""
-    numbers = tuple(map(str, range(LARGEST + 1)))
+    numbers = tuple(map(str, range(LARGEST_NUMBER + 1)))
     lexicon = [f" {word}" for word in dict.fromkeys((*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *numbers))]
     seen: Counter[str] = Counter()
     for task in SHARES:
-        for pair in pairs(task, "train", READ_FOR_WORDS):
+        for pair in generate_pairs(task, "train", READ_FOR_WORDS):
             seen.update(WORD.findall(f" {pair.source}"))
             seen.update(WORD.findall(f" {pair.target}"))
     # the sentence about a home stands in no pair
@@ -164,14 +175,14 @@ def first_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
     """
     if not recipe.starts_from:
         return initial_model(recipe)
-    folder = weights_of(recipe.starts_from)
+    folder = bundled_folder(recipe.starts_from)
     if not (folder / "model.safetensors").is_file():
         raise BadArgument("recipe.starts_from", recipe.starts_from, "a bundled model", "train that one first")
     return T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).train()
 
 
 @dataclass(frozen=True)
-class Batch:
+class Seq2SeqBatch:
     """``source``, ``mask`` int64 [batch, s], mask 1 = real; ``fed``, ``target`` int64 [batch, t], fed one later."""
 
     source: Tensor
@@ -180,27 +191,27 @@ class Batch:
     target: Tensor
 
 
-def drawn(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
+def training_pairs(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
     """Endless training pairs of the recipe's stage."""
     if not recipe.starts_from:
-        yield from corrupted("train", None, recipe.seed)
-    streams = {task: pairs(task, "train", None, recipe.seed) for task in SHARES}
+        yield from corrupted_pairs("train", None, recipe.seed)
+    streams = {task: generate_pairs(task, "train", None, recipe.seed) for task in SHARES}
     while True:
         for task, share in SHARES.items():
             yield from islice(streams[task], share)
 
 
-def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> Batch:
+def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> Seq2SeqBatch:
     """(source ids, target ids) rows → one padded batch; the decoder starts from padding, as T5 does."""
     source = pad_sequence([torch.tensor(s) for s, _ in rows], batch_first=True, padding_value=pad)
     target = pad_sequence([torch.tensor(t) for _, t in rows], batch_first=True, padding_value=IGNORED)
     fed = torch.cat([torch.full((len(rows), 1), pad), target[:, :-1].masked_fill(target[:, :-1] == IGNORED, pad)], 1)
-    return Batch(source, (source != pad).long(), fed, target)
+    return Seq2SeqBatch(source, (source != pad).long(), fed, target)
 
 
-def batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
+def batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Seq2SeqBatch]:
     """Endless batches; pairs of like length together, the order of batches drawn from the seed."""
-    stream = drawn(recipe)
+    stream = training_pairs(recipe)
     rng = random.Random(f"order/{recipe.seed}")
     encode = tokenizer.backend_tokenizer.encode_batch
     while True:
@@ -213,7 +224,7 @@ def batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterat
         yield from (batch_of(part, tokenizer.pad_token_id) for part in cut)
 
 
-def layers_scored(recipe: Seq2SeqRecipe, batch: Batch) -> tuple[list[int], Tensor]:
+def layers_scored(recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[list[int], Tensor]:
     """(layers from 1, the last one last; weights float32 of their losses): CALM's loss in expectation.
 
     Which layers below the last are drawn follows from the batch, so that training needs no generator of its own.
@@ -225,7 +236,7 @@ def layers_scored(recipe: Seq2SeqRecipe, batch: Batch) -> tuple[list[int], Tenso
     return layers, weights[[layer - 1 for layer in layers]] * scale
 
 
-def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Batch) -> tuple[Tensor, Tensor]:
+def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[Tensor, Tensor]:
     """(CALM's weighted loss as sampled, cross-entropy of the last layer in nats per target token)."""
     encoded = model.encoder(input_ids=batch.source, attention_mask=batch.mask).last_hidden_state
     decoder = model.decoder
@@ -263,4 +274,4 @@ def optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list
     return [muon, adam]
 
 
-FAMILY = Family(tokenizer, first_model, batches, loss_of, optimisers)
+FAMILY = TrainingFamily(tokenizer, first_model, batches, loss_of, optimisers)

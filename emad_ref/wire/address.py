@@ -12,12 +12,12 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument
 
-FORMS = "exec:COMMAND or tcp:HOST:PORT"
+ADDRESS_FORMS = "exec:COMMAND or tcp:HOST:PORT"
 PORTS = range(1, 65536)
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramAddress:
     """A command as words, the first of them a file that can be run; it runs in ``folder``."""
 
     text: str
@@ -29,7 +29,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerAddress:
     text: str
     host: str
     port: int
@@ -38,10 +38,10 @@ class Server:
         return self.text
 
 
-Address = Program | Server
+Address = ProgramAddress | ServerAddress
 
 
-def address(text: str, base: Path, where: str) -> Address:
+def parse_address(text: str, base: Path, where: str) -> Address:
     """Read an address; ``base`` is the folder that a program's path starts from, and where it runs.
 
     Raises:
@@ -50,13 +50,13 @@ def address(text: str, base: Path, where: str) -> Address:
     """
     scheme, _, rest = text.strip().partition(":")
     if scheme == "exec":
-        return _program(text.strip(), rest, base, where)
+        return _parse_program(text.strip(), rest, base, where)
     if scheme == "tcp":
-        return Server(text.strip(), *host_and_port(rest, text, where))
-    raise BadArgument(where, text, FORMS)
+        return ServerAddress(text.strip(), *parse_host_and_port(rest, text, where))
+    raise BadArgument(where, text, ADDRESS_FORMS)
 
 
-def _program(text: str, command: str, base: Path, where: str) -> Program:
+def _parse_program(text: str, command: str, base: Path, where: str) -> ProgramAddress:
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -69,15 +69,15 @@ def _program(text: str, command: str, base: Path, where: str) -> Program:
     if found is None:
         looked = f"looked at {base / program}" if "/" in program else "looked along PATH; ./NAME means this folder"
         raise BadArgument(where, text, "a program that is there and can be run", looked)
-    return Program(text, (found, *words[1:]), base)
+    return ProgramAddress(text, (found, *words[1:]), base)
 
 
-def host_and_port(rest: str, text: str, where: str, ports: range = PORTS) -> tuple[str, int]:
+def parse_host_and_port(rest: str, text: str, where: str, ports: range = PORTS) -> tuple[str, int]:
     """``HOST:PORT``, an IPv6 address in brackets or not. Raises BadArgument."""
     host, _, port = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise BadArgument(where, text, FORMS, "name both, e.g. tcp:127.0.0.1:7007")
+        raise BadArgument(where, text, ADDRESS_FORMS, "name both, e.g. tcp:127.0.0.1:7007")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in ports):
         raise BadArgument(where, text, f"a port in {ports[0]}–{ports[-1]} behind the last colon")
     return host, int(port)

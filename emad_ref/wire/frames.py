@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import without_repetition
+from emad_ref.files import unique_keys
 
 MAGIC = b"EMW1"
-SIZES = struct.Struct("<IQ")
+FRAME_SIZES = struct.Struct("<IQ")
 HEADER_BYTES = 16 << 20
 PAYLOAD_BYTES = 4 << 30
 DIMENSIONS, ARRAYS = 8, 256
@@ -37,7 +37,7 @@ class BadFrame(EmadError):
     """A header above its limit, that is no JSON, or that contradicts itself or its payload."""
 
 
-class NoFrame(BadFrame):
+class NotAFrame(BadFrame):
     """Bytes that begin no frame: ``magic`` are the first of them."""
 
     def __init__(self, magic: bytes):
@@ -46,17 +46,17 @@ class NoFrame(BadFrame):
 
 
 @dataclass(frozen=True)
-class Frame:
+class WireFrame:
     """``header``: JSON values by name, ``arrays`` apart. Two frames add up to one with the parts of both."""
 
     header: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
 
-    def __add__(self, other: Frame) -> Frame:
-        return Frame(self.header | other.header, self.arrays | other.arrays)
+    def __add__(self, other: WireFrame) -> WireFrame:
+        return WireFrame(self.header | other.header, self.arrays | other.arrays)
 
 
-def encoded(frame: Frame) -> list[bytes | memoryview]:
+def encode_frame(frame: WireFrame) -> list[bytes | memoryview]:
     """The frame's bytes, in parts: large arrays are not copied.
 
     Raises:
@@ -73,11 +73,11 @@ def encoded(frame: Frame) -> list[bytes | memoryview]:
         expected = f"at most {HEADER_BYTES} of header and {PAYLOAD_BYTES} of payload"
         raise BadArgument("frame", f"{len(header)} + {payload} bytes", expected, "feed fewer tokens or rows at once")
     plain = [np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name]) for array in arrays.values()]
-    small = MAGIC + SIZES.pack(len(header), payload) + header
+    small = MAGIC + FRAME_SIZES.pack(len(header), payload) + header
     return [small, *(array.reshape(-1).data for array in plain if array.size)]
 
 
-def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> Frame:
+def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> WireFrame:
     """The next frame of a stream; arrays own their memory and may be written to.
 
     ``payload_limit``: bytes, at most PAYLOAD_BYTES.
@@ -89,24 +89,24 @@ def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> Frame:
     """
     magic = read(len(MAGIC)).tobytes()
     if magic != MAGIC:
-        raise NoFrame(magic)
-    header_bytes, payload_bytes = SIZES.unpack(read(SIZES.size).tobytes())
+        raise NotAFrame(magic)
+    header_bytes, payload_bytes = FRAME_SIZES.unpack(read(FRAME_SIZES.size).tobytes())
     if header_bytes > HEADER_BYTES:
         raise BadFrame(f"a header of {header_bytes} bytes, but at most {HEADER_BYTES} are allowed")
     if payload_bytes > payload_limit:
         raise BadFrame(f"a payload of {payload_bytes} bytes, but at most {payload_limit} are allowed")
-    header = _parsed(read(header_bytes).tobytes())
-    layout = _layout(header.pop("arrays", None))
+    header = _parse_header(read(header_bytes).tobytes())
+    layout = _parse_layout(header.pop("arrays", None))
     expected = sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
     if expected != payload_bytes:
         raise BadFrame(f"a payload of {payload_bytes} bytes, but its arrays take {expected}")
-    return Frame(header, {name: _array(read, dtype, shape) for name, (dtype, shape) in layout.items()})
+    return WireFrame(header, {name: _read_array(read, dtype, shape) for name, (dtype, shape) in layout.items()})
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse_header(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(
-            text.decode(), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=without_repetition
+            text.decode(), parse_constant=_no_constant, parse_float=_finite_float, object_pairs_hook=unique_keys
         )
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"a header that is not JSON ({error}): {text[:80]!r}") from error
@@ -119,28 +119,28 @@ def _no_constant(word: str) -> float:
     raise ValueError(f"{word} is no JSON")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text} is beyond a double")
     return value
 
 
-def _layout(listed: Any) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+def _parse_layout(listed: Any) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     if not isinstance(listed, list):
         raise BadFrame(f"arrays={reprlib.repr(listed)}, but expected a list, [] where there is no payload")
     if len(listed) > ARRAYS:
         raise BadFrame(f"{len(listed)} arrays, but at most {ARRAYS} are allowed")
     layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     for entry in listed:
-        name, dtype, shape = _entry(entry)
+        name, dtype, shape = _parse_array_entry(entry)
         if name in layout:
             raise BadFrame(f"two arrays with the name {reprlib.repr(name)}")
         layout[name] = dtype, shape
     return layout
 
 
-def _entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+def _parse_array_entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     given = entry if isinstance(entry, Mapping) else {}
     name, dtype, shape = given.get("name"), given.get("dtype"), given.get("shape")
     named, sized = f"array {reprlib.repr(name)}", f"shape={reprlib.repr(shape)}"
@@ -157,7 +157,7 @@ def _is_size(size: Any) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= PAYLOAD_BYTES
 
 
-def _array(read: Read, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _read_array(read: Read, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     flat = read(math.prod(shape) * dtype.itemsize).view(dtype)
     try:
         return flat.reshape(shape).astype(dtype.newbyteorder("="), copy=False)

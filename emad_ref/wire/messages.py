@@ -19,9 +19,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, ModelRef, Prompt, Request, Step
 from emad_ref.record import FILLS, PHASES, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
-from emad_ref.wire import points
-from emad_ref.wire.fields import amount, count, field, flag, items, mapping, positive, text
-from emad_ref.wire.frames import Array, Frame
+from emad_ref.wire import json_fields
+from emad_ref.wire.frames import Array, WireFrame
+from emad_ref.wire.json_fields import amount, count, field, flag, items, mapping, positive, text
 
 FLOATS = ("float32", "float64")
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
@@ -30,7 +30,7 @@ COUNTS = ("encoder_tokens", "encoder_context")  # fields of Work that are number
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """The model that a decoder is wanted for: where its weights lie, and what the judge itself runs in.
 
     ``folder``: absolute, with config.json and safetensors. ``fingerprint``: as ``models.loading.fingerprint_of``.
@@ -44,7 +44,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ReplyShapes:
     """What the shapes of replies follow from. ``vocabulary``: V; ``counted``: whether work comes with each reply."""
 
     layers: int
@@ -56,7 +56,7 @@ class Sizes:
 # ---------------------------------------------------------------- arrays by name
 
 
-def array(frame: Frame, name: str, dtypes: Sequence[str], shape: Sequence[int | None]) -> Array:
+def read_array(frame: WireFrame, name: str, dtypes: Sequence[str], shape: Sequence[int | None]) -> Array:
     """An array of one of ``dtypes`` and of ``shape``, None standing for any size.
 
     Raises:
@@ -74,15 +74,15 @@ def array(frame: Frame, name: str, dtypes: Sequence[str], shape: Sequence[int | 
     return found
 
 
-def ints(frame: Frame, name: str, *shape: int | None) -> Ints:
-    return array(frame, name, ("int64",), shape)
+def read_ints(frame: WireFrame, name: str, *shape: int | None) -> Ints:
+    return read_array(frame, name, ("int64",), shape)
 
 
-def floats(frame: Frame, name: str, *shape: int | None) -> Floats:
-    return array(frame, name, FLOATS, shape).astype(np.float64, copy=False)
+def read_floats(frame: WireFrame, name: str, *shape: int | None) -> Floats:
+    return read_array(frame, name, FLOATS, shape).astype(np.float64, copy=False)
 
 
-def integers(name: str, values: Any) -> Ints:
+def as_int64(name: str, values: Any) -> Ints:
     """``values`` as int64. Raises BadArgument for floats and flags, which a cast would quietly change."""
     found = np.asarray(values)
     if found.size and found.dtype.kind not in "iu":
@@ -93,12 +93,12 @@ def integers(name: str, values: Any) -> Ints:
 # ---------------------------------------------------------------- requests
 
 
-def request_frame(request: Request, model: Model) -> Frame:
+def request_frame(request: Request, model: ServedModel) -> WireFrame:
     """What ``open`` carries."""
-    return Frame(
+    return WireFrame(
         {
             "model": asdict(model),
-            "point": points.to_json(request.point),
+            "point": json_fields.point_to_json(request.point),
             "seed": int(request.seed),
             "max_rows": int(request.max_rows),
             "temperature": float(request.temperature),
@@ -106,13 +106,13 @@ def request_frame(request: Request, model: Model) -> Frame:
     )
 
 
-def request_of(frame: Frame) -> Request:
+def request_of(frame: WireFrame) -> Request:
     """The request of an ``open``; its model's ``load`` gives the ``Model`` that the judge described."""
     described = field(frame.header, "model", mapping)
-    model = Model(**{part.name: field(described, part.name, text) for part in fields(Model)})
+    model = ServedModel(**{part.name: field(described, part.name, text) for part in fields(ServedModel)})
     return Request(
         ModelRef(model.name, lambda: model),
-        points.from_json(field(frame.header, "point", mapping)),
+        json_fields.point_from_json(field(frame.header, "point", mapping)),
         seed=field(frame.header, "seed", count),
         max_rows=field(frame.header, "max_rows", positive),
         temperature=field(frame.header, "temperature", amount),
@@ -137,46 +137,50 @@ def capabilities_of(header: Mapping[str, Any]) -> Capabilities:
     )
 
 
-def prompts_frame(prompts: Sequence[Prompt]) -> Frame:
+def prompts_frame(prompts: Sequence[Prompt]) -> WireFrame:
     """Rows one after the other, and how long each is.
 
     Raises:
         BadArgument: prompts that are no vectors of integers; sources for some rows and not for others.
     """
-    frame = _ragged("tokens", "lengths", [_row(f"prompts[{i}]", prompt.tokens) for i, prompt in enumerate(prompts)])
+    frame = _ragged_frame(
+        "tokens", "lengths", [_token_row(f"prompts[{i}]", prompt.tokens) for i, prompt in enumerate(prompts)]
+    )
     sources = [prompt.source for prompt in prompts if prompt.source is not None]
     if not sources:
         return frame
     if len(sources) < len(prompts):
         raise BadArgument("prompts", f"{len(sources)} sources for {len(prompts)} rows", "one for each row, or none")
-    return frame + _ragged("source", "source_lengths", [_row(f"sources[{i}]", one) for i, one in enumerate(sources)])
+    return frame + _ragged_frame(
+        "source", "source_lengths", [_token_row(f"sources[{i}]", one) for i, one in enumerate(sources)]
+    )
 
 
-def prompts_of(frame: Frame) -> list[Prompt]:
-    rows = _split(frame, "tokens", "lengths")
+def prompts_of(frame: WireFrame) -> list[Prompt]:
+    rows = _split_rows(frame, "tokens", "lengths")
     if "source" not in frame.arrays:
         return [Prompt(tokens) for tokens in rows]
-    sources = _split(frame, "source", "source_lengths", len(rows))
+    sources = _split_rows(frame, "source", "source_lengths", len(rows))
     return [Prompt(tokens, source) for tokens, source in zip(rows, sources, strict=True)]
 
 
-def _row(name: str, values: Any) -> Ints:
-    found = integers(name, values)
+def _token_row(name: str, values: Any) -> Ints:
+    found = as_int64(name, values)
     if found.ndim != 1:
         raise BadArgument(name, found.shape, "shape [n]", "one Prompt per row")
     return found
 
 
-def _ragged(name: str, lengths: str, rows: Sequence[Ints]) -> Frame:
+def _ragged_frame(name: str, lengths: str, rows: Sequence[Ints]) -> WireFrame:
     whole = np.concatenate([np.empty(0, dtype=np.int64), *rows])
-    return Frame(arrays={name: whole, lengths: np.array([len(row) for row in rows], dtype=np.int64)})
+    return WireFrame(arrays={name: whole, lengths: np.array([len(row) for row in rows], dtype=np.int64)})
 
 
-def _split(frame: Frame, name: str, lengths: str, rows: int | None = None) -> list[Ints]:
-    sizes = ints(frame, lengths, rows).tolist()
+def _split_rows(frame: WireFrame, name: str, lengths: str, rows: int | None = None) -> list[Ints]:
+    sizes = read_ints(frame, lengths, rows).tolist()
     if min(sizes, default=0) < 0:
         raise BadArgument(lengths, sizes, "lengths ≥ 0")
-    flat = ints(frame, name, sum(sizes))
+    flat = read_ints(frame, name, sum(sizes))
     ends = np.cumsum(sizes).tolist()
     return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
@@ -184,31 +188,31 @@ def _split(frame: Frame, name: str, lengths: str, rows: int | None = None) -> li
 # ---------------------------------------------------------------- replies
 
 
-def step_frame(step: Step) -> Frame:
-    depth = integers("depth", step.depth)
-    return Frame(arrays={"logits": _travelling(step.logits), "depth": depth, "signal": _travelling(step.signal)})
+def step_frame(step: Step) -> WireFrame:
+    depth = as_int64("depth", step.depth)
+    return WireFrame(arrays={"logits": _as_float(step.logits), "depth": depth, "signal": _as_float(step.signal)})
 
 
-def _travelling(values: Array) -> NDArray[Any]:
+def _as_float(values: Array) -> NDArray[Any]:
     return values if values.dtype.name in FLOATS else values.astype(np.float32)
 
 
-def step_of(frame: Frame, rows: int, n: int, read: int, sizes: Sizes) -> Step:
+def step_of(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShapes) -> Step:
     """A step of ``n`` tokens per row, of which ``read`` have logits."""
     return Step(
-        floats(frame, "logits", rows, read, sizes.vocabulary),
-        _layers(ints(frame, "depth", rows, n), "depth", sizes),
-        floats(frame, "signal", rows, n, sizes.probes),
+        read_floats(frame, "logits", rows, read, sizes.vocabulary),
+        _require_layers(read_ints(frame, "depth", rows, n), "depth", sizes),
+        read_floats(frame, "signal", rows, n, sizes.probes),
     )
 
 
-def state_frame(length: Ints, cap: Ints, work: Work | None) -> Frame:
-    arrays = {"length": integers("length", length), "cap": integers("cap", cap)}
-    return Frame(arrays=arrays) + work_frame(work, "work")
+def state_frame(length: Ints, cap: Ints, work: Work | None) -> WireFrame:
+    arrays = {"length": as_int64("length", length), "cap": as_int64("cap", cap)}
+    return WireFrame(arrays=arrays) + work_frame(work, "work")
 
 
 @dataclass(frozen=True)
-class State:
+class RemoteState:
     """``length``, ``cap`` int64 [rows]; ``work`` None where the decoder does not count."""
 
     length: Ints
@@ -216,35 +220,37 @@ class State:
     work: Work | None
 
 
-def state_of(frame: Frame, rows: int, sizes: Sizes) -> State:
-    cap = _layers(ints(frame, "cap", rows), "cap", sizes)
-    return State(ints(frame, "length", rows), cap, work_of(frame, "work", sizes) if sizes.counted else None)
+def state_of(frame: WireFrame, rows: int, sizes: ReplyShapes) -> RemoteState:
+    cap = _require_layers(read_ints(frame, "cap", rows), "cap", sizes)
+    return RemoteState(read_ints(frame, "length", rows), cap, work_of(frame, "work", sizes) if sizes.counted else None)
 
 
-def work_frame(work: Work | None, prefix: str) -> Frame:
+def work_frame(work: Work | None, prefix: str) -> WireFrame:
     """Arrays and fields ``prefix.NAME``; nothing for None."""
     if work is None:
-        return Frame()
+        return WireFrame()
     parts = {part.name: getattr(work, part.name) for part in fields(Work)}
     counts = {f"{prefix}.{name}": int(parts.pop(name)) for name in COUNTS}
-    return Frame(counts, {f"{prefix}.{name}": integers(name, values) for name, values in parts.items()})
+    return WireFrame(counts, {f"{prefix}.{name}": as_int64(name, values) for name, values in parts.items()})
 
 
-def work_of(frame: Frame, prefix: str, sizes: Sizes) -> Work:
+def work_of(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
     rows = {"readout_rows": (len(READOUTS),), "readout_macs": (len(READOUTS),), "fills": (len(FILLS),)}
     names = [part.name for part in fields(Work) if part.name not in COUNTS]
     # a decoder without state translators need not say so
-    frame = Frame(arrays={f"{prefix}.fill_macs": np.zeros(sizes.layers, dtype=np.int64)}) + frame
-    parts: dict[str, Any] = {name: ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names}
+    frame = WireFrame(arrays={f"{prefix}.fill_macs": np.zeros(sizes.layers, dtype=np.int64)}) + frame
+    parts: dict[str, Any] = {
+        name: read_ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names
+    }
     header = {f"{prefix}.{name}": 0 for name in COUNTS} | frame.header
     return Work(**parts | {name: field(header, f"{prefix}.{name}", count) for name in COUNTS})
 
 
-def record_frame(record: Record) -> Frame:
+def record_frame(record: Record) -> WireFrame:
     """A record of one model: of several, it is not a decoder's. Raises BadArgument for work of others."""
     columns = {f"token.{name}": getattr(record.tokens, name).astype(np.int64) for name in COLUMNS}
-    frame = Frame({"stop": list(record.stop)}, columns | {"signal": _travelling(record.signal)})
-    frame += _ragged("emitted", "emitted_lengths", [np.asarray(row, dtype=np.int64) for row in record.emitted])
+    frame = WireFrame({"stop": list(record.stop)}, columns | {"signal": _as_float(record.signal)})
+    frame += _ragged_frame("emitted", "emitted_lengths", [np.asarray(row, dtype=np.int64) for row in record.emitted])
     for prefix, held in (("work", record.work), ("prompt_work", record.prompt_work)):
         if held is not None:
             if set(held) != {0}:
@@ -253,37 +259,37 @@ def record_frame(record: Record) -> Frame:
     return frame
 
 
-def record_of(frame: Frame, rows: int, sizes: Sizes) -> Record:
-    depth = ints(frame, "token.depth", None)
-    columns = {name: ints(frame, f"token.{name}", len(depth)) for name in COLUMNS}
-    _within(columns["sequence"], "token.sequence", 0, rows - 1)
-    _within(columns["phase"], "token.phase", 0, len(PHASES) - 1)
-    _within(columns["kept"], "token.kept", 0, 1)
+def record_of(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
+    depth = read_ints(frame, "token.depth", None)
+    columns = {name: read_ints(frame, f"token.{name}", len(depth)) for name in COLUMNS}
+    _require_range(columns["sequence"], "token.sequence", 0, rows - 1)
+    _require_range(columns["phase"], "token.phase", 0, len(PHASES) - 1)
+    _require_range(columns["kept"], "token.kept", 0, 1)
     for name in ("depth", "cap"):
-        _layers(columns[name], f"token.{name}", sizes)
+        _require_layers(columns[name], f"token.{name}", sizes)
     stop = field(frame.header, "stop", items)
     if len(stop) != rows or any(reason not in STOP_REASONS for reason in stop):
         raise BadArgument("stop", stop, f"one of {', '.join(STOP_REASONS)} for each of {rows} rows")
     return Record(
         Tokens(**columns | {"kept": columns["kept"].astype(np.bool_)}),  # type: ignore[arg-type]  # one of bools
-        floats(frame, "signal", len(depth), sizes.probes),
-        _split(frame, "emitted", "emitted_lengths", rows),
+        read_floats(frame, "signal", len(depth), sizes.probes),
+        _split_rows(frame, "emitted", "emitted_lengths", rows),
         list(stop),
         {0: work_of(frame, "work", sizes)} if sizes.counted else None,
         {0: work_of(frame, "prompt_work", sizes)} if sizes.counted else None,
     )
 
 
-def _layers(values: Ints, name: str, sizes: Sizes) -> Ints:
-    return _within(values, name, 1, sizes.layers)
+def _require_layers(values: Ints, name: str, sizes: ReplyShapes) -> Ints:
+    return _require_range(values, name, 1, sizes.layers)
 
 
-def _within(values: Ints, name: str, least: int, most: int) -> Ints:
+def _require_range(values: Ints, name: str, least: int, most: int) -> Ints:
     outside = values[(values < least) | (values > most)]
     if outside.size:
         raise BadArgument(name, int(outside[0]), f"{least}–{most}")
     return values
 
 
-def sizes_of(point: OperatingPoint, vocabulary: int, capabilities: Capabilities) -> Sizes:
-    return Sizes(point.layers, len(point.probes), vocabulary, capabilities.counted)
+def reply_shapes(point: OperatingPoint, vocabulary: int, capabilities: Capabilities) -> ReplyShapes:
+    return ReplyShapes(point.layers, len(point.probes), vocabulary, capabilities.counted)

@@ -1,26 +1,127 @@
-"""What a connection runs over: a program that is started for it, or a socket. POSIX alone: descriptors, process groups.
+"""Byte streams with deadlines, over a program's pipes or a socket. POSIX only: descriptors, process groups.
 
-Both offer a ``stream`` and say, once it breaks, how the other side ended. A program dies with all that it started, also
-in sessions of their own (``supervisor``; systems other than Linux know its process group alone). Its standard error is
-drained all the time, so that it never waits for a reader, and the end of it is kept.
+Every wait ends at the stream's deadline. A transport says, once its stream breaks, how the other side ended. A program
+dies with all that it started, also in sessions of their own (``supervisor``; systems other than Linux know its process
+group alone). Its standard error is drained all the time, so that it never waits for a reader, and its last lines are
+kept.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Protocol
 
-from emad_ref.wire.address import Address, Program, Server
-from emad_ref.wire.streams import Stream
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.errors import EmadError
+from emad_ref.wire.address import Address, ProgramAddress, ServerAddress
 from emad_ref.workers import supervisor
+
+QUIET_MS = 100  # a line that is printed may come in several pieces
+CHUNK_BYTES = 1 << 20  # bytes of one read or write: a wait is looked at after each
+
+
+class StreamEnded(EmadError):
+    """The other side closed the stream, ``received`` bytes into what was read."""
+
+    def __init__(self, received: bytes):
+        self.received = received
+        super().__init__(f"the stream ended after {len(received)} bytes")
+
+
+class StreamTimedOut(EmadError):
+    """The deadline passed, ``received`` bytes into what was read."""
+
+    def __init__(self, received: bytes):
+        self.received = received
+        super().__init__(f"the time limit passed after {len(received)} bytes")
+
+
+class Stream:
+    """Reads from ``incoming``, writes to ``outgoing``: descriptors that the caller owns and closes.
+
+    ``deadline``: a value of ``time.monotonic`` at which every wait ends; None waits for ever. Writing keeps to it only
+    where ``outgoing`` does not block.
+    """
+
+    def __init__(self, incoming: int, outgoing: int):
+        self.incoming, self.outgoing = incoming, outgoing
+        self.deadline: float | None = None
+
+    def read(self, count: int) -> NDArray[np.uint8]:
+        """Exactly ``count`` bytes, in memory of their own.
+
+        Raises:
+            Ended, TimedOut: with what came until then.
+            OSError: the stream broke.
+        """
+        # pages are taken as they are written: a size that is announced and never sent costs nothing
+        try:
+            buffer = np.empty(count, dtype=np.uint8)
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, f"no memory for {count} bytes") from error
+        view, at = buffer.data, 0
+        while at < count:
+            if not self._wait(self.incoming, select.POLLIN):
+                raise StreamTimedOut(buffer[: min(at, 80)].tobytes())
+            try:
+                got = os.readv(self.incoming, [view[at : at + CHUNK_BYTES]])
+            except BlockingIOError:
+                continue
+            if got == 0:
+                raise StreamEnded(buffer[: min(at, 80)].tobytes())
+            at += got
+        return buffer
+
+    def arrives(self) -> bool:
+        """Whether something comes, or the other side closes, before the deadline."""
+        return self._wait(self.incoming, select.POLLIN)
+
+    def write(self, parts: Iterable[bytes | memoryview]) -> None:
+        """All bytes of all parts. Raises TimedOut, or OSError where nobody reads them."""
+        for part in parts:
+            view = memoryview(part).cast("B")
+            while view:
+                if not self._wait(self.outgoing, select.POLLOUT):
+                    raise StreamTimedOut(b"")
+                try:
+                    view = view[os.write(self.outgoing, view[:CHUNK_BYTES]) :]
+                except BlockingIOError:
+                    continue
+
+    def rest(self, most: int = 80) -> bytes:
+        """What else comes, until it is quiet for a moment: at most so many bytes. A broken stream holds none."""
+        ready, found = select.poll(), b""
+        ready.register(self.incoming, select.POLLIN)
+        try:
+            while len(found) < most and ready.poll(QUIET_MS):
+                if not (piece := os.read(self.incoming, most - len(found))):
+                    break
+                found += piece
+        except OSError:
+            return found
+        return found
+
+    def _wait(self, descriptor: int, event: int) -> bool:
+        """Whether ``descriptor`` is ready, or broken, before the deadline."""
+        ready = select.poll()
+        ready.register(descriptor, event)
+        if self.deadline is None:
+            return bool(ready.poll())
+        return bool(ready.poll(max(self.deadline - time.monotonic(), 0) * 1000))
+
 
 LINES, LETTERS = 20, 400  # of standard error: the last lines, and as much of each
 GRACE_S = 2.0  # for a program whose output has ended to end, too, and for what it wrote last to arrive
@@ -39,16 +140,16 @@ class Transport(Protocol):
         """Leave nothing running and nothing open, after ``grace_s`` for the other side to go by itself. Idempotent."""
 
 
-def opened(address: Address, seconds: float) -> Transport:
+def open_transport(address: Address, seconds: float) -> Transport:
     """Start the program, or connect within ``seconds``. Raises OSError."""
-    return Child(address) if isinstance(address, Program) else Socket(address, seconds)
+    return ProgramTransport(address) if isinstance(address, ProgramAddress) else SocketTransport(address, seconds)
 
 
-class Child:
-    def __init__(self, program: Program):
+class ProgramTransport:
+    def __init__(self, program: ProgramAddress):
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            supervisor.command(program.words),
+            supervisor.supervised_command(program.words),
             cwd=program.folder,
             stdin=pipe,
             stdout=pipe,
@@ -57,7 +158,7 @@ class Child:
             start_new_session=True,
         )
         self._input, self._output, self._errors = map(
-            _held, (self._process.stdin, self._process.stdout, self._process.stderr)
+            _require_pipe, (self._process.stdin, self._process.stdout, self._process.stderr)
         )
         os.set_blocking(self._input.fileno(), False)
         self.stream = Stream(self._output.fileno(), self._input.fileno())
@@ -69,7 +170,7 @@ class Child:
 
     def ended(self) -> str:
         status = self._wait(GRACE_S)
-        return "it closed its standard output and runs on" if status is None else _status(status)
+        return "it closed its standard output and runs on" if status is None else _exit_text(status)
 
     def said(self) -> list[str]:
         return list(self._lines)
@@ -102,7 +203,7 @@ class Child:
         The group is left where its supervisor was killed: by the program itself, or for want of memory.
         """
         if supervisor.is_available():
-            supervisor.end(self._process)
+            supervisor.kill_process(self._process)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -110,22 +211,22 @@ class Child:
         rest, descriptor = b"", self._errors.fileno()
         while piece := os.read(descriptor, 65536):
             *lines, rest = (rest + piece).split(b"\n")
-            self._lines.extend(_readable(line) for line in lines)
+            self._lines.extend(_decode_line(line) for line in lines)
             rest = rest[-4 * LETTERS :]
         if rest:
-            self._lines.append(_readable(rest))
+            self._lines.append(_decode_line(rest))
 
 
-def _held(pipe: IO[bytes] | None) -> IO[bytes]:
+def _require_pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None, "each of the three was asked for"
     return pipe
 
 
-def _readable(line: bytes) -> str:
+def _decode_line(line: bytes) -> str:
     return line.decode(errors="replace").rstrip("\r")[:LETTERS]
 
 
-def _status(status: int) -> str:
+def _exit_text(status: int) -> str:
     if status >= 0:
         return f"it ended with status {status}"
     try:
@@ -134,8 +235,8 @@ def _status(status: int) -> str:
         return f"it was killed by signal {-status}"
 
 
-class Socket:
-    def __init__(self, server: Server, seconds: float):
+class SocketTransport:
+    def __init__(self, server: ServerAddress, seconds: float):
         self._socket = socket.create_connection((server.host, server.port), timeout=seconds)
         # a call is a small request and a small reply: neither may wait for more to send
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -32,7 +32,7 @@ def is_available() -> bool:
     return sys.platform == "linux" and PROCESSES.joinpath("self/stat").exists()
 
 
-def command(words: Sequence[str]) -> list[str]:
+def supervised_command(words: Sequence[str]) -> list[str]:
     """``words`` under a supervisor; ``words`` themselves where there can be none."""
     return [sys.executable, "-IS", __file__, *words] if is_available() else [*words]
 
@@ -64,7 +64,7 @@ def supervise(words: list[str]) -> None:
     while ended != program:
         ended, status = os.wait()
     program = 0
-    end_descendants(os.getpid())
+    kill_descendants(os.getpid())
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # SIGKILL has no handler
@@ -73,23 +73,23 @@ def supervise(words: list[str]) -> None:
     os._exit(code)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def kill_process(process: subprocess.Popen[bytes]) -> None:
     """Kill what was started by ``command``, and all that it started."""
     if process.poll() is None:
-        end_descendants(process.pid)
+        kill_descendants(process.pid)
         process.kill()
     process.wait()
 
 
-def end_descendants(ancestor: int) -> None:
+def kill_descendants(ancestor: int) -> None:
     """Kill the processes below ``ancestor``, and those that they start meanwhile."""
     until = time.monotonic() + KILL_S
     while (found := descendants(ancestor)) and time.monotonic() < until:
-        for descriptor in opened(found).values():
-            kill(descriptor)
+        for descriptor in open_pidfds(found).values():
+            _kill_descriptor(descriptor)
 
 
-def kill(descriptor: int) -> None:
+def _kill_descriptor(descriptor: int) -> None:
     """SIGKILL to the process that ``descriptor`` stands for; closes it."""
     with suppress(ProcessLookupError, PermissionError):  # it has gone by itself, or is not ours any more
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -114,7 +114,7 @@ def _parent(folder: Path) -> int | None:
     return None if state in "ZX" else int(parent)
 
 
-def opened(ids: set[int]) -> dict[int, int]:
+def open_pidfds(ids: set[int]) -> dict[int, int]:
     """Id → a descriptor that stands for this very process: an id may be another's by the time it is sent a signal."""
     found = {}
     for each in ids:

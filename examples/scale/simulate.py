@@ -18,12 +18,12 @@ from heapq import heapify, heapreplace
 from types import SimpleNamespace
 from typing import Any
 
-from emad_ref.calibration.running import BUCKETS
-from emad_ref.calibration.shards import SHARD
+from emad_ref.calibration.entropy_statistics import BUCKETS
+from emad_ref.calibration.run import BATCHES_PER_SHARD
 from emad_ref.calibration.trace import TOKENS_PER_BATCH
+from emad_ref.exit_rules.rules import default_probes
 from emad_ref.models.geometry import Geometry
-from emad_ref.policy.thresholds import default_probes
-from emad_ref.workers.handing import EACH, Crew, handed_out
+from emad_ref.workers.dispatch import UNITS_PER_WORKER, WorkerPool, dispatch_in_order
 
 ASSUMED = SimpleNamespace(
     gpus_per_worker=2,  # 141 GB of weights in bfloat16 do not fit beside states into one accelerator of 141 GB
@@ -92,13 +92,15 @@ def simulated(geometry: Geometry, workers: int, each: int, read: tuple[int, ...]
     """One row: ``each`` units out per worker; ``read``: layers after which a head is read, none run above the last."""
     per_token = read[-1] * (geometry.block_flops() + geometry.attention_flops(ASSUMED.keys))
     per_token += len(read) * geometry.head_flops()
-    tokens = SHARD * TOKENS_PER_BATCH
+    tokens = BATCHES_PER_SHARD * TOKENS_PER_BATCH
     seconds = tokens * per_token / (ASSUMED.gpus_per_worker * ASSUMED.flops_per_second)
     cells = min(tokens, BUCKETS) * len(read)  # of the histogram, at most
     received, returned = 8.0 * tokens, 16.0 * cells
     crowd = Workers(workers, seconds, received, returned)
     units: Iterator[int] = iter(range(SIMULATED // tokens))
-    count = sum(1 for _ in handed_out(Crew("simulated", lambda: crowd, each * workers), lambda unit: None, units))
+    count = sum(
+        1 for _ in dispatch_in_order(WorkerPool("simulated", lambda: crowd, each * workers), lambda unit: None, units)
+    )
     stretches = TOKENS / (count * tokens)
     hours = crowd.now * stretches / 3600
     gpu_hours = hours * workers * ASSUMED.gpus_per_worker
@@ -119,8 +121,13 @@ def main() -> None:
     from tabulate import tabulate
 
     probes, curve = default_probes(LLAMA_70B.layers), tuple(range(1, LLAMA_70B.layers + 1))
-    plans = [(50, each, probes) for each in (1, 2, EACH, 8)]
-    plans += [(50, EACH, curve), (200, EACH, probes), (500, EACH, probes), (1000, EACH, probes)]
+    plans = [(50, each, probes) for each in (1, 2, UNITS_PER_WORKER, 8)]
+    plans += [
+        (50, UNITS_PER_WORKER, curve),
+        (200, UNITS_PER_WORKER, probes),
+        (500, UNITS_PER_WORKER, probes),
+        (1000, UNITS_PER_WORKER, probes),
+    ]
     rows = [simulated(LLAMA_70B, workers, each, read) for workers, each, read in plans]
     print(tabulate(rows, headers="keys", stralign="right", disable_numparse=True))
 

@@ -9,7 +9,7 @@ junit     what JUnit keeps
 
 from __future__ import annotations
 
-from pytest_emad.reporting.hooks import REFUSAL, Reporting
-from pytest_emad.reporting.terminal import header
+from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
+from pytest_emad.terminal import header
 
-__all__ = ["REFUSAL", "Reporting", "header"]
+__all__ = ["USAGE_ERROR_NODE", "ReportPlugin", "header"]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.evidence.ablations import calibration_corpus
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.recording import Recorder
+from emad_ref.measurements import ablations
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.recorder import Recorder
 
 
 @pytest.mark.emad(budget="standard")
-def test_calibration_corpus(emad_evidence: Evidence, emad_record: Recorder, emad_rng: np.random.Generator) -> None:
-    shown = calibration_corpus.ablation(emad_evidence, emad_rng)
+def test_calibration_corpus(
+    emad_evidence: ModelMeasurements, emad_record: Recorder, emad_rng: np.random.Generator
+) -> None:
+    shown = ablations.ablate_calibration_corpus(emad_evidence, emad_rng)
     emad_record.exhibits(emad_evidence.name, shown)
     rows = shown.tables[0].rows
     corpora = {row["text"] for row in rows}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.evidence.ablations import schedule
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.recording import Recorder
+from emad_ref.measurements import ablations
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.recorder import Recorder
 
 
 @pytest.mark.emad(budget="standard", measures=True)
-def test_schedule(emad_evidence: Evidence, emad_record: Recorder, emad_rng: np.random.Generator) -> None:
-    shown = schedule.ablation(emad_evidence, emad_rng)
+def test_schedule(emad_evidence: ModelMeasurements, emad_record: Recorder, emad_rng: np.random.Generator) -> None:
+    shown = ablations.ablate_schedule(emad_evidence, emad_rng)
     emad_record.exhibits(emad_evidence.name, shown)
     rows = shown.tables[0].rows
-    replayed = [row for row in rows if row["text"] == schedule.REPLAYED]
+    replayed = [row for row in rows if row["text"] == ablations.REPLAYED]
     eager, monotone = ([row for row in replayed if row["schedule"] == name] for name in ("eager backfill", "monotone"))
     # backfill runs every block but the last's of tokens that stopped: no more than a layer's share can be saved
     layers = emad_evidence.subject.stepper.layers

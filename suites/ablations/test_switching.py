@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.evidence.pair.constants import exhibited
-from emad_ref.evidence.pair.gathered import Pair
-from pytest_emad.recording import Recorder
+from emad_ref.measurements.pair import PairMeasurements, constants_table
+from pytest_emad.recorder import Recorder
 
 
 @pytest.mark.emad(budget="standard", measures=True)
-def test_one_table_of_switching_and_speculation(emad_pair: Pair, emad_record: Recorder) -> None:
+def test_one_table_of_switching_and_speculation(emad_pair: PairMeasurements, emad_record: Recorder) -> None:
     if reason := emad_pair.rules.premise() or ("" if emad_pair.rules.written else "no answer is written"):
         pytest.skip(f"not applicable ({reason})")
-    shown = exhibited(emad_pair)
+    shown = constants_table(emad_pair)
     for note in shown.notes:
         emad_record.note(note)
     (table,) = shown.tables

@@ -1,12 +1,12 @@
-"""The claims about one model, each a question of ``emad_ref.questions``: asked here, and its answer put on record."""
+"""The claims about one model, each a question of ``emad_ref.claims``: asked here, and its answer put on record."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_emad.asking import Ask, rows
+from pytest_emad.suite_support import Ask, claim_parameters
 
 
-@pytest.mark.parametrize("claim", rows("claims", "model"))
+@pytest.mark.parametrize("claim", claim_parameters("claims", "model"))
 def test_claim(emad_ask: Ask, claim: str) -> None:
     emad_ask(claim)

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.questions.company import Docket
-from emad_ref.questions.emad_f2 import usable
-from pytest_emad.asking import Ask, rows
-from pytest_emad.auditing import Auditor
-from pytest_emad.replayclock import CLOCK, record_samples
+from emad_ref.claims.base import RunPlan
+from emad_ref.claims.emad_f2 import usable_point
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_samples
 
 
-@pytest.mark.parametrize("claim", rows("cost", "model"))
+@pytest.mark.parametrize("claim", claim_parameters("cost", "model"))
 def test_claim(emad_ask: Ask, claim: str) -> None:
     emad_ask(claim)
 
@@ -25,11 +23,11 @@ def test_claim(emad_ask: Ask, claim: str) -> None:
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize("arm", ["full", "adaptive", "generate"])
 def test_samples_are_recorded_as_benchmarks(
-    emad_evidence: Evidence, emad_docket: Docket, emad_audit: Auditor, benchmark: Any, arm: str
+    emad_evidence: ModelMeasurements, emad_docket: RunPlan, emad_audit: Auditor, benchmark: Any, arm: str
 ) -> None:
     """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
     asked = emad_docket.asked("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)
-    point, _ = usable(emad_evidence, asked)
+    point, _ = usable_point(emad_evidence, asked)
     timed = emad_evidence.stopwatch.timed(point)
     batch = min(timed)
     seconds = timed[batch].seconds[arm]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.study import FLOP_EVIDENCE
-from pytest_emad.auditing import Auditor
-from pytest_emad.options import Settings
-from pytest_emad.recording import Recorder
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.study import FLOP_EVIDENCE
+from pytest_emad.options import RunSettings
+from pytest_emad.recorder import Recorder
+from pytest_emad.suite_support import Auditor
 
 
 @pytest.mark.emad(measures=True)
 def test_flop_counts_stand_on_what_was_asked_for(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_record: Recorder, emad_settings: Settings
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_settings: RunSettings
 ) -> None:
     witnessed, asked = emad_evidence.witnessed, emad_settings.evidence
     if witnessed.finding.passed is None:  # no complaint by itself: ``--emad-evidence`` says what is enough

@@ -5,26 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.generation import generation
-from emad_ref.audit.shapes import brief
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.auditing import Auditor
+from emad_ref.audit.decoding_checks import generation
+from emad_ref.audit.positions import short_lengths
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
 
 NEW, ROWS = 24, 5
 
 
-def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
     emad_audit(emad_evidence.bridging.bridge)
 
 
 @pytest.mark.parametrize("kind", ["probing_point", "shallow_point"])
 def test_generated_tokens_are_the_argmax_at_their_depths(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, kind: str
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, kind: str
 ) -> None:
     """After prompts of one token up to twice those that are timed."""
     subject = emad_evidence.subject
     point = getattr(emad_evidence.bridging, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window - NEW)
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS, longest), 1)
+    prompts, _ = subject.drawn_rows(emad_rng, short_lengths(emad_rng, ROWS, longest), 1)
     with subject.open(point, max_rows=ROWS) as decoder:
         emad_audit(generation(decoder, subject.lens, point, prompts, NEW, subject.tolerance, exact_context=False))

@@ -11,21 +11,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from emad_ref.audit.decisions import decisions
-from emad_ref.audit.generation import generation
-from emad_ref.decoding.drafted import DraftingDecoder
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.evidence.beyond import Beyond
-from emad_ref.evidence.gathered import Evidence
+from emad_ref.audit.decoding_checks import decisions, generation
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import DraftingDecoder
+from emad_ref.measurements.learned_exit import ExitEvaluation
+from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 FED, NEW, ROWS = 12, 24, 5
 
 
 @pytest.fixture
-def exact(emad_exit: Beyond) -> OperatingPoint:
+def exact(emad_exit: ExitEvaluation) -> OperatingPoint:
     point = emad_exit.exact
     if point is None:
         pytest.skip(f"the exit has no lossy point: {emad_exit.exit.why_none}")
@@ -33,13 +32,13 @@ def exact(emad_exit: Beyond) -> OperatingPoint:
 
 
 def test_teacher_forced_depths_and_losses_are_replays(
-    emad_evidence: Evidence, emad_audit: Auditor, exact: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, exact: OperatingPoint
 ) -> None:
     emad_audit(emad_evidence.bridging.bridged(exact))
 
 
 def test_signals_depths_and_ledger_are_the_rules(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
     lengths = subject.brief(emad_rng, ROWS, FED)
@@ -50,7 +49,7 @@ def test_signals_depths_and_ledger_are_the_rules(
 
 
 def test_generated_tokens_are_the_argmax_at_their_depths(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
@@ -59,7 +58,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
 
 
 def test_made_up_states_are_those_of_our_own_decoder(
-    emad_evidence: Evidence, emad_exit: Beyond, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_exit: ExitEvaluation, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """Row by row, so that a row that depends on the others shows."""
     point, subject = emad_exit.point, emad_evidence.subject
@@ -73,7 +72,7 @@ def test_made_up_states_are_those_of_our_own_decoder(
 
 
 def test_drafts_leave_the_models_own_output(
-    emad_evidence: Evidence, emad_exit: Beyond, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_exit: ExitEvaluation, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, drafting = emad_evidence.subject, emad_exit.exit.drafting
     if drafting is None:

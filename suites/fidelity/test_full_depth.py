@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.noise import honest
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.auditing import Auditor
+from emad_ref.audit.tolerances import check_declared_noise
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
 
 NEW, PROMPTS, LENGTH = 32, 4, 8
 
 
 def test_without_exits_tokens_are_the_models_own_greedy_continuation(
-    emad_evidence: Evidence, emad_audit: Auditor
+    emad_evidence: ModelMeasurements, emad_audit: Auditor
 ) -> None:
     subject = emad_evidence.subject
     prompts = subject.prompts(PROMPTS, LENGTH)
@@ -24,7 +24,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     emad_audit.same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
 
 
-def test_last_layer_readout_is_the_models_distribution(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
     subject = emad_evidence.subject
     (prompt,) = subject.prompts(1, LENGTH)
     own = subject.own_logits(prompt.tokens)
@@ -38,8 +38,10 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: Evidence, 
     emad_audit(Finding("full-depth logits", bool(difference <= allowed), said, n=own.shape[-1], ties=0))
 
 
-def test_declared_noise_is_what_rounding_can_honestly_need(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+def test_declared_noise_is_what_rounding_can_honestly_need(
+    emad_evidence: ModelMeasurements, emad_audit: Auditor
+) -> None:
     subject = emad_evidence.subject
     for point in (subject.full, emad_evidence.bridging.probing_point):
         with subject.open(point) as decoder:
-            emad_audit(honest(decoder.capabilities.logit_noise, subject.largest_noise))
+            emad_audit(check_declared_noise(decoder.capabilities.logit_noise, subject.largest_noise))

@@ -12,45 +12,47 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.golden import Taken, depths, margins, rooms
-from emad_ref.audit.rule import noise_of
-from emad_ref.evidence.bridging import Bridging
-from emad_ref.evidence.gathered import Evidence
+from emad_ref.audit.lens import signal_noise
+from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.point import OperatingPoint
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 NEW, LENGTH = 24, 8
 
 
 @dataclass(frozen=True)
-class Kind:
+class GoldenKind:
     """``point`` of a bridging; how many ``rows``; ``temperature`` 0: greedy."""
 
-    point: Callable[[Bridging], OperatingPoint]
+    point: Callable[[ReplayValidity], OperatingPoint]
     rows: int = 2
     temperature: float = 0.0
 
 
-def probing(**changed: Any) -> Callable[[Bridging], OperatingPoint]:
+def probing(**changed: Any) -> Callable[[ReplayValidity], OperatingPoint]:
     """The probing point under another schedule."""
     return lambda bridging: replace(bridging.probing_point, **changed)
 
 
-KINDS = {
-    "greedy": Kind(probing(), rows=4),
-    "shallow": Kind(lambda bridging: bridging.shallow_point),
-    "full": Kind(lambda bridging: bridging.subject.full),
-    "eager": Kind(probing(schedule="free_eager")),
-    "deferred": Kind(probing(schedule="free_deferred")),
-    "copying": Kind(probing(schedule="copying")),
-    "chunked": Kind(probing(schedule="chunked", period=4)),
-    "drawn": Kind(probing(), temperature=1.0),
+GOLDEN_KINDS = {
+    "greedy": GoldenKind(probing(), rows=4),
+    "shallow": GoldenKind(lambda bridging: bridging.shallow_point),
+    "full": GoldenKind(lambda bridging: bridging.subject.full),
+    "eager": GoldenKind(probing(schedule="free_eager")),
+    "deferred": GoldenKind(probing(schedule="free_deferred")),
+    "copying": GoldenKind(probing(schedule="copying")),
+    "chunked": GoldenKind(probing(schedule="chunked", period=4)),
+    "drawn": GoldenKind(probing(), temperature=1.0),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_audit: Auditor, kind: str) -> None:
-    evidence, subject, asked = emad_evidence, emad_evidence.subject, KINDS[kind]
+@pytest.mark.parametrize("kind", GOLDEN_KINDS)
+def test_tokens_and_depths_are_the_golden_ones(
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, kind: str
+) -> None:
+    evidence, subject, asked = emad_evidence, emad_evidence.subject, GOLDEN_KINDS[kind]
     if subject.seed and kind != "greedy":
         pytest.skip("not applicable (kinds beside greedy are on record for seed 0 alone)")
     point, prompts = asked.point(evidence.bridging), subject.prompts(asked.rows, LENGTH)
@@ -61,10 +63,10 @@ def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_aud
     with subject.open(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
         made = decoder.generate(prompts, NEW, frozenset())
         none = np.full((asked.rows, NEW), np.inf)
-        margin = none if asked.temperature else margins(decoder, prompts, made.emitted)
-        taken = Taken(np.stack(made.emitted), depths(made), margin, rooms(made, point))
+        margin = none if asked.temperature else logit_margins(decoder, prompts, made.emitted)
+        taken = GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, point))
         declared = subject.allowed(decoder.capabilities)
     about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
     drawn = bool(asked.temperature)
-    if not emad_audit.golden(about, taken, prompts, noise_of(point), declared=declared, point=point, drawn=drawn):
+    if not emad_audit.golden(about, taken, prompts, signal_noise(point), declared=declared, point=point, drawn=drawn):
         pytest.skip("not applicable (no golden recorded)")

@@ -7,56 +7,56 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from emad_ref.audit.golden import Taken, depths, margins, rooms
+from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.switching import SwitchingRule, switch
-from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.speculation import Speculation, self_speculation, speculation
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_models import VerifierDecoder, self_speculative_decoder, speculative_decoder
 from emad_ref.protocol import Prompt
-from pytest_emad.auditing import Auditor
-from pytest_emad.options import Settings
-from pytest_emad.recording import Recorder
+from pytest_emad.options import RunSettings
+from pytest_emad.recorder import Recorder
+from pytest_emad.suite_support import Auditor
 
 NEW, LENGTH, ROWS = 24, 8, 2
 RULE = SwitchingRule(threshold_bits=2.5, window=3, least_run=3)
 NOISE = 2.0  # of a rolling mean in bits, in multiples of a logit's tolerance: 1 / ln 2, and room
 DRAWN = "ead drawn"
 
-Taking = Callable[[Pair, Sequence[Prompt]], Taken]
+Taking = Callable[[PairMeasurements, Sequence[Prompt]], GoldenTokens]
 
 
 def switched(temperature: float) -> Taking:
     """Entropy-adaptive decoding: which model emitted each token stands in the place of its depth."""
 
-    def take(pair: Pair, prompts: Sequence[Prompt]) -> Taken:
+    def take(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
         with pair.models.partners(rows=ROWS) as partners:
             made = switch(*partners, RULE, prompts, NEW, temperature=temperature, seed=pair.large.subject.seed)
             model, emitted = np.stack(made.model), made.record.emitted
             margin = np.full(model.shape, np.inf)
             if not temperature:
-                both = np.stack([margins(partner.decoder, prompts, emitted) for partner in partners])
+                both = np.stack([logit_margins(partner.decoder, prompts, emitted) for partner in partners])
                 margin = np.take_along_axis(both, model[None], axis=0)[0]
-        return Taken(np.stack(emitted), model, margin, np.abs(np.stack(made.rolling_bits) - RULE.threshold_bits))
+        return GoldenTokens(np.stack(emitted), model, margin, np.abs(np.stack(made.rolling_bits) - RULE.threshold_bits))
 
     return take
 
 
-def verified(decoder: Speculation, verifier: Partner, prompts: Sequence[Prompt]) -> Taken:
+def verified(decoder: VerifierDecoder, verifier: Partner, prompts: Sequence[Prompt]) -> GoldenTokens:
     made = decoder.generate(prompts, NEW, frozenset())
-    margin = margins(verifier.decoder, prompts, made.emitted)
-    return Taken(np.stack(made.emitted), depths(made), margin, rooms(made, verifier.point))
+    margin = logit_margins(verifier.decoder, prompts, made.emitted)
+    return GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, verifier.point))
 
 
-def speculated(pair: Pair, prompts: Sequence[Prompt]) -> Taken:
+def speculated(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
     with pair.models.partners(rows=ROWS) as (draft, verifier):
-        return verified(speculation(draft, verifier), verifier, prompts)
+        return verified(speculative_decoder(draft, verifier), verifier, prompts)
 
 
-def drafted_by_itself(pair: Pair, prompts: Sequence[Prompt]) -> Taken:
+def drafted_by_itself(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
     if reason := pair.models.without_drafting:
         pytest.skip(f"not applicable ({reason})")
     with pair.models.drafting(ROWS) as model:
-        return verified(self_speculation(model, pair.models.exit_layers[0]), model, prompts)
+        return verified(self_speculative_decoder(model, pair.models.exit_layers[0]), model, prompts)
 
 
 PAIRED: dict[str, Taking] = {
@@ -68,13 +68,13 @@ PAIRED: dict[str, Taking] = {
 
 
 @pytest.fixture
-def audit(emad_pair: Pair, emad_settings: Settings, emad_record: Recorder) -> Auditor:
+def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     large = emad_pair.large.subject
     return Auditor(large.lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("kind", PAIRED)
-def test_a_pair_emits_its_golden_tokens(emad_pair: Pair, audit: Auditor, kind: str) -> None:
+def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, audit: Auditor, kind: str) -> None:
     subjects = small, large = [evidence.subject for evidence in emad_pair.models.both]
     if large.seed:
         pytest.skip("not applicable (pairs are on record for seed 0 alone)")

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.auditing import Auditor
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.harness import Forced, decoded, replayed
+from emad_ref.tasks.harness import Forced, score_by_decoding, score_by_replay
 
 ROWS, CONTEXT = 4, 8
 CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one
 
 
 def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
-    emad_evidence: Evidence, emad_audit: Auditor
+    emad_evidence: ModelMeasurements, emad_audit: Auditor
 ) -> None:
     subject, longest = emad_evidence.subject, max(CONTINUATIONS)
     if subject.seq2seq:
@@ -28,9 +28,9 @@ def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
         for text, n in zip(texts, CONTINUATIONS, strict=True)
     ]
     with subject.open(subject.full, max_rows=ROWS) as decoder:
-        slow = np.array([likelihood for likelihood, _ in decoded(decoder, requests)])
+        slow = np.array([likelihood for likelihood, _ in score_by_decoding(decoder, requests)])
         noise = subject.allowed(decoder.capabilities)
-    fast = np.array([likelihood for likelihood, _ in replayed(subject.stepper, subject.full, requests)])
+    fast = np.array([likelihood for likelihood, _ in score_by_replay(subject.stepper, subject.full, requests)])
     allowed = 2 * noise * np.array(CONTINUATIONS)  # per token: its logit and the normaliser
     off = np.abs(fast - slow)
     said = f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.sampling import Drawn, sampling, stops_early
-from emad_ref.evidence.gathered import Evidence
+from emad_ref.audit.sampling import SampledRecord, early_stop_tokens, sampling
+from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.protocol import Capabilities
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 DIFFERENT, NEW = 5, 24  # prompts, one of them twice; new tokens
 SEEDS = {"hot": 6, "cold": 3}
@@ -17,7 +17,7 @@ TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn,
 
 @pytest.mark.parametrize("warmth", TEMPERATURES)
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str
 ) -> None:
     """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early."""
     subject = emad_evidence.subject
@@ -27,12 +27,12 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     prompts = [prompts[0], *prompts]
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, SEEDS[warmth], replace=False))
 
-    def drawn(seed: int, stop: frozenset[int] = frozenset()) -> tuple[Drawn, Capabilities]:
+    def drawn(seed: int, stop: frozenset[int] = frozenset()) -> tuple[SampledRecord, Capabilities]:
         with subject.open(point, max_rows=len(prompts), temperature=temperature, seed=seed) as decoder:
-            return Drawn(seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
+            return SampledRecord(seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
 
     records = [drawn(seed)[0] for seed in (first, *others, first)]
-    stop = stops_early(records[0].record.emitted)
+    stop = early_stop_tokens(records[0].record.emitted)
     ended, said = drawn(first, stop)
     finding = sampling(
         records, subject.lens, point, prompts, NEW, temperature, said, emad_rng, subject.tolerance,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.auditing import Auditor
-from pytest_emad.recording import Recorder
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.recorder import Recorder
+from pytest_emad.suite_support import Auditor
 
 NEW, ROWS, LENGTH = 8, 2, 8
 
 
 @pytest.mark.parametrize("kind", ["full depth", "probing"])
-def test_the_judges_model_is_left_alone(emad_evidence: Evidence, emad_audit: Auditor, kind: str) -> None:
+def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_audit: Auditor, kind: str) -> None:
     """``open`` looks at it afterwards, and says what has changed: here, and in every other test."""
     subject = emad_evidence.subject
     point = subject.full if kind == "full depth" else emad_evidence.bridging.probing_point
@@ -27,7 +27,7 @@ def test_the_judges_model_is_left_alone(emad_evidence: Evidence, emad_audit: Aud
 
 
 def test_counted_work_is_the_work_that_runs(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_record: Recorder
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder
 ) -> None:
     """Work that runs unseen is recorded as undecided and is no complaint: ``suites/cost`` asks the clock."""
     seen = emad_evidence.witnessed.seen

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.audit.decisions import decisions
-from emad_ref.audit.forced import forced
-from emad_ref.audit.rollback import rollback
-from emad_ref.audit.rows import rows
-from emad_ref.audit.sessions import sessions
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.auditing import Auditor
+from emad_ref.audit.decoding_checks import decisions, rows
+from emad_ref.audit.session_checks import forced, rollback, sessions
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
 
 ROWS, FED, NEW = 5, 12, 16
 
 
 def test_signals_depths_and_ledger_are_the_rules(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
@@ -31,7 +28,7 @@ def test_signals_depths_and_ledger_are_the_rules(
 
 
 def test_forced_depths_are_obeyed_and_rising_ones_refused(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
@@ -41,7 +38,7 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 
 
 def test_rollback_restores_tokens_cache_and_cap(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
@@ -51,7 +48,7 @@ def test_rollback_restores_tokens_cache_and_cap(
 
 
 def test_sessions_side_by_side_keep_to_themselves(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
@@ -61,7 +58,7 @@ def test_sessions_side_by_side_keep_to_themselves(
 
 
 def test_rows_of_a_batch_decide_alone(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point

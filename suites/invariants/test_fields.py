@@ -8,33 +8,32 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.comparisons import comparisons
-from emad_ref.audit.counters import counters
-from emad_ref.audit.fields import fields
-from emad_ref.audit.last import WIDEST, feeds, last_logits
-from emad_ref.audit.variants import Sizes
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.sourced import Sourced
+from emad_ref.audit.fields import ModelDimensions, fields
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, last_logits, partly_shown_feeds
+from emad_ref.audit.work import counters
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import FixedEncoderInput
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 LENGTH, FED, NEW = 6, 14, 8
 ROWS, BATCHES = 4, 6
-SHOWN = sum(n for n, _ in feeds(WIDEST))  # tokens fed under every number of logits wanted
+SHOWN = sum(n for n, _ in partly_shown_feeds(WIDEST_PARTLY_SHOWN))  # tokens fed under every number of logits wanted
 COUNTED = 24  # tokens after a prompt of a quarter of the window
 
 
 def test_every_field_of_a_point_is_honoured_or_declined(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, stepper = emad_evidence.subject, emad_evidence.subject.stepper
 
     def own(point: OperatingPoint) -> Decoder:
         decoder = WalkedDecoder(stepper, point)
-        return decoder if subject.source is None else Sourced(decoder, subject.source)
+        return decoder if subject.source is None else FixedEncoderInput(decoder, subject.source)
 
-    sizes = Sizes(stepper.layers, stepper.vocabulary, int(stepper.unembedding.shape[1]))
+    sizes = ModelDimensions(stepper.layers, stepper.vocabulary, int(stepper.unembedding.shape[1]))
     (prompt,), continuation = subject.drawn_rows(emad_rng, [LENGTH], FED)
     emad_audit(
         fields(subject.open, own, subject.lens, sizes, prompt, continuation[0], NEW, emad_rng, subject.tolerance)
@@ -42,7 +41,7 @@ def test_every_field_of_a_point_is_honoured_or_declined(
 
 
 def test_thresholds_are_compared_to_the_last_digit(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     if subject.stepper.layers < 2:
@@ -58,7 +57,7 @@ def test_thresholds_are_compared_to_the_last_digit(
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_as_many_logits_are_shown_as_are_wanted(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted."""
     subject = emad_evidence.subject
@@ -69,7 +68,7 @@ def test_as_many_logits_are_shown_as_are_wanted(
 
 
 def test_the_same_tokens_cost_the_same_at_every_point(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point, source = emad_evidence.bridging.probing_point, 0 if subject.source is None else len(subject.source)

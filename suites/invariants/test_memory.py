@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.audit.memory import Reading, memory
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.meters.memory import tensor_bytes, used_bytes, without_reading
-from pytest_emad.auditing import Auditor
+from emad_ref.audit.memory import MemoryReading, memory
+from emad_ref.benchmark.machine import tensor_bytes, unreadable_reason, used_bytes
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
 
 SESSION = 4 * 2**20  # bytes of K/V, at two a number, that a session is to hold
 ENOUGH = 8 * 2**20  # over all sessions: well above what reading memory is off by
@@ -20,10 +20,10 @@ ROWS = 4
 
 
 def test_what_is_closed_or_rolled_back_gives_its_memory_back(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, geometry = emad_evidence.subject, emad_evidence.subject.stepper.geometry
-    if reason := without_reading(subject.stepper.device):
+    if reason := unreadable_reason(subject.stepper.device):
         pytest.skip(f"not applicable ({reason})")
     token, longest = 2 * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim, subject.window // 2
     tokens = min(math.ceil(SESSION / token), ROWS * longest)
@@ -32,8 +32,8 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     if rounds > MOST:
         pytest.skip(f"not applicable (K/V of {token} bytes a token are too few to be seen in the memory in use)")
 
-    def read() -> Reading:
-        return Reading(used_bytes(subject.stepper.device), tensor_bytes())
+    def read() -> MemoryReading:
+        return MemoryReading(used_bytes(subject.stepper.device), tensor_bytes())
 
     prompts, _ = subject.drawn_rows(emad_rng, [tokens // rows] * rows, 1)
     with subject.open(subject.full, max_rows=rows) as decoder:

@@ -10,26 +10,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.comparisons import NOT_REACHED
-from emad_ref.audit.decisions import decisions
+from emad_ref.audit.comparisons import UNREACHED_THRESHOLD
+from emad_ref.audit.decoding_checks import decisions, generation, judge_record
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.forced import forced
-from emad_ref.audit.generation import generation, judge_record
-from emad_ref.audit.positions import everywhere
-from emad_ref.audit.shapes import brief, edges, far
-from emad_ref.evidence.gathered import Evidence
+from emad_ref.audit.positions import buffer_edge_lengths, long_lengths, positions, short_lengths
+from emad_ref.audit.session_checks import forced
+from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.signals import SIGNALS
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
-LENGTHS = {"far": far, "edges": edges}
+LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_forced_depths_are_obeyed_far_into_the_window(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str
 ) -> None:
     subject = emad_evidence.subject
     point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.window - FED)
@@ -38,7 +36,7 @@ def test_forced_depths_are_obeyed_far_into_the_window(
 
 
 def test_every_position_is_written_and_read(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """By single steps, by feeds of any width, and in prompts that end at the edges of blocks of any usual size."""
     subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
@@ -46,16 +44,16 @@ def test_every_position_is_written_and_read(
     prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open(subject.full, max_rows=rows) as decoder:
-        emad_audit(everywhere(decoder, subject.own_logits, texts, subject.stepper.layers, emad_rng, subject.tolerance))
+        emad_audit(positions(decoder, subject.own_logits, texts, subject.stepper.layers, emad_rng, subject.tolerance))
 
 
 def test_generation_passes_every_position(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """Rows begin evenly spread over the window, at a point that reads every probe and leaves at none."""
     subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
     probing = emad_evidence.bridging.probing_point
-    unreached = ((NOT_REACHED[SIGNALS[probing.signal].sense],) * len(probing.probes),)
+    unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
     stride = -(-(subject.window - 1) // rows)
     new = min(stride + BEYOND, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
@@ -72,21 +70,21 @@ def test_generation_passes_every_position(
 
 
 def test_forced_depths_are_obeyed_late_in_a_session(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point, fed = subject.full, min(LONG, subject.window // 2)
-    drawn = brief(emad_rng, 3, subject.window - fed)
+    drawn = short_lengths(emad_rng, 3, subject.window - fed)
     with subject.open_drawn(point, emad_rng, drawn, fed) as (decoder, prompts, continuation):
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
 def test_decisions_are_the_rules_far_into_the_window(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    drawn = far(emad_rng, subject.window - FED)[:2]
+    drawn = long_lengths(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
         emad_audit(
             decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
@@ -95,12 +93,12 @@ def test_decisions_are_the_rules_far_into_the_window(
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_generation_holds_far_into_the_window(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power."""
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.bridging.probing_point
-    drawn = far(emad_rng, subject.window - FED)[:2]
+    drawn = long_lengths(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, 1) as (decoder, prompts, _):
         emad_audit(
             generation(decoder, subject.lens, point, prompts, FED, subject.tolerance, needed=0, exact_context=False)

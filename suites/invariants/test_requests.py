@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from emad_ref.audit.requests import VARIATIONS, batches, endings, interleaved, prefixes
-from emad_ref.evidence.gathered import Evidence
-from pytest_emad.auditing import Auditor
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
 FEWEST = 6  # rows: one more than other audits ask for
@@ -21,7 +21,7 @@ ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a
 
 
 def test_batches_as_large_as_verdicts_read_decide_row_by_row(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """One row more than the largest, and a drawn number of rows below it."""
     subject = emad_evidence.subject
@@ -32,7 +32,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 
 
 def test_rows_end_at_any_stop_token_and_at_no_other(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
@@ -41,7 +41,7 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
 
 
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point, (shortest, beyond) = emad_evidence.bridging.probing_point, SHARED
@@ -55,7 +55,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
 
 
 def test_requests_between_the_steps_of_sessions_change_nothing(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """Three decoders at once: two at full depth, one whose depth comes down."""
     subject = emad_evidence.subject

@@ -24,13 +24,13 @@ from hypothesis.stateful import (
 from numpy.typing import NDArray
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.subject import Subject
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
-from pytest_emad.auditing import Auditor
-from pytest_emad.options import Settings
-from pytest_emad.properties import declined_at_once, ending_the_search, property_settings
+from pytest_emad.hypothesis_profile import property_settings, raise_refusal, stop_search_on_refusal
+from pytest_emad.options import RunSettings
+from pytest_emad.suite_support import Auditor
 
 ROWS = 3  # of a session at most
 SHORT, LONG = 4, 64  # tokens of a prompt
@@ -42,7 +42,7 @@ Numbers = NDArray[np.number[Any]]
 
 
 @dataclass
-class Row:
+class SessionRow:
     """``depths`` of all tokens of ``history``, prompts at the ceiling; ``said``: position → (depth, logits, after)."""
 
     history: list[int]
@@ -53,11 +53,11 @@ class Row:
 
 
 @dataclass
-class Talk:
+class OpenSession:
     """One open session: its rows, what was done to it, and (name, array as returned, copy) of all that it returned."""
 
     session: Session
-    rows: list[Row]
+    rows: list[SessionRow]
     done: list[str]
     returned: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Talk:
 def may_decline(step: Callable[..., None]) -> Callable[..., None]:
     @wraps(step)
     def taken(machine: SessionMachine, *given: Any, **named: Any) -> None:
-        with ending_the_search():
+        with stop_search_on_refusal():
             step(machine, *given, **named)
 
     return taken
@@ -77,10 +77,10 @@ def may_decline(step: Callable[..., None]) -> Callable[..., None]:
 class SessionMachine(RuleBasedStateMachine):
     """Subclassed with ``subject``, ``decoder`` and ``tolerance`` by the test below."""
 
-    subject: ClassVar[Subject]
+    subject: ClassVar[ModelUnderTest]
     decoder: ClassVar[Decoder]
     tolerance: ClassVar[float]
-    talks: list[Talk]
+    talks: list[OpenSession]
 
     @initialize(seed=st.integers(0, 2**16), data=st.data())
     @may_decline
@@ -104,15 +104,15 @@ class SessionMachine(RuleBasedStateMachine):
         prompts = [self.random(n) for n in lengths]
         session, step = self.decoder.start([Prompt(np.array(prompt)) for prompt in prompts])
         # a prompt's last position is the first decoding step
-        rows = [Row(prompt, [self.layers] * (len(prompt) - 1), len(prompt) + GROWTH) for prompt in prompts]
-        talk = Talk(session, rows, [f"a start over prompts of {lengths} tokens"])
+        rows = [SessionRow(prompt, [self.layers] * (len(prompt) - 1), len(prompt) + GROWTH) for prompt in prompts]
+        talk = OpenSession(session, rows, [f"a start over prompts of {lengths} tokens"])
         self.talks.append(talk)
         self.write(talk, step, 1, 1)
 
-    def talk(self, data: st.DataObject) -> Talk:
+    def talk(self, data: st.DataObject) -> OpenSession:
         return self.talks[data.draw(st.integers(0, len(self.talks) - 1), label="session")]
 
-    def write(self, talk: Talk, step: Step, n: int, last: int) -> None:
+    def write(self, talk: OpenSession, step: Step, n: int, last: int) -> None:
         """Keep what ``step`` says of the last ``n`` tokens of each row, logits of ``last`` of them."""
         for part in ("logits", "depth", "signal"):
             talk.keep(f"step.{part}", getattr(step, part))
@@ -194,11 +194,11 @@ class SessionMachine(RuleBasedStateMachine):
         self.talks.remove(talk)
         talk.session.close()
 
-    def judge_all(self, talk: Talk) -> None:
+    def judge_all(self, talk: OpenSession) -> None:
         for index, row in enumerate(talk.rows):
             self.judge(index, row)
 
-    def judge(self, index: int, row: Row) -> None:
+    def judge(self, index: int, row: SessionRow) -> None:
         """Hold what was said of the row against the lens over its history."""
         if not row.said:
             return
@@ -237,13 +237,13 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 def test_session_survives_any_order_of_operations(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_settings: Settings
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_settings: RunSettings
 ) -> None:
     """What goes wrong is raised where it shows; an audit says that all orders were gone through."""
     subject, wanted = emad_evidence.subject, property_settings(emad_settings.budget, STEPS)
     with subject.open(emad_evidence.bridging.probing_point, max_rows=ROWS) as decoder:
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
-        with declined_at_once():
+        with raise_refusal():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)
     orders, steps = wanted.max_examples, wanted.stateful_step_count
     said = f"at most {orders} orders of at most {steps} operations each, and every answer as a fresh session gives it"

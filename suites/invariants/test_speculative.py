@@ -10,20 +10,20 @@ from dataclasses import replace
 
 import pytest
 
-from emad_ref.audit.finding import NEEDED
-from emad_ref.audit.generation import generation
+from emad_ref.audit.decoding_checks import generation
+from emad_ref.audit.finding import MIN_DISCRIMINATING
 from emad_ref.decoding.pair import Partner
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.speculation import self_speculation, speculation
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_models import self_speculative_decoder, speculative_decoder
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder
-from pytest_emad.auditing import Auditor
-from pytest_emad.options import Settings
-from pytest_emad.recording import Recorder
+from pytest_emad.options import RunSettings
+from pytest_emad.recorder import Recorder
+from pytest_emad.suite_support import Auditor
 
 NEW, BESIDE = 12, 4
-Points = Callable[[Evidence, Evidence], tuple[OperatingPoint, OperatingPoint]]
+Points = Callable[[ModelMeasurements, ModelMeasurements], tuple[OperatingPoint, OperatingPoint]]
 POINTS: dict[str, Points] = {
     "full depth": lambda small, large: (small.subject.full, large.subject.full),
     "emad in the verifier": lambda small, large: (small.subject.full, large.bridging.probing_point),
@@ -33,13 +33,13 @@ POINTS: dict[str, Points] = {
 DISCRIMINATING = "first layer in the verifier"  # where depth decides nearly every token; at the others few of a dozen
 
 
-def first_layer(large: Evidence) -> OperatingPoint:
+def first_layer(large: ModelMeasurements) -> OperatingPoint:
     """Every token leaves after one layer."""
     return replace(large.bridging.shallow_point, name="first layer", probes=(1,))
 
 
 @pytest.fixture
-def audit(emad_pair: Pair, emad_settings: Settings, emad_record: Recorder) -> Auditor:
+def audit(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
     """Compares with the large model, up to ties of its logits."""
     large = emad_pair.large.subject
     return Auditor(large.lens, large.tolerance, emad_settings, emad_record)
@@ -47,22 +47,24 @@ def audit(emad_pair: Pair, emad_settings: Settings, emad_record: Recorder) -> Au
 
 @pytest.mark.parametrize("rows", [1, BESIDE])
 @pytest.mark.parametrize("depth", POINTS)
-def test_speculation_emits_what_its_verifier_would(emad_pair: Pair, audit: Auditor, rows: int, depth: str) -> None:
+def test_speculation_emits_what_its_verifier_would(
+    emad_pair: PairMeasurements, audit: Auditor, rows: int, depth: str
+) -> None:
     with emad_pair.models.partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
-        needed = NEEDED if depth == DISCRIMINATING else 0
-        emit_the_same(emad_pair, audit, rows, verifier, [speculation(draft, verifier)], needed)
+        needed = MIN_DISCRIMINATING if depth == DISCRIMINATING else 0
+        emit_the_same(emad_pair, audit, rows, verifier, [speculative_decoder(draft, verifier)], needed)
 
 
-def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: Pair, audit: Auditor) -> None:
+def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, audit: Auditor) -> None:
     if reason := emad_pair.models.without_drafting:
         pytest.skip(f"not applicable ({reason})")
     with emad_pair.models.drafting(BESIDE) as model:
-        decoders = [self_speculation(model, layer) for layer in emad_pair.models.exit_layers]
+        decoders = [self_speculative_decoder(model, layer) for layer in emad_pair.models.exit_layers]
         emit_the_same(emad_pair, audit, BESIDE, model, decoders)
 
 
 def emit_the_same(
-    pair: Pair, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
+    pair: PairMeasurements, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
 ) -> None:
     """Token by token up to ties, and at the depths that replay gives what was emitted; ``needed`` as in its audit."""
     large, point = pair.large.subject, verifier.point

@@ -17,18 +17,17 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.calibration.entropies import statistics_of_batch
-from emad_ref.calibration.running import Statistics
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.calibration.entropy_statistics import EntropyStatistics, batch_statistics
 from emad_ref.calibration.trace import TokenSequence, states_after
-from emad_ref.meters.clock import paired
+from emad_ref.exit_rules.rules import default_probes
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import BinSpec
-from emad_ref.policy.thresholds import default_probes
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
-from pytest_emad.replayclock import CLOCK, record_samples
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
+from pytest_emad.suite_support import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -68,9 +67,9 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
         model(torch.from_numpy(rows[pair, :, :-1]), use_cache=False)
 
     def calibrated(pair):
-        statistics_of_batch(stepper, [TokenSequence(row) for row in rows[pair]], BinSpec(), None, probes)
+        batch_statistics(stepper, [TokenSequence(row) for row in rows[pair]], BinSpec(), None, probes)
 
-    seconds = paired({"plain": plain, "calibrated": calibrated}, pairs, np.random.default_rng(1)).process_seconds
+    seconds = time_pairs({"plain": plain, "calibrated": calibrated}, pairs, np.random.default_rng(1)).process_seconds
     ratio = log_ratio(ByPair(seconds["plain"]), ByPair(seconds["calibrated"]), threshold=LEAST[name])
     benchmark.extra_info |= {"forward / calibration of probes": ratio.value}
     record_samples(benchmark, seconds["calibrated"], f"{name}, probes")
@@ -89,7 +88,7 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     stepper, plan = CausalStepper(model), BinSpec()
     rng = np.random.default_rng(0)
     rows = rng.integers(1, stepper.vocabulary, (pairs + 1, windows, length))
-    total, layers = [Statistics.none(plan.count, stepper.layers)], range(1, stepper.layers + 1)
+    total, layers = [EntropyStatistics.none(plan.count, stepper.layers)], range(1, stepper.layers + 1)
 
     @torch.inference_mode()
     def plain(pair):
@@ -102,10 +101,10 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
 
     def calibrated(pair):
         batch = [TokenSequence(row) for row in rows[pair]]
-        total[0] += statistics_of_batch(stepper, batch, plan, None, layers)
+        total[0] += batch_statistics(stepper, batch, plan, None, layers)
 
     arms = {"plain": plain, "with heads": with_heads, "calibrated": calibrated}
-    seconds = paired(arms, pairs, np.random.default_rng(1)).process_seconds
+    seconds = time_pairs(arms, pairs, np.random.default_rng(1)).process_seconds
     mine = ByPair(seconds["calibrated"])
     forward, heads = (log_ratio(ByPair(seconds[arm]), mine, threshold=least) for arm in ("plain", "with heads"))
     assert total[0].tokens.sum() == (pairs + 1) * windows * (length - 1)

@@ -15,16 +15,20 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.meters.clock import paired
+from emad_ref.benchmark.clock import time_pairs
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
-from emad_ref.readout.estimate import reader_of
-from emad_ref.readout.index import Ivf
-from emad_ref.readout.lowrank import LowRank, LowRankIndex, factors
-from emad_ref.readout.topk import TopK
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
-from pytest_emad.replayclock import CLOCK, record_samples
+from emad_ref.probes.estimators import (
+    IvfIndex,
+    LowRankEntropy,
+    LowRankIndex,
+    TopKEntropy,
+    entropy_reader,
+    low_rank_factors,
+)
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
+from pytest_emad.suite_support import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -61,26 +65,26 @@ def samples(stepper):
     with torch.inference_mode():
         rows = stepper.unembedding
         weights = ((0.01,) * (WIDTH + 1),)
-        linear = reader_of(stepper, Estimator("linear", weights=weights), (1,))
+        linear = entropy_reader(stepper, Estimator("linear", weights=weights), (1,))
         readers = {
-            "full softmax": reader_of(stepper, Estimator(), (1,)).raw,
-            "topk exact": reader_of(stepper, Estimator("topk", k=K), (1,)).raw,
+            "full softmax": entropy_reader(stepper, Estimator(), (1,)).raw,
+            "topk exact": entropy_reader(stepper, Estimator("topk", k=K), (1,)).raw,
             "linear": lambda hidden: linear.read(hidden, 0),
         }
-        lists = Ivf(rows)
+        lists = IvfIndex(rows)
         for searched in (8, 28, 56):
             index = copy.copy(lists)
             index.lists_searched = searched
-            readers[f"topk ivf, {searched} of 224 lists"] = normed(stepper, TopK(index, K, VOCABULARY))
-        parts = {rank: factors(rows, rank) for rank in (64, 128)}
+            readers[f"topk ivf, {searched} of 224 lists"] = normed(stepper, TopKEntropy(index, K, VOCABULARY))
+        parts = {rank: low_rank_factors(rows, rank) for rank in (64, 128)}
         for rank, found in parts.items():
-            readers[f"lowrank {rank}"] = normed(stepper, LowRank(found, K))
-        exact = TopK(LowRankIndex(rows, parts[64]), K, VOCABULARY)
+            readers[f"lowrank {rank}"] = normed(stepper, LowRankEntropy(found, K))
+        exact = TopKEntropy(LowRankIndex(rows, parts[64]), K, VOCABULARY)
         readers["lowrank 64, exact logits"] = normed(stepper, exact)
         readers["lowrank 64, stored [V, r]"] = normed(stepper, WrongWayRound(stepper.unembedding, parts[64]))
         arms = {name: lambda pair, read=read: void(read(states[pair])) for name, read in readers.items()}
         arms["one block"] = one_block(stepper, states)
-        return paired(arms, PAIRS, np.random.default_rng(0), warm_up=WARM_UP).seconds
+        return time_pairs(arms, PAIRS, np.random.default_rng(0), warm_up=WARM_UP).seconds
 
 
 class WrongWayRound:

@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.meters.clock import paired
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.layout import lay_out
 from emad_ref.models.loading import load
+from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_a_chunk_takes_little_more_than_one_token(first):
                     cache.truncate(np.array([HELD]))
 
             arms[name, n] = run
-    seconds = paired(arms, PAIRS, rng, warm_up=5).seconds
+    seconds = time_pairs(arms, PAIRS, rng, warm_up=5).seconds
     for n, most in MOST.items():
         ratio = log_ratio(ByPair(seconds["fast", n]), ByPair(seconds["fast", 1]), threshold=most)
         modules = log_ratio(ByPair(seconds["walked", n]), ByPair(seconds["fast", n]), threshold=1.0)
@@ -86,7 +86,7 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    lay_out(model)  # as loading does
+    lay_out_weights(model)  # as loading does
     fast, walked, layers = CausalStepper(model), CausalStepper(model, backend="walked"), config.num_hidden_layers
     rng = np.random.default_rng(0)
     prompts = rng.integers(1, config.vocab_size, (pairs + 2, prompt))
@@ -109,7 +109,7 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
         return run
 
     arms = {key: arm(decoder) for key, decoder in decoders.items()} | {"generate": generate}
-    seconds = paired(arms, pairs, rng, warm_up=2).seconds
+    seconds = time_pairs(arms, pairs, rng, warm_up=2).seconds
     for rival, wanted in (("generate", least), ("modules", 1.0)):
         ratio = log_ratio(ByPair(seconds[rival]), ByPair(seconds["full"]), threshold=wanted)
         print(f"{name}: {rival} / full depth = {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")

@@ -18,14 +18,12 @@ import pytest
 import torch
 
 import emad_ref
-from emad_ref.decoding.drafted import DraftingDecoder
-from emad_ref.decoding.drafting import Drafting
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening.costing import measure_costs
-from emad_ref.screening.predicted import passes_of, seconds_per_token, shares_of
-from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
+from emad_ref.screening.drafts import seconds_per_token_drafting
+from emad_ref.screening.prediction import measure_costs, passes_of, seconds_per_token, shares_of
 from tests.lenses import attached
 from tests.rounds import rounds_of
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import emad_ref
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.meters.clock import paired
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
 
 K, RANK = 64, 64
 TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators side by side, of a cheap one and its rival
@@ -69,7 +69,7 @@ def timed(stepper, points, pairs, new):
         return run
 
     arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
-    seconds = paired(arms, pairs, np.random.default_rng(2)).seconds
+    seconds = time_pairs(arms, pairs, np.random.default_rng(2)).seconds
     ratios = {
         name: log_ratio(ByPair(seconds[name]), ByPair(seconds["no probes"])) for name in points if name != "no probes"
     }

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.trace import TokenSequence, joined, stream
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.meters.clock import paired
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.calibration.trace import TokenSequence, concatenate_traces, stream_traces
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_all
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
 from emad_ref.sweep.losses import loss_table
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
-from pytest_emad.replayclock import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -65,7 +65,7 @@ def samples(loaded):
         "full": lambda pair: void(decoder.generate([Prompt(prompts[pair])], new, frozenset())),
         "generate": lambda pair: generate(model, torch.from_numpy(prompts[pair])[None], new),
     }
-    return paired(arms, pairs, rng, warm_up=2).seconds
+    return time_pairs(arms, pairs, rng, warm_up=2).seconds
 
 
 @pytest.fixture(scope="module", params=["cold", "as they come"])
@@ -101,7 +101,7 @@ def shared(request, loaded):
         return run
 
     arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
-    return request.param, paired(arms, pairs, rng, warm_up=2).seconds
+    return request.param, time_pairs(arms, pairs, rng, warm_up=2).seconds
 
 
 def drawn(loaded):
@@ -171,8 +171,8 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
 
     forward(rows[:1])  # warm-up
     parts = []
-    tracing = seconds_of(lambda: parts.extend(stream(stepper, map(TokenSequence, rows))))
-    trace = joined(parts)
+    tracing = seconds_of(lambda: parts.extend(stream_traces(stepper, map(TokenSequence, rows))))
+    trace = concatenate_traces(parts)
     points = list(swept(trace))
     plain, replayed, tabled = 0.0, [], 0.0
     replays = replay_all(trace, points)

@@ -14,16 +14,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.meters.clock import paired
+from emad_ref.benchmark.clock import time_pairs
 from emad_ref.models.loading import load
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
 from emad_ref.text import world
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
-from pytest_emad.replayclock import CLOCK, record_samples
+from pytest_emad.suite_support import CLOCK, record_samples
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+from emad_ref.tasks.evaluation import lm_eval_quiet
 from emad_ref.tasks.harness import EmadLM
-from emad_ref.tasks.logs import lm_eval_quiet
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -71,7 +71,7 @@ def test_full_depth_answers_as_fast_as_lm_evals_own_model(benchmark, loaded, ask
         "hf": lambda pair: void(ask(theirs, rows, pair)),
         "emad": lambda pair: void(ask(mine, rows, pair)),
     }
-    times = paired(arms, PAIRS, np.random.default_rng(0), warm_up=2)
+    times = time_pairs(arms, PAIRS, np.random.default_rng(0), warm_up=2)
     used, wall = (
         log_ratio(ByPair(seconds["hf"]), ByPair(seconds["emad"]), threshold=LEAST)
         for seconds in (times.process_seconds, times.seconds)

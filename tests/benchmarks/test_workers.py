@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.resume import Plan, calibrate, taking
-from emad_ref.calibration.shards import SHARD, statistics_by
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.calibration.run import BATCHES_PER_SHARD, CalibrationPlan, calibrate, local_statistics, worker_statistics
 from emad_ref.calibration.trace import TokenSequence, batched
-from emad_ref.meters.clock import paired
-from emad_ref.models.again import Whence, at_hand
 from emad_ref.models.loading import load
-from emad_ref.verdict.times import log_ratio
-from emad_ref.verdict.units import ByPair
-from emad_ref.workers.address import workers_at
-from pytest_emad.replayclock import CLOCK, record_samples
+from emad_ref.models.model_spec import ModelSpec, load_cached
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByPair
+from emad_ref.workers.dispatch import open_workers
+from pytest_emad.suite_support import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
@@ -43,35 +42,39 @@ def loaded():
 @pytest.fixture(scope="module")
 def plan(loaded):
     of = {"model": loaded.name, "fingerprint": loaded.fingerprint, "dtype": "float32", "window": LENGTH}
-    return Plan(**of, probes=(4, 8), every_layer=True)
+    return CalibrationPlan(**of, probes=(4, 8), every_layer=True)
 
 
 @pytest.fixture(scope="module")
 def rows(loaded):
-    return np.random.default_rng(0).integers(1, loaded.stepper.vocabulary, (UNITS * SHARD * WINDOWS, LENGTH))
+    return np.random.default_rng(0).integers(
+        1, loaded.stepper.vocabulary, (UNITS * BATCHES_PER_SHARD * WINDOWS, LENGTH)
+    )
 
 
 def calibrated(loaded, plan, rows, crew=None):
-    parts = statistics_by(crew, Whence.of(loaded), plan) if crew else None
+    parts = worker_statistics(crew, ModelSpec.of(loaded), plan) if crew else None
     return calibrate(loaded.stepper, plan, {"random": lambda: map(TokenSequence, rows)}, parts=parts)
 
 
 def read(whence, plan, rows):
     """What a worker does with its share, without handing anything in."""
     torch.set_num_threads(1)
-    for _ in taking(at_hand(whence).stepper, plan)(batched(map(TokenSequence, rows), plan.tokens_per_batch)):
+    for _ in local_statistics(load_cached(whence).stepper, plan)(
+        batched(map(TokenSequence, rows), plan.tokens_per_batch)
+    ):
         pass
 
 
 def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, rows):
     distributed = pytest.importorskip("distributed", reason="extra cluster")
-    whence, profiles, fresh = Whence.of(loaded), {}, multiprocessing.get_context("spawn")
+    whence, profiles, fresh = ModelSpec.of(loaded), {}, multiprocessing.get_context("spawn")
 
     def by(cluster, name):
         address = cluster.scheduler_address.replace("tcp://", "dask://")
 
         def run(_):
-            with workers_at(address) as crew:
+            with open_workers(address) as crew:
                 began = time.perf_counter()
                 profiles[name] = calibrated(loaded, plan, rows, crew).to_json()
                 return time.perf_counter() - began
@@ -102,7 +105,7 @@ def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, row
                 "one process": apart(left),
                 "two processes": apart(left, right),
             }
-            taken = paired(arms, TURNS, np.random.default_rng(1)).seconds
+            taken = time_pairs(arms, TURNS, np.random.default_rng(1)).seconds
     assert profiles["one"] == profiles["two"]
     seconds = {arm: ByPair(found) for arm, found in taken.items()}
     gain = log_ratio(seconds["one worker"], seconds["two workers"], threshold=LEAST_GAIN)
@@ -125,7 +128,7 @@ def test_two_workers_are_not_held_up_by_who_cuts_and_adds(benchmark, loaded, pla
         return profile.to_json(), time.process_time() - start
 
     alone, whole = seconds_of()
-    with workers_at("processes:1") as crew:
+    with open_workers("processes:1") as crew:
         by_worker, left = seconds_of(crew)
     assert by_worker == alone
     most = 1 / (left / whole + 1 / 2)

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from scipy import stats
 
-from emad_ref.decoding.drafting import drafting_point
+from emad_ref.decoding.self_speculation import drafting_point
 from emad_ref.point import full_depth
 from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work

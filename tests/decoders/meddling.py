@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import GPTNeoXForCausalLM
 
-from emad_ref.planted.meddling import a_clock_that_runs_late, another_precision, one_thread_more
+from emad_ref.mutants.meddling import a_clock_that_runs_late, another_precision, one_thread_more
 from emad_ref.point import OperatingPoint
 from tests.decoders.cached import CachedDecoder
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import emad_ref
-from emad_ref.wire.address import address
-from emad_ref.wire.remote import Remote
+from emad_ref.wire.address import parse_address
+from emad_ref.wire.client import DecoderClient
 
 ROOT = Path(emad_ref.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -44,8 +44,8 @@ def place(program: Path) -> str:
 
 
 @pytest.fixture
-def remote(place: str, tmp_path: Path) -> Iterator[Remote]:
-    connected = Remote(address(place, tmp_path, "decoder"), CALL_S)
+def remote(place: str, tmp_path: Path) -> Iterator[DecoderClient]:
+    connected = DecoderClient(parse_address(place, tmp_path, "decoder"), CALL_S)
     yield connected
     connected.close()
 

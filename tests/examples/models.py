@@ -15,8 +15,8 @@ from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, ModelRef, Request
-from emad_ref.wire.messages import Model
-from emad_ref.wire.remote import Remote
+from emad_ref.wire.client import DecoderClient
+from emad_ref.wire.messages import ServedModel
 from tests.decoders.subject import entropy_nats, lens_of
 from tests.small import small_model
 
@@ -52,9 +52,11 @@ def save_odd(folder: Path, **changes: Any) -> Any:
     return model
 
 
-def opened(remote: Remote, folder: Path, point: OperatingPoint, *, dtype: str = "float32", **asked: Any) -> Decoder:
+def opened(
+    remote: DecoderClient, folder: Path, point: OperatingPoint, *, dtype: str = "float32", **asked: Any
+) -> Decoder:
     """The decoder at the other end for the model in ``folder``, which the judge runs in ``dtype``."""
-    model = Model(folder.name, str(folder), "f00d", dtype, "cpu")
+    model = ServedModel(folder.name, str(folder), "f00d", dtype, "cpu")
     vocabulary = int(asked.pop("vocabulary", 101))
     return remote.open(Request(ModelRef(model.name, lambda: model), point, **asked), model, vocabulary)
 

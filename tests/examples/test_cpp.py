@@ -20,9 +20,8 @@ from emad_ref.audit.requests import batches, endings, interleaved, prefixes
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
-from emad_ref.wire.failure import DecoderFailed
-from emad_ref.wire.frames import Frame, encoded, read_frame
-from emad_ref.wire.remote import Remote
+from emad_ref.wire.client import DecoderClient, DecoderFailed
+from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
 from tests.decoders.subject import lens_of
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.examples.models import BUNDLED, folder_of, lens_of_bundled, opened, save_odd, spread
@@ -60,7 +59,7 @@ def audited(
 
 
 @pytest.mark.parametrize("check", ["batches", "endings", "prefixes", "interleaved"])
-def test_it_answers_requests_as_users_send_them(remote: Remote, odd: tuple[Path, Lens], check: str) -> None:
+def test_it_answers_requests_as_users_send_them(remote: DecoderClient, odd: tuple[Path, Lens], check: str) -> None:
     folder, lens = odd
     point, full, rng = spread(lens, LAYERS, VOCABULARY), full_depth(LAYERS), np.random.default_rng(0)
     prompts = [Prompt(rng.integers(0, VOCABULARY, n)) for n in rng.integers(1, 12, MANY)]
@@ -80,7 +79,7 @@ def test_it_answers_requests_as_users_send_them(remote: Remote, odd: tuple[Path,
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", BUNDLED)
-def test_it_passes_every_audit(remote: Remote, name: str, seed: int) -> None:
+def test_it_passes_every_audit(remote: DecoderClient, name: str, seed: int) -> None:
     lens = lens_of_bundled(name)
     layers, vocabulary = lens(np.zeros(1, dtype=np.int64)).shape[1:]
 
@@ -92,7 +91,7 @@ def test_it_passes_every_audit(remote: Remote, name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_parallel_residual": False}], ids=["parallel", "sequential"])
-def test_sizes_and_residuals_are_the_configs(remote: Remote, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_sizes_and_residuals_are_the_configs(remote: DecoderClient, tmp_path: Path, changes: dict[str, Any]) -> None:
     lens = lens_of(save_odd(tmp_path, **changes))
 
     def made(point: OperatingPoint) -> Decoder:
@@ -103,7 +102,7 @@ def test_sizes_and_residuals_are_the_configs(remote: Remote, tmp_path: Path, cha
 
 
 def test_a_config_of_before_transformers_5_says_the_same(
-    remote: Remote, odd: tuple[Path, Lens], tmp_path: Path
+    remote: DecoderClient, odd: tuple[Path, Lens], tmp_path: Path
 ) -> None:
     folder, lens = odd
     config = json.loads((folder / "config.json").read_text())
@@ -116,7 +115,7 @@ def test_a_config_of_before_transformers_5_says_the_same(
     np.testing.assert_allclose(step.logits[0, 0], lens(tokens)[-1, -1], atol=TOLERANCE)
 
 
-def test_a_ceiling_below_the_last_layer_is_full_depth_there(remote: Remote, odd: tuple[Path, Lens]) -> None:
+def test_a_ceiling_below_the_last_layer_is_full_depth_there(remote: DecoderClient, odd: tuple[Path, Lens]) -> None:
     folder, lens = odd
     session, step = opened(remote, folder, truncated(LAYERS, 3)).start([Prompt(np.arange(9))])
     np.testing.assert_allclose(step.logits[0, 0], lens(np.arange(9))[-1, 2], atol=TOLERANCE)
@@ -124,7 +123,7 @@ def test_a_ceiling_below_the_last_layer_is_full_depth_there(remote: Remote, odd:
     assert session.work.tokens.tolist() == [9, 9, 9, 0, 0]
 
 
-def test_only_heads_that_serve_a_purpose_run(remote: Remote, odd: tuple[Path, Lens]) -> None:
+def test_only_heads_that_serve_a_purpose_run(remote: DecoderClient, odd: tuple[Path, Lens]) -> None:
     """``last`` keeps logits back; probes are read all the same, and an exit at one costs no second head."""
     folder, lens = odd
     point = replace(spread(lens, LAYERS, VOCABULARY), probes=(2,), thresholds=((-np.inf,),))
@@ -140,7 +139,7 @@ def test_only_heads_that_serve_a_purpose_run(remote: Remote, odd: tuple[Path, Le
 
 @pytest.mark.parametrize("seed", range(4))
 def test_interleaved_sessions_survive_any_order_of_operations(
-    remote: Remote, odd: tuple[Path, Lens], seed: int
+    remote: DecoderClient, odd: tuple[Path, Lens], seed: int
 ) -> None:
     """Partial commits, rollbacks to them, several dropped rows: what follows is what a fresh history gives."""
     folder, lens = odd
@@ -217,14 +216,16 @@ class Script:
 
 
 def sampled(
-    remote: Remote, folder: Path, prompts: list[Prompt], temperature: float, seed: int, new: int = 1
+    remote: DecoderClient, folder: Path, prompts: list[Prompt], temperature: float, seed: int, new: int = 1
 ) -> list[list[int]]:
     decoder = opened(remote, folder, full_depth(LAYERS), max_rows=len(prompts), temperature=temperature, seed=seed)
     return [row.tolist() for row in decoder.generate(prompts, new, frozenset()).emitted]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.3])
-def test_draws_follow_the_models_distribution(remote: Remote, odd: tuple[Path, Lens], temperature: float) -> None:
+def test_draws_follow_the_models_distribution(
+    remote: DecoderClient, odd: tuple[Path, Lens], temperature: float
+) -> None:
     folder, lens = odd
     prompt = np.array([3, 1, 4])
     drawn = np.array(
@@ -239,7 +240,7 @@ def test_draws_follow_the_models_distribution(remote: Remote, odd: tuple[Path, L
     assert chisquare(found, wanted).pvalue > 1e-3  # the seeds are fixed: it holds or it does not
 
 
-def test_draws_depend_on_the_seed_and_the_row_alone(remote: Remote, odd: tuple[Path, Lens]) -> None:
+def test_draws_depend_on_the_seed_and_the_row_alone(remote: DecoderClient, odd: tuple[Path, Lens]) -> None:
     folder, _ = odd
     prompts = [Prompt(np.array([3, 1, 4]))] * 3
     first = sampled(remote, folder, prompts, 1.0, 1, new=16)
@@ -269,12 +270,16 @@ def declined() -> list[Any]:
 
 
 @pytest.mark.parametrize(("point", "reason"), declined())
-def test_other_rules_are_declined(remote: Remote, odd: tuple[Path, Lens], point: OperatingPoint, reason: str) -> None:
+def test_other_rules_are_declined(
+    remote: DecoderClient, odd: tuple[Path, Lens], point: OperatingPoint, reason: str
+) -> None:
     with pytest.raises(Unsupported, match=reason):
         opened(remote, odd[0], point)
 
 
-def test_other_models_and_precisions_are_declined(remote: Remote, odd: tuple[Path, Lens], tmp_path: Path) -> None:
+def test_other_models_and_precisions_are_declined(
+    remote: DecoderClient, odd: tuple[Path, Lens], tmp_path: Path
+) -> None:
     with pytest.raises(Unsupported, match="float32"):
         opened(remote, odd[0], full_depth(LAYERS), dtype="bfloat16")
     small_model("llama").save_pretrained(tmp_path / "llama")
@@ -285,7 +290,9 @@ def test_other_models_and_precisions_are_declined(remote: Remote, odd: tuple[Pat
         opened(remote, tmp_path / "tanh", full_depth(LAYERS))
 
 
-def test_weights_that_do_not_fit_are_refused_by_name(remote: Remote, odd: tuple[Path, Lens], tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused_by_name(
+    remote: DecoderClient, odd: tuple[Path, Lens], tmp_path: Path
+) -> None:
     config, weights = ((odd[0] / name).read_bytes() for name in ("config.json", "model.safetensors"))
     half = tmp_path / "half"
     save_odd(tmp_path / "half").half().save_pretrained(half)
@@ -310,7 +317,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(remote: Remote, odd: tuple[
         opened(remote, half, full_depth(LAYERS))
 
 
-def test_logits_that_are_no_numbers_are_a_failure(remote: Remote, tmp_path: Path) -> None:
+def test_logits_that_are_no_numbers_are_a_failure(remote: DecoderClient, tmp_path: Path) -> None:
     model = save_odd(tmp_path)
     model.get_decoder().final_layer_norm.weight.data[0] = np.nan
     model.save_pretrained(tmp_path)
@@ -345,7 +352,9 @@ INADMISSIBLE: dict[str, Callable[[Decoder, Session], object]] = {
 
 
 @pytest.mark.parametrize("what", [*REFUSED, *INADMISSIBLE])
-def test_a_request_that_cannot_be_served_changes_nothing(remote: Remote, odd: tuple[Path, Lens], what: str) -> None:
+def test_a_request_that_cannot_be_served_changes_nothing(
+    remote: DecoderClient, odd: tuple[Path, Lens], what: str
+) -> None:
     folder, lens = odd
     decoder = opened(remote, folder, full_depth(LAYERS), max_rows=2)
     session, _ = decoder.start([Prompt(np.arange(5)), Prompt(np.arange(3))])
@@ -386,7 +395,7 @@ def replies(said: bytes) -> list[dict[str, Any]]:
 
 def test_it_ends_with_the_stream_or_with_bye(program: Path) -> None:
     assert spoken(program, b"").returncode == 0
-    done = spoken(program, b"".join(map(bytes, encoded(Frame({"call": "bye"})))))
+    done = spoken(program, b"".join(map(bytes, encode_frame(WireFrame({"call": "bye"})))))
     assert (done.returncode, replies(done.stdout)) == (0, [{"reply": "bye"}])
 
 

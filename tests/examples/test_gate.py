@@ -17,7 +17,7 @@ JUDGE, VERIFY = (next(line for line in README.splitlines() if line.startswith(st
                  for start in ("pytest --pyargs pytest_emad.suites --emad-gate", "emad verify report/"))  # fmt: skip
 OF_README = re.search(r"<!-- file: conftest.py -->\n```python\n(.*?)```", README, re.DOTALL)[1]
 WRONG = """
-from emad_ref.planted.catalogue import CATALOGUE
+from emad_ref.mutants.catalogue import CATALOGUE
 
 
 def pytest_emad_make_decoder(config, request):

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from emad_ref import cli
-from emad_ref.report.reading import read_report
-from emad_ref.report.shipped import shipped_tests
+from emad_ref.report.deselection import shipped_tests
+from emad_ref.report.schema import read_report
 from pytest_emad.options import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
 from tests.unit.report.sample import passed, report_2, verdict, written

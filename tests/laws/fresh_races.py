@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from tabulate import tabulate
 
-from emad_ref.evidence.study import BUDGETS, Budget
-from emad_ref.questions.emad_f2 import Found, Timed, decide
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.times import total_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide
+from emad_ref.measurements.study import BUDGETS, Budget
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
 from tests.questions.simulation import asked
 
 BETWEEN, WITHIN = 0.01, 0.05  # standard deviations of the log ratio of two arms
@@ -26,7 +26,7 @@ BASELINES = ("full depth", "generate")
 SPEEDUPS = (1.08, 1.15, 1.2)
 
 
-def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighbour: str = "") -> Timed:
+def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighbour: str = "") -> TimedBatch:
     """One batch size: seconds of the point and of two baselines, which are ``speedup`` times slower."""
     process = np.repeat(np.arange(budget.processes), budget.pairs // budget.processes)
     burst = np.ones((3, budget.pairs))
@@ -42,7 +42,7 @@ def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighb
         slower = 1.0 if number == 0 else speedup
         return ByPair(slower * burst[number] * np.exp(layout[process] + noise), process)
 
-    return Timed(arm(0), {name: arm(number) for number, name in enumerate(BASELINES, start=1)})
+    return TimedBatch(arm(0), {name: arm(number) for number, name in enumerate(BASELINES, start=1)})
 
 
 def verdicts(budget: Budget, speedup: float, neighbour: str = "") -> Counter[str]:
@@ -51,7 +51,7 @@ def verdicts(budget: Budget, speedup: float, neighbour: str = "") -> Counter[str
     for draw in range(DRAWS):
         rng = np.random.default_rng([draw, budget.rank, round(1000 * speedup)])
         batches = {rows: raced(budget, rng, speedup, neighbour) for rows in budget.batch_sizes}
-        said[decide(Found(batches), asked("EMAD-F2", rng)).verdict] += 1
+        said[decide(SpeedupEvidence(batches), asked("EMAD-F2", rng)).verdict] += 1
     return said
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from emad_ref.meters.clock import paired
-from emad_ref.questions.emad_f2 import Found, Timed, decide
-from emad_ref.verdict.times import total_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
 from tests.questions.simulation import asked
 
 RUNS, JUDGED, PAIRS, LEVEL = 200, 60, 30, 0.95
@@ -63,7 +63,7 @@ def seconds(options, run: int) -> dict[str, ByPair]:
     """One run of ``PAIRS`` pairs of arms that do the same."""
     rng = np.random.default_rng([run, *map(ord, str(sorted(options)))])
     machine = Machine(rng, **options)
-    taken = paired(dict.fromkeys(ARMS, machine.run), PAIRS, rng, clock=machine, process_clock=machine).seconds
+    taken = time_pairs(dict.fromkeys(ARMS, machine.run), PAIRS, rng, clock=machine, process_clock=machine).seconds
     return {arm: ByPair(each) for arm, each in taken.items()}
 
 
@@ -84,6 +84,6 @@ def test_no_run_of_arms_that_do_the_same_lets_a_speed_up_survive(name):
         batches = {}
         for batch in (1, 4):
             taken = seconds(MACHINES[name], 2 * run + (batch > 1))
-            batches[batch] = Timed(taken.pop("adaptive"), taken)
-        verdict = decide(Found(batches), asked("EMAD-F2", np.random.default_rng(run)))
+            batches[batch] = TimedBatch(taken.pop("adaptive"), taken)
+        verdict = decide(SpeedupEvidence(batches), asked("EMAD-F2", np.random.default_rng(run)))
         assert verdict.verdict != "survived", (run, verdict.reason)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from emad_ref.audit import Finding, bridge, decisions, forced, generation, rows, tolerance
 from emad_ref.audit.lens import consult
-from emad_ref.audit.oracle import ModelLens, replayed_by
+from emad_ref.audit.oracle import ModelLens, replay_document
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.exit_rules.bins import frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
-from emad_ref.policy.bins import frequency_buckets
+from emad_ref.probes.signal_values import ProbeOutput
 from emad_ref.protocol import Prompt
-from emad_ref.readout.signals import Seen
 from emad_ref.record import Work
 from emad_ref.signals import LAYERWISE, SIGNALS
 from tests.laws.test_confidence import RULES as CONFIDENCE_RULES
@@ -156,7 +156,9 @@ def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Findin
     if check == "decisions":
         return decisions(decoder, lens(), point, asked, continuation, TOLERANCE)
     if check == "bridge":
-        return bridge(decoder, point, [replayed_by(stepper(), text, point, TOLERANCE) for text in texts()], TOLERANCE)
+        return bridge(
+            decoder, point, [replay_document(stepper(), text, point, TOLERANCE) for text in texts()], TOLERANCE
+        )
     how = {"generation": generation, "rows": rows}[check]
     # a text in which depth makes no difference has no power, but is no reason to refute anybody either
     return how(decoder, lens(), point, asked, NEW, TOLERANCE, needed=0)
@@ -181,7 +183,7 @@ def test_depths_are_spread(name: str) -> None:
     """Else nothing here has power."""
     point = POINTS[name]()
     text = TokenSequence(np.random.default_rng(12).integers(0, VOCABULARY, 60))
-    depth = replayed_by(stepper(), text, point, TOLERANCE).depth
+    depth = replay_document(stepper(), text, point, TOLERANCE).depth
     assert len(set(depth.tolist())) > 1, depth
     if point.interpolate:
         assert set(depth.tolist()) - {*PROBES, LAYERS}, "no token leaves between probes"
@@ -203,7 +205,7 @@ class Altered:
 class OtherSignal(Altered):
     """Compares a signal that is one thousandth off."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         seen = self.watch.see(hidden, probe, work)
         return replace(seen, signal=seen.signal * 1.001)
 
@@ -211,7 +213,7 @@ class OtherSignal(Altered):
 class FullHead(Altered):
     """Compares what the rule compares, and emits from the full head all the same, which it does not count."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         seen = self.watch.see(hidden, probe, work)
         return replace(seen, logits=self.watch.stepper.logits(hidden))
 
@@ -237,7 +239,7 @@ class FreeLens(Altered):
 class Free(Altered):
     """Reads without being charged."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         return self.watch.see(hidden, probe, Work.none(work.layers))
 
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.decoding.acceptance import ACCEPTED, GATED, REFUSED
-from emad_ref.decoding.branching import AHEAD, Texts, Wanted
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.speculative import speculate
+from emad_ref.decoding.prefix_tree import AHEAD, PrefixTrees, TextRequest
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.speculation import ACCEPTED, GATED, REFUSED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
-from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -43,7 +42,7 @@ def chained(*tables):
 def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
     partners, stop = chained(small, large), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1), prompt(0)]
-    texts, wanted = Texts(rows=2), [Wanted(each.tokens, most, stop) for each in prompts]
+    texts, wanted = PrefixTrees(rows=2), [TextRequest(each.tokens, most, stop) for each in prompts]
     walks = texts.walks(partners, [(text, rule) for rule in many for text in wanted])
     for at, rule in enumerate(many):
         own = switch(*partners, rule, prompts, most, stop=stop)
@@ -59,7 +58,7 @@ def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
 def test_speculation_writes_what_it_would_alone(draft, verifier, k, gate, most, stops):
     partners, stop = chained(draft, verifier), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1)]
-    spoken = Texts(rows=2).spoken(partners, [Wanted(each.tokens, most, stop) for each in prompts], k, gate)
+    spoken = PrefixTrees(rows=2).spoken(partners, [TextRequest(each.tokens, most, stop) for each in prompts], k, gate)
     own = speculate(*partners, prompts, most, k=k, stop=stop, gate_bits=gate)
     standing = own.drafted(ACCEPTED) + own.drafted(GATED)
     for row, one in enumerate(spoken):
@@ -92,8 +91,8 @@ RULES = [
 
 @pytest.fixture(scope="module")
 def walked(partners):
-    texts = [Wanted(each.tokens, 24) for each in PROMPTS]
-    walks = Texts(rows=3).walks(partners, [(text, rule) for rule in RULES for text in texts])
+    texts = [TextRequest(each.tokens, 24) for each in PROMPTS]
+    walks = PrefixTrees(rows=3).walks(partners, [(text, rule) for rule in RULES for text in texts])
     return {(rule, row): walks[at * len(texts) + row] for at, rule in enumerate(RULES) for row in range(len(texts))}
 
 
@@ -113,17 +112,17 @@ def test_work_is_what_decoding_alone_executes(partners, walked, rule):
 
 
 def test_rules_that_never_part_are_not_decoded_twice(partners):
-    texts, wanted = Texts(rows=4), Wanted(PROMPTS[0].tokens, 24)
+    texts, wanted = PrefixTrees(rows=4), TextRequest(PROMPTS[0].tokens, 24)
     (first,) = texts.walks(partners, [(wanted, RULES[0])])
     closed = tuple(Partner(None, partner.point) for partner in partners)
     (again,) = texts.walks(closed, [(wanted, RULES[0])])
     assert again.tokens.tolist() == first.tokens.tolist()
     with pytest.raises(AttributeError):
-        texts.walks(closed, [(Wanted(PROMPTS[2].tokens, 24), RULES[0])])
+        texts.walks(closed, [(TextRequest(PROMPTS[2].tokens, 24), RULES[0])])
 
 
 def test_choices_are_the_models_own_after_the_same_history(partners, walked):
-    texts, wanted = Texts(rows=4), Wanted(PROMPTS[0].tokens, 24)
+    texts, wanted = PrefixTrees(rows=4), TextRequest(PROMPTS[0].tokens, 24)
     for rule in RULES:
         walk = walked[rule, 0]
         for model in (SMALL, LARGE):
@@ -140,11 +139,11 @@ def test_options_are_read_by_the_model_in_charge(partners):
     """Scored token by token against either model's own log-probabilities, models by the rule's own formula."""
     options = [(PROMPTS[0].tokens, np.array(tokens)) for tokens in ([4, 8, 15], [16], [23, 42, 4, 8])]
     alone = [
-        Texts(rows=1).scored(partners, options, SwitchingRule(0.0, least_run=99, start=model))
+        PrefixTrees(rows=1).scored(partners, options, SwitchingRule(0.0, least_run=99, start=model))
         for model in (SMALL, LARGE)
     ]
     rule = SwitchingRule(float(np.median(alone[0][2].entropy_bits)), 2, 1, SMALL)
-    for at, heard in enumerate(Texts(rows=1).scored(partners, options, rule)):
+    for at, heard in enumerate(PrefixTrees(rows=1).scored(partners, options, rule)):
         assert heard.model.tolist() == rule.models(heard.entropy_bits.tolist())[:-1].tolist()
         for name in ("log_p", "greedy", "entropy_bits"):
             own = np.array([getattr(side[at], name) for side in alone])
@@ -164,6 +163,8 @@ def test_a_partner_that_decides_its_depth_is_refused(partners):
     layers = large.point.layers
     adaptive = OperatingPoint("early", "quantile", layers, layers, (1,), ((9.0,),))
     with pytest.raises(BadArgument, match="two models at full depth"):
-        Texts(rows=1).walks((small, Partner(large.decoder, adaptive)), [(Wanted(PROMPTS[0].tokens, 4), RULES[0])])
+        PrefixTrees(rows=1).walks(
+            (small, Partner(large.decoder, adaptive)), [(TextRequest(PROMPTS[0].tokens, 4), RULES[0])]
+        )
     with pytest.raises(BadArgument, match="at least one new token"):
-        Texts(rows=1).walks(partners, [(Wanted(PROMPTS[0].tokens, 0), RULES[0])])
+        PrefixTrees(rows=1).walks(partners, [(TextRequest(PROMPTS[0].tokens, 0), RULES[0])])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import TokenSequence, take_trace
-from emad_ref.decoding.chunk import decides_chunks
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.step import has_chunk_rule
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
-from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -35,7 +35,7 @@ def point(stepper):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_pass_is_token_by_token(stepper, point, seed):
-    assert decides_chunks(point)
+    assert has_chunk_rule(point)
     require_alike(stepper, point, seed)
 
 
@@ -62,17 +62,17 @@ def require_alike(stepper, point, seed):
 @pytest.mark.parametrize(
     "point",
     [
-        early_exit("saturation", LAYERS, VOCABULARY, 2, 0.9, schedule="monotone"),
-        early_exit("weighted_contrast", LAYERS, VOCABULARY, 2, 0.3, schedule="monotone"),
-        early_exit("jsd_contrast", LAYERS, VOCABULARY, 2, 0.3, pruning="adaptive", schedule="monotone"),
-        early_exit("softmax_response", LAYERS, VOCABULARY, 2, 0.1, schedule="monotone", decay=(9.0, 8.0)),
-        early_exit("agreement", LAYERS, VOCABULARY, 2, 1e-6, schedule="monotone"),
+        early_exit_point("saturation", LAYERS, VOCABULARY, 2, 0.9, schedule="monotone"),
+        early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 2, 0.3, schedule="monotone"),
+        early_exit_point("jsd_contrast", LAYERS, VOCABULARY, 2, 0.3, pruning="adaptive", schedule="monotone"),
+        early_exit_point("softmax_response", LAYERS, VOCABULARY, 2, 0.1, schedule="monotone", decay=(9.0, 8.0)),
+        early_exit_point("agreement", LAYERS, VOCABULARY, 2, 1e-6, schedule="monotone"),
     ],
     ids=lambda point: point.name,
 )
 def test_what_remembers_shallower_layers_or_counts_decided_tokens_is_fed_one_by_one(stepper, point):
     """Rows that leave a chunk would leave a watch's memory behind; a falling threshold is each token's own."""
-    assert not decides_chunks(point)
+    assert not has_chunk_rule(point)
     require_alike(stepper, point, 0)
 
 

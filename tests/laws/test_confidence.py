@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, take_trace
-from emad_ref.decoding.forcing import teacher_forced
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.meters.flops import flops
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.teacher_forcing import teacher_force
+from emad_ref.exit_rules.rules import decay_factor, early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName, full_depth
-from emad_ref.policy.early_exit import early_exit
-from emad_ref.policy.thresholds import decayed
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Record
 from emad_ref.replay import replay
@@ -39,9 +38,11 @@ ROUNDED = 1e-6  # T5's norm takes its mean in float32, over batches of another s
 
 def rule(signal: str, **changes: Any) -> OperatingPoint:
     """From layer 2 of 6 on, never firing; ``changes``: fields of its confidence."""
-    point = early_exit(signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive" if "shrink" in changes else "none")
+    point = early_exit_point(
+        signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive" if "shrink" in changes else "none"
+    )
     if "kept" in changes:
-        point = early_exit(signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive")
+        point = early_exit_point(signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive")
         changes = {"shrink": None, **changes}
     return replace(point, confidence=replace(point.confidence, **changes)) if changes else point
 
@@ -238,7 +239,7 @@ def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -
     assert written_out(point, logits[first], states[first], LAYERS)[0] == LAYERS
     session, step = WalkedDecoder(stepper, point).start([prompt])
     for decided, at in enumerate(range(first, len(history))):
-        factor = float(decayed(RATE, np.array([decided]))[0])
+        factor = float(decay_factor(RATE, np.array([decided]))[0])
         expected = written_out(point, logits[at], states[at], LAYERS, factor)[0]
         assert int(step.depth[0, 0]) == expected
         changed += expected != written_out(point, logits[at], states[at], LAYERS)[0]
@@ -254,7 +255,7 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
     trace, never = take_trace(stepper, sequences), replace(RULES["response"], schedule="free_eager", decay=RATE)
     first = trace.signals["softmax_response"][trace.starts[1], np.array(never.probes) - 1]  # as in the law above
     point = replace(never, thresholds=(tuple(1.05 * float(level) for level in first),))
-    decoded = [teacher_forced(WalkedDecoder(stepper, point), sequence).depth for sequence in sequences]
+    decoded = [teacher_force(WalkedDecoder(stepper, point), sequence).depth for sequence in sequences]
     assert replay(trace, point).depth.tolist() == np.concatenate(decoded).tolist()
     assert replay(trace, replace(point, decay=None)).depth.tolist() != replay(trace, point).depth.tolist()
 
@@ -264,7 +265,7 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
 
 def test_a_row_told_to_stop_where_nothing_is_read_takes_its_memory_along(stepper: Stepper) -> None:
     """The weighted rule from layer 4 on reads layers 2, 4 and 5; the row of cap 3 leaves in between."""
-    point = early_exit("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0, schedule="monotone")
+    point = early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0, schedule="monotone")
     together, _ = WalkedDecoder(stepper, point, max_rows=2).start(prompts(stepper))
     together.feed(np.array([[8], [9]]), np.array([[3], [LAYERS]]))
     alone, _ = WalkedDecoder(stepper, point).start(prompts(stepper)[1:])
@@ -321,7 +322,7 @@ def test_everything_executed_is_charged_and_nothing_else(stepper: Stepper, named
 
 def test_full_heads_below_the_minimum_layer_are_charged(stepper: Stepper) -> None:
     """The weighted rule from layer 4 on reads layer 2 for its sake: two in five of its heads decide nothing."""
-    point = early_exit("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0)
+    point = early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0)
     record = generate(stepper, point)
     assert point.probes == (2, 4, 5)
     assert record.work[0].readout_rows[FULL].tolist() == [0, 2 * NEW, 0, 2 * NEW, 2 * NEW, 2 * NEW]

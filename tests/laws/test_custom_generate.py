@@ -31,13 +31,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from emad_ref import adaptive
 from emad_ref.decoding.custom_generate import IDLE, REFUSED, TAKEN, AdaptiveOutput, AdaptiveSeq2SeqOutput
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.point import full_depth
-from emad_ref.policy.early_exit import early_exit
-from emad_ref.policy.thresholds import fixed_entropy
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import VOCABULARY as WORDS
@@ -70,9 +69,9 @@ def model(request):
 @pytest.fixture(scope="module")
 def halfway(model):
     """A point that some tokens leave early and others do not."""
-    decoder = WalkedDecoder(CausalStepper(model), fixed_entropy(LAYERS, (2, 4), 0.0), max_rows=len(PROMPTS))
+    decoder = WalkedDecoder(CausalStepper(model), fixed_entropy_point(LAYERS, (2, 4), 0.0), max_rows=len(PROMPTS))
     signal = decoder.generate([Prompt(np.array(prompt)) for prompt in PROMPTS], NEW).signal
-    return fixed_entropy(LAYERS, (2, 4), float(np.nanmedian(signal)))
+    return fixed_entropy_point(LAYERS, (2, 4), float(np.nanmedian(signal)))
 
 
 class EndsAtOdd(StoppingCriteria):
@@ -282,7 +281,7 @@ def test_an_encoder_decoder_reads_its_source_without_padding():
 
     layers = model.config.num_decoder_layers
     assert run(adaptive(full_depth(layers))).sequences.tolist() == run(None).sequences.tolist()
-    point = early_exit("softmax_response", layers, WORDS, 1, 0.1)
+    point = early_exit_point("softmax_response", layers, WORDS, 1, 0.1)
     found = model.generate(
         **sources, max_new_tokens=12, return_dict_in_generate=True, custom_generate=adaptive(point), eos_token_id=None
     )

@@ -9,18 +9,17 @@ from functools import cache
 import numpy as np
 import pytest
 
+from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
-from emad_ref.sweep.decoded import decoded_columns
-from emad_ref.sweep.losses import Columns, columns
+from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -97,12 +96,12 @@ DECODED: dict[str, Callable[[], OperatingPoint]] = {
     "copying": lambda: point("copying"),
     "copying through a lens": lambda: point("copying", digest()),
     "copying with a gate": lambda: point("copying", digest(), estimator=GATE, signal="divergence"),
-    "a rule with a memory": lambda: early_exit("jsd_contrast", LAYERS, VOCABULARY, 2, 0.1, schedule="copying"),
-    "a pruned vocabulary": lambda: early_exit("softmax_response", LAYERS, VOCABULARY, 1, 0.1, pruning="adaptive"),
+    "a rule with a memory": lambda: early_exit_point("jsd_contrast", LAYERS, VOCABULARY, 2, 0.1, schedule="copying"),
+    "a pruned vocabulary": lambda: early_exit_point("softmax_response", LAYERS, VOCABULARY, 1, 0.1, pruning="adaptive"),
 }
 
 
-def same(found: Columns, expected: Columns, nats: float) -> None:
+def same(found: PointColumns, expected: PointColumns, nats: float) -> None:
     assert np.abs(found.nll_nats - expected.nll_nats).max() < nats
     for name in ("wrong", "flops", "depth"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
@@ -111,7 +110,7 @@ def same(found: Columns, expected: Columns, nats: float) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
     asked = EXACT[name]()
-    expected = columns(traced(asked.lens), stepper_of().geometry, [asked])
+    expected = point_columns(traced(asked.lens), stepper_of().geometry, [asked])
     found = decoded_columns(stepper_of(), stepper_of().geometry, texts(), [asked], rows=4)
     same(found, expected, STORED)
     assert asked.fixed or asked.schedule == "positional" or expected.depth.sum() < len(traced(None)) * asked.ceiling

@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.decoding.drafted import DraftingDecoder
-from emad_ref.decoding.drafting import Drafting, draft, drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import self_speculate
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, draft, drafting_point, self_speculate
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, full_depth
+from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
-from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model

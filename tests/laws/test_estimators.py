@@ -14,16 +14,23 @@ from hypothesis.extra import numpy as arrays
 from torch.utils.flop_counter import FlopCounterMode
 
 import emad_ref
-from emad_ref.calibration.fit import LinearProbes, corrected_estimator
+from emad_ref.calibration.regression import LinearProbeFit, correct_estimator
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
-from emad_ref.readout.estimate import reader_of
-from emad_ref.readout.index import Exact, Ivf
-from emad_ref.readout.lowrank import LowRank, LowRankIndex, factors
-from emad_ref.readout.signals import entropy_nats
-from emad_ref.readout.topk import TopK, capped, tail_bounded
-from emad_ref.sweep.estimators import agreements
-from emad_ref.text.sources import documents_of
+from emad_ref.probes.estimators import (
+    ExactIndex,
+    IvfIndex,
+    LowRankEntropy,
+    LowRankIndex,
+    TopKEntropy,
+    capped,
+    entropy_reader,
+    low_rank_factors,
+    tail_bounded,
+)
+from emad_ref.probes.signal_values import entropy_nats
+from emad_ref.sweep.diagnostics import estimator_agreements
+from emad_ref.text.corpora import corpus_documents
 from tests.small import small_model
 
 ROUNDED = 1e-9  # float64 sums in another order, entropies up to 5 nats
@@ -86,10 +93,10 @@ def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
     rows, bias, states = head
     logits = capped(states @ rows.T + bias, softcap)
     for estimate in (
-        TopK(Exact(rows, bias), VOCABULARY, VOCABULARY, softcap),
-        TopK(Ivf(rows, bias).wide_enough(VOCABULARY), VOCABULARY, VOCABULARY, softcap),
-        TopK(LowRankIndex(rows, factors(rows, 3), bias), VOCABULARY, VOCABULARY, softcap),
-        LowRank(factors(rows, WIDTH), VOCABULARY, bias, softcap),
+        TopKEntropy(ExactIndex(rows, bias), VOCABULARY, VOCABULARY, softcap),
+        TopKEntropy(IvfIndex(rows, bias).wide_enough(VOCABULARY), VOCABULARY, VOCABULARY, softcap),
+        TopKEntropy(LowRankIndex(rows, low_rank_factors(rows, 3), bias), VOCABULARY, VOCABULARY, softcap),
+        LowRankEntropy(low_rank_factors(rows, WIDTH), VOCABULARY, bias, softcap),
     ):
         entropy, token, probability = estimate(states)
         assert float((entropy - entropy_nats(logits)).abs().max()) <= 1e-5
@@ -101,7 +108,10 @@ def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
 @pytest.mark.parametrize("k", [1, 8, 64])
 def test_full_rank_with_few_logits_is_topk(head, k):
     rows, bias, states = head
-    topk, lowrank = TopK(Exact(rows, bias), k, VOCABULARY), LowRank(factors(rows, WIDTH), k, bias)
+    topk, lowrank = (
+        TopKEntropy(ExactIndex(rows, bias), k, VOCABULARY),
+        LowRankEntropy(low_rank_factors(rows, WIDTH), k, bias),
+    )
     assert float((topk(states)[0] - lowrank(states)[0]).abs().max()) <= 1e-5
 
 
@@ -128,7 +138,7 @@ def test_a_reader_charges_what_pytorch_counts(family, rows, estimator):
     width = stepper.unembedding.shape[1]
     if estimator.kind == "linear":
         estimator = Estimator("linear", weights=((0.0,) * (width + 1),))
-    reader = reader_of(stepper, estimator, (2,))
+    reader = entropy_reader(stepper, estimator, (2,))
     hidden = torch.ones(rows, stepper.geometry.hidden, dtype=torch.float64)
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=MACS) as counter:
         reader.read(hidden, 0)
@@ -137,7 +147,7 @@ def test_a_reader_charges_what_pytorch_counts(family, rows, estimator):
 
 def test_an_index_of_exact_logits_charges_what_pytorch_counts(head):
     rows, bias, states = head
-    index = LowRankIndex(rows, factors(rows, 5), bias)
+    index = LowRankIndex(rows, low_rank_factors(rows, 5), bias)
     with FlopCounterMode(display=False) as counter:
         index.search(states, 9)
     assert counter.get_total_flops() == 2 * len(states) * index.macs_per_row(9)
@@ -156,17 +166,17 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
     loaded = emad_ref.load("emad-tiny")
     stepper = loaded.stepper
     fit, held_out, test = (states_of(loaded, split) for split in ("calibrate", "validate", "evaluate"))
-    probes = LinearProbes(stepper, PROBES)
+    probes = LinearProbeFit(stepper, PROBES)
     for layer, states in zip(PROBES, fit, strict=True):
         probes(layer, states, entropy_nats(stepper.logits(states)))
     raw = {}
     for plain in (Estimator("topk", k=64), Estimator("lowrank", k=64, rank=64), probes.estimator()):
-        reader = reader_of(stepper, plain, PROBES)
+        reader = entropy_reader(stepper, plain, PROBES)
         estimates = [
             np.stack([reader.read(h, i).entropy_nats for i, h in enumerate(part)], 1) for part in (held_out, test)
         ]
-        raw[corrected_estimator(plain, estimates[0], full_of(stepper, held_out))] = estimates[1]
-    rows = agreements(PROBES, full_of(stepper, test), raw)
+        raw[correct_estimator(plain, estimates[0], full_of(stepper, held_out))] = estimates[1]
+    rows = estimator_agreements(PROBES, full_of(stepper, test), raw)
     for row in rows:
         print(f"{row.estimator.name} after layer {row.probe}: ρ {row.spearman:.4f}, RMSE {row.rmse_nats:.3f} nats")
         assert row.spearman >= LEAST[row.estimator.name], (row.estimator.name, row.probe)
@@ -177,7 +187,7 @@ def test_estimators_keep_the_ranking_of_tokens_on_emad_tiny():
 def states_of(loaded, split, documents=12):
     """[tokens, D] after each probe, of the world's first documents of a split."""
     states = {probe: [] for probe in PROBES}
-    for text in islice(documents_of("world:premise", split), documents):
+    for text in islice(corpus_documents("world:premise", split), documents):
         ids = np.array([loaded.opening, *loaded.tokenizer.encode(text, add_special_tokens=False)])[None]
         frame = loaded.stepper.frame(np.arange(ids.shape[1])[None], None)
         hidden, at = loaded.stepper.embed(torch.from_numpy(ids), frame), 0

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.benchmark.flops import flops, probe_share
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops, probe_share
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper

@@ -11,9 +11,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from emad_ref.evidence.study import BUDGETS
-from emad_ref.verdict.times import total_ratio, work_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.statistics.speedup import total_ratio, work_ratio
+from emad_ref.statistics.units import ByPair
 from tests.laws.fresh_races import ALIKE, UNALIKE, against_itself, verdicts
 
 COVERED, WIDTH = 93, 0.03  # of DRAWS intervals, half of the median

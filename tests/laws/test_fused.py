@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import causal
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import beside, fused, fused_norm, parts
+from emad_ref.models.fused import fused_block, fused_norm, operations
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
@@ -102,8 +102,8 @@ def test_fused_steps_are_the_modules(family, dtype):
 )
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
     """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
-    monkeypatch.setattr(parts, "gelu", F.gelu)
-    monkeypatch.setattr(causal, "alone", lambda hidden: hidden)
+    monkeypatch.setattr(operations, "gelu", F.gelu)
+    monkeypatch.setattr(causal, "as_vector", lambda hidden: hidden)
     config = small_config(family)
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = config.num_attention_heads
@@ -167,19 +167,19 @@ class TestKeepsItsForward:
     """Whatever is not exactly the module that a step was written for."""
 
     def test_as_made_it_has_a_step(self, family):
-        assert fused(block_of(family), "sdpa") is not None
+        assert fused_block(block_of(family), "sdpa") is not None
 
     def test_under_another_kernel(self, family):
-        assert fused(block_of(family), "eager") is None
+        assert fused_block(block_of(family), "eager") is None
 
     def test_while_hooked(self, family):
         block = block_of(family)
         inner = next(module for module in block.modules() if isinstance(module, nn.Linear))
         for hang in (inner.register_forward_hook, inner.register_forward_pre_hook):
             handle = hang(lambda *_: None)
-            assert fused(block, "sdpa") is None
+            assert fused_block(block, "sdpa") is None
             handle.remove()
-        assert fused(block, "sdpa") is not None
+        assert fused_block(block, "sdpa") is not None
 
     def test_with_a_replaced_layer(self, family):
         class Wrapped(nn.Linear):
@@ -191,18 +191,18 @@ class TestKeepsItsForward:
         block = block_of(family)
         name = next(name for name, module in block.named_modules() if isinstance(module, nn.Linear))
         block.set_submodule(name, Wrapped(4, 4))
-        assert fused(block, "sdpa") is None
+        assert fused_block(block, "sdpa") is None
 
     def test_with_a_forward_of_its_own(self, family):
         block = block_of(family)
         block.forward = type(block).forward.__get__(block)
-        assert fused(block, "sdpa") is None
+        assert fused_block(block, "sdpa") is None
 
     def test_as_a_subclass_of_the_same_name(self, family):
         block = block_of(family)
         kind = type(block)
         block.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
-        assert fused(block, "sdpa") is None
+        assert fused_block(block, "sdpa") is None
 
     def test_as_a_copy_that_came_with_a_checkpoint(self, family, monkeypatch):
         block = block_of(family)
@@ -211,13 +211,13 @@ class TestKeepsItsForward:
                 monkeypatch.setattr(kind.forward, "__module__", "transformers_modules.copy")
         for kind in {type(module) for module in block.modules() if type(module).__module__ == type(block).__module__}:
             monkeypatch.setattr(kind, "__module__", "transformers_modules.copy")
-        assert fused(block, "sdpa") is None
+        assert fused_block(block, "sdpa") is None
 
     def test_with_a_patched_class(self, family, monkeypatch):
         block = block_of(family)
         kind = type(next(module for name, module in block.named_modules() if name.endswith(("attention", "attn"))))
         monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: None)
-        assert fused(block, "sdpa") is None
+        assert fused_block(block, "sdpa") is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -253,7 +253,7 @@ def test_a_norm_that_is_not_as_it_was_made_is_called(family, monkeypatch):
 
 
 def test_other_families_keep_their_forward():
-    assert all(fused(block_of(family), "sdpa") is None for family in ("qwen3_moe", "stablelm", "phi"))
+    assert all(fused_block(block_of(family), "sdpa") is None for family in ("qwen3_moe", "stablelm", "phi"))
 
 
 def test_a_parameter_put_in_anothers_place_counts():
@@ -274,13 +274,13 @@ def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkey
     model = small_model(family, torch.float32)
     lay_out_as_large(model, monkeypatch)
     fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
-    one_by_one = []
+    one_by_one, multiply = [], operations.linear
 
     def linear(states, own, *given):
         one_by_one.append(states.dim())
-        return parts.linear(states, own, *given)
+        return multiply(states, own, *given)
 
-    monkeypatch.setattr(beside, "linear", linear)
+    monkeypatch.setattr(operations, "linear", linear)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
     most = tolerance(model.config.model_type, "float32", "cpu")
     for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
@@ -352,17 +352,17 @@ def test_sessions_on_two_threads_share_nothing_that_a_token_writes(family):
 def test_gelu_is_gelu_and_keeps_its_shape(shape):
     """To the last bits, of a kernel that sums in another order."""
     states = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * 3).float()
-    found = parts.gelu(states)
+    found = operations.gelu(states)
     assert found.shape == states.shape
     assert found.is_contiguous()
     assert torch.allclose(found, F.gelu(states), rtol=0, atol=1e-6)
-    assert torch.equal(parts.gelu(states.double()), F.gelu(states.double()))
+    assert torch.equal(operations.gelu(states.double()), F.gelu(states.double()))
 
 
 @torch.inference_mode()
 def test_tables_may_be_wider_than_the_share_of_a_head_that_turns(monkeypatch):
     """A quarter of 14 is 3, and its table has 4 columns."""
-    monkeypatch.setattr(parts, "gelu", F.gelu)
+    monkeypatch.setattr(operations, "gelu", F.gelu)
     config = small_config("gpt_neox")
     config.hidden_size = 56
     model = small_model("gpt_neox", config=config)

@@ -18,16 +18,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.cache import Cache, LayerCache, MissingEntry
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.executed import Executed
-from emad_ref.models.graphs import NothingCaptured, arena, replayed
-from emad_ref.models.graphs.arena import bucket
+from emad_ref.models.graphs import GraphCaptureWarning, buffers, capture
+from emad_ref.models.graphs.buffers import bucket_size
+from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntry
 from emad_ref.models.loading import load
+from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.probes.signal_values import NotFinite, to_host_finite
 from emad_ref.protocol import Prompt
-from emad_ref.readout.signals import NotFinite, shown
 from tests.devices import FIRST, Placed, two_devices
 from tests.graphs import TapeEngine, capturing
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -53,7 +53,7 @@ FULL = full_depth(LAYERS)
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[TapeEngine]:
     """From here on steps are captured, over buckets that small texts outgrow; the engines, as steppers make them."""
-    monkeypatch.setattr(arena, "LEAST", 8)
+    monkeypatch.setattr(buffers, "SMALLEST_BUCKET", 8)
     return capturing(monkeypatch)
 
 
@@ -152,7 +152,7 @@ def test_keys_are_counted_as_they_are_executed(engines):
     record = generated(captured, ruled(acting(eager)), rows=1)
     tokens = record.tokens.of(0, phase=1)
     for layer in range(1, LAYERS + 1):
-        executed = [bucket(position + 1) for position in tokens.position[tokens.depth >= layer].tolist()]
+        executed = [bucket_size(position + 1) for position in tokens.position[tokens.depth >= layer].tolist()]
         decoded = record.work[0].context - record.prompt_work[0].context
         assert decoded[layer - 1] == sum(executed)
 
@@ -248,16 +248,16 @@ def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engin
 
 def test_what_waits_makes_room_for_a_session_that_finds_none(engines, monkeypatch):
     captured, _ = pair()
-    shelf, made, free = captured._graphs.shelf, arena.Arena, 1
+    shelf, made, free = captured._graphs.shelf, buffers.KVBuffers, 1
     first = shelf.lend(1, 8)
     shelf.take_back(first)
 
-    def short(*given: Any) -> arena.Arena:
+    def short(*given: Any) -> buffers.KVBuffers:
         if len(shelf._idle) >= free:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return made(*given)
 
-    monkeypatch.setattr(arena, "Arena", short)
+    monkeypatch.setattr(buffers, "KVBuffers", short)
     assert shelf.lend(2, 8).rows == 2
     assert shelf._idle == []
     free = 0
@@ -369,11 +369,11 @@ class Waits(TorchDispatchMode):
 def test_a_decision_costs_one_transfer():
     with two_devices(), Waits() as waits:
         signal = Placed(torch.tensor([1.5, 2.5]), FIRST)
-        values = shown(signal, "after layer 3")
+        values = to_host_finite(signal, "after layer 3")
         assert values.double().cpu().numpy().tolist() == [1.5, 2.5]
         assert waits.count == 1
         with pytest.raises(NotFinite, match=r"after layer 3: 1 of 2 rows"):
-            shown(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
+            to_host_finite(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
 
 
 # ---------------------------------------------------------------- what is not captured
@@ -395,8 +395,8 @@ def test_other_backends_capture_nothing(backend, engines):
 def test_a_device_without_an_engine_has_caches_of_its_own():
     stepper = CausalStepper(small_model("llama"))
     assert stepper.backend == "fast"
-    assert type(stepper.new_cache(1)) is Cache
-    assert {type(layer) for layer in stepper.new_cache(1).layers} == {LayerCache}
+    assert type(stepper.new_cache(1)) is KVCache
+    assert {type(layer) for layer in stepper.new_cache(1).layers} == {LayerKVCache}
 
 
 def test_a_family_without_fused_steps_says_so(engines):
@@ -409,7 +409,7 @@ def test_what_is_watched_runs_where_it_is_seen(engines):
     captured, _ = pair()
     generated(captured, FULL, rows=1)
     before = engines[0].replays
-    with Executed(captured.model) as executed:
+    with MatmulCounter(captured.model) as executed:
         record = generated(captured, FULL, rows=1)
     assert engines[0].replays == before
     for (layer, _), rows in executed.rows().items():
@@ -423,7 +423,7 @@ def test_a_refusal_is_said_once_recorded_and_changes_nothing(engines, recwarn):
     engines[0].refuses = "CUDA error: operation not permitted when stream is capturing"
     for _ in range(2):
         alike(generated(captured, point), generated(eager, point), most(eager))
-    said = [each for each in recwarn if issubclass(each.category, NothingCaptured)]
+    said = [each for each in recwarn if issubclass(each.category, GraphCaptureWarning)]
     assert [str(each.message).partition(": ")[2] for each in said] == [engines[0].refuses]
     assert captured.backend == f"fast, nothing captured: {engines[0].refuses}"
 
@@ -440,7 +440,7 @@ def test_a_head_on_which_something_hangs_is_not_captured(engines):
 
 def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(engines, monkeypatch):
     """Captured and other steps take turns over the same buffers, within one token too."""
-    monkeypatch.setattr(replayed, "MOST_ROWS", 2)
+    monkeypatch.setattr(capture, "MAX_CAPTURED_ROWS", 2)
     captured, eager = pair("gemma3")
     point = ruled(acting(eager))
     before = engines[0].replays
@@ -451,7 +451,7 @@ def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(e
 
 
 def test_graphs_are_let_go_of_where_there_are_too_many(engines, monkeypatch):
-    monkeypatch.setattr(arena, "MOST_GRAPHS", 3)
+    monkeypatch.setattr(buffers, "MAX_GRAPHS", 3)
     captured, eager = pair()
     point = ruled(acting(eager))
     alike(generated(captured, point), generated(eager, point), most(eager))
@@ -486,7 +486,7 @@ def test_readouts_are_captured_by_how_many_states_they_read(engines):
     kept = captured.logits(states)
     for read in (captured.logits(states.flip(0)).flip(0), kept):
         assert torch.allclose(read, eager.logits(states), rtol=0, atol=most(eager))
-    many = torch.randn(replayed.MOST_ROWS + 1, 32, dtype=torch.float64)
+    many = torch.randn(capture.MAX_CAPTURED_ROWS + 1, 32, dtype=torch.float64)
     assert torch.equal(captured.logits(many), eager.logits(many))
     assert captured.logits(many[:0]).shape == (0, VOCABULARY)
     assert engines[0].replays == replays + 5
@@ -507,7 +507,7 @@ def test_layers_that_a_decoder_put_in_are_used(engines):
     captured, _ = pair()
     written: list[int] = []
 
-    class Noted(LayerCache):
+    class Noted(LayerKVCache):
         def write(self, *given: Any) -> Any:
             written.append(self._number)
             return super().write(*given)
@@ -543,7 +543,7 @@ def test_the_record_says_what_ran(engines):
     assert "ran" not in loaded.facts
     assert loaded.stepper.backend == loaded.facts["ran"] == "fast, captured graphs"
     engines[0].refuses = "no"
-    with pytest.warns(NothingCaptured):
+    with pytest.warns(GraphCaptureWarning):
         WalkedDecoder(loaded.stepper, full_depth(loaded.geometry.layers)).generate(PROMPTS[:1], 12)
     assert loaded.facts["ran"] == "fast, nothing captured: no"
     assert loaded.facts["backend"] == loaded.provenance["backend"] == "fast"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.exit_rules.rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.policy.thresholds import fixed_entropy
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.harness import EmadLM, Forced, decoded, layers_read, read_layers
+from emad_ref.tasks.harness import EmadLM, Forced, layers_read, read_layers, score_by_decoding
 
 LONGEST = 40  # the model reads 512; shorter windows make more of them
 WORDS = [
@@ -42,7 +42,7 @@ WORDS = [
     "it",
     "rained;",
 ]
-EARLY = fixed_entropy(12, (4, 8), 1.0)
+EARLY = fixed_entropy_point(12, (4, 8), 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ POINTS = {
     "response": replace(EARLY, signal="softmax_response", thresholds=((0.8, 0.8),)),
     "truncated": truncated(12, 6),
     "low ceiling": OperatingPoint("low", "fixed_entropy", 12, 10, (4, 8), ((1.0, 1.0),)),
-    "between probes": replace(fixed_entropy(12, (2, 4, 8), 1.0), interpolate=True),
+    "between probes": replace(fixed_entropy_point(12, (2, 4, 8), 1.0), interpolate=True),
     "chunked": replace(EARLY, schedule="chunked", period=3),
     "positional": OperatingPoint("fall", "positional", 12, 12, schedule="positional", period=6, floor=3),
     "by position": replace(EARLY, thresholds=((0.2, 0.4), (1.0, 1.2)), bins=BinSpec(("position",), (9,))),
@@ -192,7 +192,9 @@ def test_full_depth_reads_the_last_layer_only(loaded):
 
 
 def test_continuations_that_share_their_input_are_answered_apart(loaded):
-    one_by_one = [decoded(WalkedDecoder(loaded.stepper, EARLY), [Forced((5, 6, 7), 1, (last,))])[0] for last in (8, 9)]
-    together = decoded(WalkedDecoder(loaded.stepper, EARLY), [Forced((5, 6, 7), 1, (8, 9))])
+    one_by_one = [
+        score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [Forced((5, 6, 7), 1, (last,))])[0] for last in (8, 9)
+    ]
+    together = score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [Forced((5, 6, 7), 1, (8, 9))])
     assert together == one_by_one
     assert together[0] != together[1]

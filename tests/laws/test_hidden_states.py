@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt

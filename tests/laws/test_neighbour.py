@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 import emad_ref
-from emad_ref.evidence.afresh import answer
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Afresh, Host, ours
-from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.claims.emad_f2 import SpeedupEvidence, decide, timed_batch
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.process_replicates import run_task_file
+from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Decoder, Request
-from emad_ref.questions.emad_f2 import Found, decide, timed_of
 from tests.questions.simulation import asked
 
 BUDGET = replace(BUDGETS["smoke"], pairs=30, processes=5, batch_sizes=(1,), prompt_tokens=16, new_tokens=8)
@@ -52,19 +52,19 @@ class Twice:
         return self._decoder.generate(*asked)
 
 
-def host_of(planted: str, afresh: Afresh | None = None) -> Host:
+def host_of(planted: str, afresh: SubprocessRunner | None = None) -> RunResources:
     point, full = PLANTED[planted]
 
     def make(request: Request) -> Decoder:
-        made = ours(request)
+        made = make_judge_decoder(request)
         return Twice(made) if (point if request.point.name == NAME else full) else made
 
-    return Host(make, afresh=afresh or Afresh(without="a share"))
+    return RunResources(make, afresh=afresh or SubprocessRunner(without="a share"))
 
 
 def shared(planted: str, task: str) -> None:
     """In the fresh process."""
-    answer(Path(task), host_of(planted))
+    run_task_file(Path(task), host_of(planted))
 
 
 def verdict(planted: str) -> str:
@@ -79,12 +79,14 @@ def verdict(planted: str) -> str:
                 command, cwd=root, env=environment, stdout=file, stderr=file, check=False, timeout=seconds
             ).returncode
 
-    made = Evidence(load("emad-nano"), Study(corpus="world:premise", budget=BUDGET), host_of(planted, Afresh(start)))
+    made = ModelMeasurements(
+        load("emad-nano"), Study(corpus="world:premise", budget=BUDGET), host_of(planted, SubprocessRunner(start))
+    )
     point = replace(made.subject.full, name=NAME)
     made.stopwatch._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
     (timed,) = made.stopwatch.timed(point).values()
     assert timed.by_pair()["full"].processes == BUDGET.processes
-    found = Found({1: timed_of(timed, made.stopwatch.checked(point, 1))})
+    found = SpeedupEvidence({1: timed_batch(timed, made.stopwatch.checked(point, 1))})
     return decide(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
 
 

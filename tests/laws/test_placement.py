@@ -17,17 +17,17 @@ import torch
 from torch import nn
 
 from emad_ref.calibration.trace import TokenSequence, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import causal, placement
-from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.placement import bare
+from emad_ref.models.families import anatomy_of
+from emad_ref.models.placement import without_hooks
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.schedule.table import SCHEDULES
+from emad_ref.schedule.schedules import SCHEDULES
 from tests.devices import FIRST, SECOND, MixedDevices, two_devices
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
 from tests.translators import attached_translators
@@ -249,12 +249,12 @@ def test_foreign_hooks_are_left_alone() -> None:
 
     for hook in (Heard(), hooks.SequentialHook(hooks.AlignDevicesHook("cpu"), Heard())):
         layer = hooks.add_hook_to_module(nn.Linear(2, 2), hook)
-        assert bare(layer) is layer
+        assert without_hooks(layer) is layer
     patched = nn.Linear(2, 2)
     patched.forward = lambda given: given  # type: ignore[method-assign]
-    assert bare(hooks.add_hook_to_module(patched, hooks.AlignDevicesHook("cpu"))) is patched
+    assert without_hooks(hooks.add_hook_to_module(patched, hooks.AlignDevicesHook("cpu"))) is patched
     plain = nn.Linear(2, 2)
-    assert bare(plain) is plain
+    assert without_hooks(plain) is plain
 
 
 def test_offloaded_weights_are_refused() -> None:

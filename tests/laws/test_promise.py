@@ -13,22 +13,20 @@ from functools import partial
 import numpy as np
 import pytest
 
-from emad_ref.calibration.gate import fit_gate
-from emad_ref.calibration.trace import Trace, take_trace, window_of
-from emad_ref.calibration.tuning import LensPlan, fit_lens, held_out
-from emad_ref.models.loading import Loaded, load
+from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
+from emad_ref.calibration.linear_maps import fit_gate
+from emad_ref.calibration.trace import Trace, take_trace, window_size
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.readout.tuned import attach_lens
+from emad_ref.probes.lens import attach_lens
 from emad_ref.record import Floats
-from emad_ref.screening import moved as drift
-from emad_ref.screening.bounded import EXCESS, excess
-from emad_ref.screening.guarantee import ERROR, require_order
-from emad_ref.screening.signs import Signs
-from emad_ref.screening.watching import replayed_signs
-from emad_ref.sweep.betting import betting
-from emad_ref.sweep.losses import columns
+from emad_ref.screening import drift as drift
+from emad_ref.screening.drift import DocumentFeatures, replayed_features
+from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_order
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.sweep.losses import point_columns
+from emad_ref.sweep.risk import betting_p_values
 from emad_ref.tuning import windows_of
-from emad_ref.verdict.units import ByDocument, DocumentOf
 
 CORPORA = ("world:premise", "world:mixed")
 PROBES = (4, 6, 8, 10)
@@ -46,18 +44,18 @@ class Read:
     trace: Trace
     points: list[OperatingPoint]
 
-    def signs(self, chosen: int) -> Signs:
-        return replayed_signs(self.trace, self.points[chosen], DocumentOf(np.arange(self.trace.sequences)), "a text")
+    def signs(self, chosen: int) -> DocumentFeatures:
+        return replayed_features(self.trace, self.points[chosen], DocumentOf(np.arange(self.trace.sequences)), "a text")
 
 
-def points_of(model: Loaded, corpus: str) -> list[OperatingPoint]:
+def points_of(model: LoadedModel, corpus: str) -> list[OperatingPoint]:
     """One gate at every probe, at each level of the grid."""
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
         dtype="float32",
         corpus=corpus,
-        window=window_of(model.stepper.max_positions),
+        window=window_size(model.stepper.max_positions),
         layers=PROBES,
         steps=STEPS,
         held_out=0.3,
@@ -65,7 +63,7 @@ def points_of(model: Loaded, corpus: str) -> list[OperatingPoint]:
     )
     read = partial(windows_of, model, corpus, "calibrate", limit=FITTED)
     lens = attach_lens(model.stepper, fit_lens(model.stepper, plan, read).lens, model.fingerprint)
-    gate = fit_gate(model.stepper, held_out(plan, read), PROBES, lens)
+    gate = fit_gate(model.stepper, held_out_windows(plan, read), PROBES, lens)
     return [
         OperatingPoint(f"gate ≤ {level:.3g}", "gate", 12, 12, PROBES, ((float(level),) * len(PROBES),), "free_eager",
                        gate, "divergence", lens=lens)
@@ -73,19 +71,19 @@ def points_of(model: Loaded, corpus: str) -> list[OperatingPoint]:
     ]  # fmt: skip
 
 
-def read(model: Loaded, points: list[OperatingPoint], corpus: str, documents: int) -> Read:
+def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, documents: int) -> Read:
     windows = list(windows_of(model, corpus, "validate", limit=documents))
     assert len({window.document for window in windows}) == len(windows), "one window a document"
     trace = take_trace(model.stepper, windows, estimators={points[0].estimator: PROBES}, lens=points[0].lens)
-    found = columns(trace, model.geometry, [full_depth(12), *points])
+    found = point_columns(trace, model.geometry, [full_depth(12), *points])
     each = ByDocument.distinct
-    losses = excess(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.lengths))
+    losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.lengths))
     return Read(losses.values, found.depth[:, 1:] / trace.lengths[:, None], trace, points)
 
 
 def certified(losses: Floats) -> int:
     """Index of the last threshold that ``guaranteed`` lets pass, −1 for none; without the simulation of its power."""
-    passed = betting(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, ERROR) <= ERROR
+    passed = betting_p_values(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, ERROR) <= ERROR
     return int(np.argmin(np.append(passed, False))) - 1
 
 
@@ -112,8 +110,10 @@ def test_fresh_documents_risk_no_more_than_was_promised(corpus, record_property,
         exiting += chosen >= 0
         depth.append(12.0 if chosen < 0 else here.depths[fresh, chosen].mean())
         reference = _some(here.signs(max(chosen, 0)), mine[:100])
-        alarms += drift.moved(reference, _some(here.signs(max(chosen, 0)), fresh[:20])).state == "moved"
-        seen += drift.moved(reference, _some(there.signs(max(chosen, 0)), rng.permutation(60)[:20])).state == "moved"
+        alarms += drift.detect_drift(reference, _some(here.signs(max(chosen, 0)), fresh[:20])).state == "moved"
+        seen += (
+            drift.detect_drift(reference, _some(there.signs(max(chosen, 0)), rng.permutation(60)[:20])).state == "moved"
+        )
     record_property("kept, exiting, false alarms, drift seen", [kept, exiting, alarms, seen])
     record_property("mean depth", float(np.mean(depth)))
     assert kept >= 0.95 * DRAWS
@@ -123,8 +123,8 @@ def test_fresh_documents_risk_no_more_than_was_promised(corpus, record_property,
     assert seen >= 0.95 * DRAWS
 
 
-def _some(signs: Signs, documents: np.ndarray) -> Signs:
-    return Signs(signs.names, ByDocument.distinct(signs.values.values[documents]), signs.text)
+def _some(signs: DocumentFeatures, documents: np.ndarray) -> DocumentFeatures:
+    return DocumentFeatures(signs.names, ByDocument.distinct(signs.values.values[documents]), signs.text)
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ import torch
 
 import emad_ref
 from emad_ref.calibration.trace import TokenSequence, take_trace, trace_stepwise
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.models.agreement import parameters_held
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.quantised import int8_copy
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.models.stepper import count_parameters
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
@@ -75,9 +75,9 @@ def test_quantised_blocks_keep_their_own_forward(int8):
 
 
 def test_packed_weights_are_exempt_from_the_parameter_count_and_nothing_else_is(loaded, int8):
-    assert parameters_held(loaded.model) == loaded.geometry.parameters()
+    assert count_parameters(loaded.model) == loaded.geometry.parameters()
     assert sum(p.numel() for p in int8.model.parameters()) < loaded.geometry.parameters()
-    assert parameters_held(int8.model) is None
+    assert count_parameters(int8.model) is None
 
 
 def test_a_model_that_cannot_be_quantised_here_is_refused(loaded):

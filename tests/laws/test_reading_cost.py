@@ -7,8 +7,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
-from emad_ref.readout.cost import reading_flops
-from emad_ref.readout.estimate import reader_of
+from emad_ref.probes.estimators import entropy_reader, probe_flops
 from tests.small import VOCABULARY, small_model
 
 ESTIMATORS = [
@@ -22,13 +21,13 @@ ESTIMATORS = [
 def test_cost_from_sizes_is_the_readers_charge(family):
     stepper = CausalStepper(small_model(family, attention="eager" if family == "gemma2" else None))
     for estimator in ESTIMATORS:
-        assert reading_flops(stepper.geometry, estimator) == 2 * reader_of(stepper, estimator, (2, 4)).macs_per_row
+        assert probe_flops(stepper.geometry, estimator) == 2 * entropy_reader(stepper, estimator, (2, 4)).macs_per_row
     width = stepper.unembedding.shape[1]
     linear = Estimator("linear", weights=((0.1,) * (width + 1),) * 2)
-    assert reading_flops(stepper.geometry, linear) == 2 * reader_of(stepper, linear, (2, 4)).macs_per_row
-    assert reading_flops(stepper.geometry, Estimator()) == stepper.geometry.head_flops()
+    assert probe_flops(stepper.geometry, linear) == 2 * entropy_reader(stepper, linear, (2, 4)).macs_per_row
+    assert probe_flops(stepper.geometry, Estimator()) == stepper.geometry.head_flops()
 
 
 def test_an_index_has_no_cost_without_its_lists():
     with pytest.raises(BadArgument, match="build the index to know its cost"):
-        reading_flops(CausalStepper(small_model("gpt_neox")).geometry, Estimator("topk", k=VOCABULARY, search="ivf"))
+        probe_flops(CausalStepper(small_model("gpt_neox")).geometry, Estimator("topk", k=VOCABULARY, search="ivf"))

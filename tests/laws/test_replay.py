@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.meters.flops import flops
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
 from emad_ref.replay import argmax_at, decode_flops, decode_work, derived_work, replay
-from emad_ref.schedule import monotone
+from emad_ref.schedule import schedules
 from emad_ref.signals import LAYERWISE
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
@@ -219,7 +219,7 @@ def test_grid_of_all_sequences_is_the_plain_recursion_in_each(trace, quantile):
     probes = np.array(point.probes, dtype=np.int64)
     thresholds = np.array(point.thresholds[0], dtype=np.float32)
     plain = [
-        monotone.depths(trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling)
+        schedules.monotone_depths(trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling)
         for start, end in pairwise(trace.starts)
     ]
     assert np.concatenate(plain).tolist() == replay(trace, point).depth.tolist()

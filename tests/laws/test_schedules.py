@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
-from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import self_speculate
-from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import drafting_point, self_speculate
+from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
-from emad_ref.schedule.flow import Owed
+from emad_ref.schedule.interface import DeferredStates
 from emad_ref.text.world import documents
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.markov import DRAFTING, MarkovDecoder, chance
@@ -280,5 +278,5 @@ def differing(stepper, exit_layer=LAYERS - 1):
 
 def test_reading_the_state_at_the_exit_for_the_ceilings_is_seen(stepper, monkeypatch):
     assert differing(stepper, 3) == 0
-    monkeypatch.setattr(Owed, "put", keep_the_first)
+    monkeypatch.setattr(DeferredStates, "put", keep_the_first)
     assert differing(stepper, 3) > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.seq2seq import Seq2SeqStepper, SourceCache
+from emad_ref.models.seq2seq import Seq2SeqKVCache, Seq2SeqStepper
 from tests.counting import counted
 from tests.small import small_config
 from tests.unit.models.test_seq2seq import (
@@ -81,7 +81,7 @@ def test_exits_under_falling_depth_are_the_full_models_readout(stepper: Seq2SeqS
 # ---------------------------------------------------------------- FLOPs
 
 
-def source_flops(sizes: Geometry, cache: SourceCache) -> int:
+def source_flops(sizes: Geometry, cache: Seq2SeqKVCache) -> int:
     """The encoder, cross-attention K and V, and cross-attention, as the cache tallied them."""
     return (
         sizes.encoder_flops(cache.encoder_tokens, cache.encoder_context)
@@ -94,7 +94,7 @@ def source_flops(sizes: Geometry, cache: SourceCache) -> int:
 def test_encoder_and_cached_decode_are_counted_exactly(stepper: Seq2SeqStepper, lengths: tuple[int, int]) -> None:
     """The encoder, a prompt, then a step with a probe, an exit below the top, one row going deeper, and a fill."""
     sources, targets, sizes = some_sources(*lengths), some_targets(2), stepper.geometry
-    opened: list[SourceCache] = []
+    opened: list[Seq2SeqKVCache] = []
 
     def decode() -> None:
         opened.append(cache := stepper.open(sources))

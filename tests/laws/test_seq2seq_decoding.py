@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.benchmark.flops import flops
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.seq2seq import Seq2SeqStepper

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
 from emad_ref.decoding.pair import Partner, shared_vocabulary
-from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated

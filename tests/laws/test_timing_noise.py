@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from emad_ref.questions.emad_f2 import Found, Timed, decide
-from emad_ref.verdict.claims import Leg
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.steadiness import steadiness
-from emad_ref.verdict.times import log_ratio, total_ratio, work_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.speedup import log_ratio, steadiness, total_ratio, work_ratio
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Leg
 from tests.laws.timing_noise import (
     LEVEL,
     SHAPES,
@@ -69,7 +68,7 @@ def test_a_paired_t_test_of_the_same_draws_errs_far_more_often():
 def legs(race: tuple[ByPair, ByPair]) -> tuple[Leg, ...]:
     """Of EMAD-F2, asked of one race."""
     baseline, point = race
-    found = Found({1: Timed(point, {"full depth": baseline})})
+    found = SpeedupEvidence({1: TimedBatch(point, {"full depth": baseline})})
     return decide(found, asked("EMAD-F2", np.random.default_rng(0))).legs
 
 

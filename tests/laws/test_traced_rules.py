@@ -12,12 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.calibration import rules
-from emad_ref.calibration.rules import Rule
-from emad_ref.calibration.trace import TokenSequence, Trace, joined, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration import trace as trace_module
+from emad_ref.calibration.trace import ConfidenceRule, TokenSequence, Trace, concatenate_traces, take_trace
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -191,7 +190,7 @@ def test_a_rule_is_recorded_once_whatever_its_thresholds_and_its_schedule() -> N
         for schedule in SCHEDULES
     ]
     trace = take_trace(stepper_of("gpt_neox"), texts("gpt_neox")[:1], rules=points)
-    assert list(trace.rules) == [Rule.of(points[0])]
+    assert list(trace.rules) == [ConfidenceRule.of(points[0])]
     assert all(trace.rule(point) is trace.rule(points[0]) for point in points)
 
 
@@ -199,8 +198,8 @@ def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
     named: OperatingPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = trace_of("gpt_neox").rule(named)
-    monkeypatch.setattr(rules, "FEWEST", 3)
-    monkeypatch.setattr(rules, "ENTRIES", 1)
+    monkeypatch.setattr(trace_module, "FEWEST_TOKENS", 3)
+    monkeypatch.setattr(trace_module, "LOGITS_AT_A_TIME", 1)
     apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).rule(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(apart, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)
@@ -210,7 +209,7 @@ def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
 
 def test_columns_of_texts_apart_join_to_those_of_texts_together(named: OperatingPoint) -> None:
     parts = [take_trace(stepper_of("gpt_neox"), [text], rules=[named]) for text in texts("gpt_neox")]
-    whole, together = joined(parts).rule(named), trace_of("gpt_neox").rule(named)
+    whole, together = concatenate_traces(parts).rule(named), trace_of("gpt_neox").rule(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(whole, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)
     for column in ("top1", "macs", "heads", "shows"):

@@ -12,23 +12,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from emad_ref.audit.golden import Taken, margins, rooms, same_as
-from emad_ref.audit.golden import depths as golden_depths
-from emad_ref.audit.witness import Seen, witness
+from emad_ref.audit.token_comparison import GoldenTokens, compare_golden, logit_margins, threshold_distances
+from emad_ref.audit.token_comparison import emitted_depths as golden_depths
+from emad_ref.audit.work import ObservedRequest, witness
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.linear_maps import fit_translators
 from emad_ref.calibration.trace import TokenSequence, lens_states, take_trace
-from emad_ref.calibration.translating import fit_translators
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.meters.flops import flops
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.executed import Executed
+from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
+from emad_ref.probes.lens import StateTranslators, Translator, attach_translators
 from emad_ref.protocol import Prompt, Step
-from emad_ref.readout.states import StateTranslators, attach_translators
-from emad_ref.readout.tuned import Translator
 from emad_ref.record import FILLS, Work
-from emad_ref.sweep.decoded import decoded_columns
+from emad_ref.sweep.losses import decoded_columns
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.translators import FINGERPRINT, attached_translators, drawn_translators
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -193,15 +192,17 @@ def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
     taken = {}
     for name, each in (("translated", point), ("again", point), ("copied", copying())):
         decoder = WalkedDecoder(stepper, each, max_rows=3)
-        with Executed(model) as executed:
+        with MatmulCounter(model) as executed:
             record = decoder.generate(asked, 20, frozenset())
         assert record.work is not None
-        assert witness([Seen(asked, executed.rows(), record.work[0])]).passed is True
+        assert witness([ObservedRequest(asked, executed.rows(), record.work[0])]).passed is True
         assert record.work[0].fills[COPIED].any()
-        shown = margins(decoder, asked, record.emitted)
-        taken[name] = Taken(np.stack(record.emitted), golden_depths(record), shown, rooms(record, each))
-    assert same_as(taken["translated"], taken["again"], ROUNDING).passed is True
-    assert same_as(taken["translated"], taken["copied"], ROUNDING).passed is False
+        shown = logit_margins(decoder, asked, record.emitted)
+        taken[name] = GoldenTokens(
+            np.stack(record.emitted), golden_depths(record), shown, threshold_distances(record, each)
+        )
+    assert compare_golden(taken["translated"], taken["again"], ROUNDING).passed is True
+    assert compare_golden(taken["translated"], taken["copied"], ROUNDING).passed is False
 
 
 # ---------------------------------------------------------------- sessions, batches, encoder-decoders

@@ -11,21 +11,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
-from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import self_speculate
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.policy.early_exit import early_exit
+from emad_ref.probes.lens import Translator, TunedLens, attach_lens, attached_lens
+from emad_ref.probes.probe import make_probe
 from emad_ref.protocol import Prompt
-from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_named
-from emad_ref.readout.watch import watch_of
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
 from emad_ref.replay import decode_flops, decode_work, derived_work, replay
 from emad_ref.signals import SIGNALS
@@ -57,7 +56,7 @@ def digest(rank: int | None = 5) -> str:
     return attached(stepper_of(), BELOW, rank)
 
 
-SATURATED = early_exit("saturation", LAYERS, VOCABULARY, 2, schedule="monotone")
+SATURATED = early_exit_point("saturation", LAYERS, VOCABULARY, 2, schedule="monotone")
 
 
 @cache
@@ -302,7 +301,7 @@ def test_the_ledger_charges_what_pytorch_counts(family: str, rows: int, rank: in
     stepper = stepper_of(family)
     width = stepper.geometry.hidden
     point = OperatingPoint("p", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=attached(stepper, PROBES, rank))
-    watch, work, hidden = watch_of(stepper, point), Work.none(LAYERS), torch.ones(rows, width, dtype=torch.float64)
+    watch, work, hidden = make_probe(stepper, point), Work.none(LAYERS), torch.ones(rows, width, dtype=torch.float64)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         watch.see(hidden, 1, work)
     assert work.readout_macs[FULL].tolist() == [0, 0, rows * (width**2 if rank is None else 2 * width * rank), 0, 0, 0]
@@ -338,8 +337,8 @@ def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
     lens = drawn_lens(stepper, BELOW)
     name = attach_lens(stepper, lens, FINGERPRINT)
     assert name == lens.digest
-    assert lens_named(stepper, name) is not None
-    assert lens_named(stepper, None) is None
+    assert attached_lens(stepper, name) is not None
+    assert attached_lens(stepper, None) is None
 
 
 def test_rules_are_traced_through_their_own_lens() -> None:

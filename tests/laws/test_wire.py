@@ -20,17 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.calibration.lens_file import FittedLens, save_lens
+from emad_ref.calibration.lens_files import FittedLens, save_lens
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.distant import Distant
-from emad_ref.evidence.host import walked
-from emad_ref.models.loading import Loaded, load
+from emad_ref.measurements.run_resources import RemoteDecoders, make_reference_decoder
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.probes.lens import attach_lens
 from emad_ref.protocol import Decoder, InadmissibleDepth, ModelRef, Prompt, Request, Session, Step, Unsupported
-from emad_ref.readout.tuned import attach_lens
 from emad_ref.record import Record, Work
-from emad_ref.wire.address import address
-from emad_ref.wire.failure import DecoderFailed
+from emad_ref.wire.address import parse_address
+from emad_ref.wire.client import DecoderFailed
 from emad_ref.workers.supervisor import descendants
 from tests.lenses import drawn_lens
 
@@ -48,7 +47,7 @@ Make = Callable[[Request], Decoder]
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Loaded:
+def loaded() -> LoadedModel:
     return load(MODEL)
 
 
@@ -72,22 +71,22 @@ def listening() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def piped() -> Iterator[Distant]:
+def piped() -> Iterator[RemoteDecoders]:
     """Decoders of a server that is started for them."""
-    distant = Distant(address(f"exec:{' '.join(SERVE)} {MODEL}", ROOT, "decoder"), SECONDS)
+    distant = RemoteDecoders(parse_address(f"exec:{' '.join(SERVE)} {MODEL}", ROOT, "decoder"), SECONDS)
     yield distant
     distant.close()
 
 
 @pytest.fixture(scope="module")
-def dialled(listening: str) -> Iterator[Distant]:
+def dialled(listening: str) -> Iterator[RemoteDecoders]:
     """Decoders of the server that listens."""
-    distant = Distant(address(listening, ROOT, "decoder"), SECONDS)
+    distant = RemoteDecoders(parse_address(listening, ROOT, "decoder"), SECONDS)
     yield distant
     distant.close()
 
 
-def asked(loaded: Loaded, point: OperatingPoint, **more: Any) -> Request:
+def asked(loaded: LoadedModel, point: OperatingPoint, **more: Any) -> Request:
     return Request(ModelRef(loaded.name, lambda: loaded), point, **{"max_rows": 3} | more)
 
 
@@ -124,7 +123,7 @@ def assert_same(found: list[Any], wanted: list[Any]) -> None:
             assert ours == theirs, place
 
 
-def a_session(make: Make, loaded: Loaded) -> list[Any]:
+def a_session(make: Make, loaded: LoadedModel) -> list[Any]:
     """Free and forced feeds, rollback, commit, drop, and a refusal that changes nothing."""
     with closing(make(asked(loaded, ADAPTIVE))) as decoder:
         session, step = decoder.start(PROMPTS)
@@ -148,14 +147,14 @@ def a_session(make: Make, loaded: Loaded) -> list[Any]:
         return found
 
 
-def a_deepened_session(make: Make, loaded: Loaded) -> list[Any]:
+def a_deepened_session(make: Make, loaded: LoadedModel) -> list[Any]:
     with closing(make(asked(loaded, DEFERRED))) as decoder:
         session, step = decoder.start(PROMPTS[:2])
         found = [*seen(step), *seen(session.feed(TOKENS[:2])), *held(session)]
         return found + seen(session.deepen(session.length - 3)) + held(session)
 
 
-def interleaved_sessions(make: Make, loaded: Loaded) -> list[Any]:
+def interleaved_sessions(make: Make, loaded: LoadedModel) -> list[Any]:
     """Two sessions of one decoder and one of another, fed in turns."""
     with closing(make(asked(loaded, ADAPTIVE))) as first, closing(make(asked(loaded, NEVER))) as second:
         sessions = [first.start(PROMPTS[:1])[0], first.start(PROMPTS[1:])[0], second.start(PROMPTS)[0]]
@@ -168,7 +167,7 @@ def interleaved_sessions(make: Make, loaded: Loaded) -> list[Any]:
         return found + [value for session in sessions for value in held(session)]
 
 
-def generated(make: Make, loaded: Loaded) -> list[Any]:
+def generated(make: Make, loaded: LoadedModel) -> list[Any]:
     """Greedy, and sampled with two seeds."""
     found: list[Any] = []
     for more in ({}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2}):
@@ -181,25 +180,25 @@ def generated(make: Make, loaded: Loaded) -> list[Any]:
 @pytest.mark.parametrize("way", ["piped", "dialled"])
 @pytest.mark.parametrize("talk", [a_session, a_deepened_session, interleaved_sessions, generated])
 def test_a_decoder_elsewhere_is_the_one_here(
-    request: pytest.FixtureRequest, loaded: Loaded, way: str, talk: Callable[..., list[Any]]
+    request: pytest.FixtureRequest, loaded: LoadedModel, way: str, talk: Callable[..., list[Any]]
 ) -> None:
-    distant: Distant = request.getfixturevalue(way)
-    assert_same(talk(distant.make, loaded), talk(walked, loaded))
+    distant: RemoteDecoders = request.getfixturevalue(way)
+    assert_same(talk(distant.make, loaded), talk(make_reference_decoder, loaded))
 
 
-def test_the_points_of_this_law_exit_early_and_seeds_differ(loaded: Loaded) -> None:
+def test_the_points_of_this_law_exit_early_and_seeds_differ(loaded: LoadedModel) -> None:
     """Otherwise it would say little."""
-    with closing(walked(asked(loaded, ADAPTIVE))) as decoder:
+    with closing(make_reference_decoder(asked(loaded, ADAPTIVE))) as decoder:
         session, _ = decoder.start(PROMPTS)
         assert len({*session.feed(TOKENS).depth.ravel().tolist()}) > 1
     emitted = []
     for seed in (1, 2):
-        with closing(walked(asked(loaded, full_depth(4), temperature=1.0, seed=seed))) as decoder:
+        with closing(make_reference_decoder(asked(loaded, full_depth(4), temperature=1.0, seed=seed))) as decoder:
             emitted.append([row.tolist() for row in decoder.generate(PROMPTS, 9, frozenset()).emitted])
     assert emitted[0] != emitted[1]
 
 
-def test_sources_travel_with_their_prompts(dialled: Distant) -> None:
+def test_sources_travel_with_their_prompts(dialled: RemoteDecoders) -> None:
     """An encoder-decoder: work in the encoder is counted, too."""
     model = load(SOURCED)
     prompts = [Prompt(np.array([0, 5]), np.arange(4, 12)), Prompt(np.array([0]), np.arange(20, 23))]
@@ -211,22 +210,22 @@ def test_sources_travel_with_their_prompts(dialled: Distant) -> None:
             assert session.work.encoder_tokens > 0
             return [*seen(step), *held(session), *said(decoder.generate(prompts, 5, frozenset()))]
 
-    assert_same(talk(dialled.make), talk(walked))
+    assert_same(talk(dialled.make), talk(make_reference_decoder))
 
 
-def test_models_that_are_not_served_are_declined_by_name(dialled: Distant) -> None:
+def test_models_that_are_not_served_are_declined_by_name(dialled: RemoteDecoders) -> None:
     """Another model is not applicable; the same one with other weights is a mistake."""
     random = load(f"random:{MODEL}")
     with pytest.raises(Unsupported, match=f"emad serve has {MODEL}, {SOURCED}, not random:{MODEL}; name it"):
         dialled.make(asked(random, full_depth(4)))
-    renamed = Loaded(**{field.name: getattr(random, field.name) for field in fields(random)} | {"name": MODEL})
+    renamed = LoadedModel(**{field.name: getattr(random, field.name) for field in fields(random)} | {"name": MODEL})
     with pytest.raises(BadArgument, match=r"model\.fingerprint=.*the emad-nano of this server; start it with"):
         dialled.make(asked(renamed, full_depth(4)))
 
 
-def test_two_judges_are_served_at_once(listening: str, dialled: Distant, loaded: Loaded) -> None:
+def test_two_judges_are_served_at_once(listening: str, dialled: RemoteDecoders, loaded: LoadedModel) -> None:
     """Their decoders and sessions have the same numbers, and are not the same."""
-    other = Distant(address(listening, ROOT, "decoder"), SECONDS)
+    other = RemoteDecoders(parse_address(listening, ROOT, "decoder"), SECONDS)
     with closing(dialled.make(asked(loaded, ADAPTIVE))) as first, closing(other.make(asked(loaded, NEVER))) as second:
         ours, theirs = first.start(PROMPTS[:1])[0], second.start(PROMPTS[:2])[0]
         ours.feed(TOKENS[:1])
@@ -235,7 +234,7 @@ def test_two_judges_are_served_at_once(listening: str, dialled: Distant, loaded:
     other.close()
 
 
-def test_a_server_killed_within_a_call_is_one_clear_failure(piped: Distant, loaded: Loaded) -> None:
+def test_a_server_killed_within_a_call_is_one_clear_failure(piped: RemoteDecoders, loaded: LoadedModel) -> None:
     """The last test: it takes the server from all others. SIGKILL while a feed is on its way."""
     session, _ = piped.make(asked(loaded, ADAPTIVE)).start(PROMPTS)
     process = piped._remote._connection._transport._process  # type: ignore[union-attr]
@@ -249,7 +248,7 @@ def test_a_server_killed_within_a_call_is_one_clear_failure(piped: Distant, load
 
 
 def test_a_tuned_lens_is_served_where_it_was_given_and_declined_elsewhere(
-    loaded: Loaded, piped: Distant, tmp_path: Path
+    loaded: LoadedModel, piped: RemoteDecoders, tmp_path: Path
 ) -> None:
     lens = replace(drawn_lens(loaded.stepper, (1, 2, 3), 4), fingerprint=loaded.fingerprint)
     save_lens(tmp_path / "l.safetensors", FittedLens(lens, {}, *[dict.fromkeys((1, 2, 3), 0.5)] * 2, 1))
@@ -257,9 +256,9 @@ def test_a_tuned_lens_is_served_where_it_was_given_and_declined_elsewhere(
     with pytest.raises(BadArgument, match=r"point\.lens=.*attached to this model \(none is\)"):
         piped.make(asked(loaded, point))
     serve = f"exec:{' '.join(SERVE)} {MODEL} --lens {tmp_path / 'l.safetensors'}"
-    distant = Distant(address(serve, ROOT, "decoder"), SECONDS)
+    distant = RemoteDecoders(parse_address(serve, ROOT, "decoder"), SECONDS)
     records = []
-    for make in (distant.make, walked):
+    for make in (distant.make, make_reference_decoder):
         with closing(make(asked(loaded, point))) as decoder:
             records.append(decoder.generate(PROMPTS, 6))
     distant.close()

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.witness import Seen, witness
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.beside import joined
+from emad_ref.audit.work import ObservedRequest, witness
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.executed import Executed
+from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.models.seq2seq import Seq2SeqStepper
+from emad_ref.models.weight_layout import packed_view
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import HEAD
@@ -41,10 +41,10 @@ def at_two(schedule: str = "monotone", layers: int = LAYERS) -> OperatingPoint:
     return OperatingPoint("two", "quantile", layers, layers, (2,), ((ALWAYS,),), schedule=schedule)
 
 
-def watched(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) -> Seen:
-    with Executed(model) as executed:
+def watched(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) -> ObservedRequest:
+    with MatmulCounter(model) as executed:
         record = decoder.generate(asked, new, frozenset())
-    return Seen(asked, executed.rows(), record.work[0])
+    return ObservedRequest(asked, executed.rows(), record.work[0])
 
 
 def found(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) -> Finding:
@@ -84,7 +84,7 @@ def test_packed_weights_taken_apart_are_one_row_each() -> None:
     model = tiny_neox()
     mix = model.gpt_neox.layers[0].attention.query_key_value
     states = torch.ones(4, mix.in_features, dtype=torch.float64)
-    with torch.inference_mode(), Executed(model) as executed:
+    with torch.inference_mode(), MatmulCounter(model) as executed:
         for part in mix.weight.chunk(3):
             states @ part.T
         torch.einsum("nd,od->no", states, mix.weight)
@@ -114,7 +114,7 @@ def test_a_product_with_parts_of_weights_side_by_side_counts_by_each_ones_share(
     layers = [attention.q_proj, attention.k_proj, attention.v_proj]
     if how == "by columns":
         lay_out_as_large(model, monkeypatch)
-        whole = joined([layer.weight for layer in layers])
+        whole = packed_view([layer.weight for layer in layers])
         assert whole is not None
         assert whole.stride(1) > 64, "with gaps"
     else:
@@ -124,7 +124,7 @@ def test_a_product_with_parts_of_weights_side_by_side_counts_by_each_ones_share(
     states, names = torch.ones(4, 32), [f"self_attn.{name}_proj.weight" for name in "qkv"]
 
     def met(weight: torch.Tensor, rows: torch.Tensor) -> list[float]:
-        with torch.inference_mode(), Executed(model) as executed:
+        with torch.inference_mode(), MatmulCounter(model) as executed:
             rows @ weight.T if rows.dim() > 1 else weight @ rows
         found = executed.rows()
         assert sum(rows > 0 for rows in found.values()) == sum(found[2, name] > 0 for name in names)
@@ -182,7 +182,7 @@ def test_one_run_more_or_less_than_counted_decides(layer: int) -> None:
     for more, passed in ((1, None), (-1, False)):
         tokens = seen.work.tokens.copy()
         tokens[layer - 1] += more
-        finding = witness([seen, Seen(seen.prompts, seen.rows, replace(seen.work, tokens=tokens))])
+        finding = witness([seen, ObservedRequest(seen.prompts, seen.rows, replace(seen.work, tokens=tokens))])
         assert finding.passed is passed
         assert f"request 1: {'layer' if more < 0 else 'of'}" in finding.detail
         assert f"layer {layer}" in finding.detail

@@ -18,8 +18,8 @@ from scipy.signal import lfilter
 from tabulate import tabulate
 
 from emad_ref.record import Floats, Ints
-from emad_ref.verdict.times import total_ratio, work_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.statistics.speedup import total_ratio, work_ratio
+from emad_ref.statistics.units import ByPair
 
 NOISE = 0.05  # standard deviation of a request's log time by itself
 PROCESSES = 20

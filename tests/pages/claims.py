@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from emad_ref.verdict.claims import OUTCOMES, Claim, load_register
-from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, entries_of, shipped
+from emad_ref.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, golden_folder, read_entries
+from emad_ref.statistics.verdicts import OUTCOMES, Claim, load_register
 
 MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
 FOUND = re.compile(r"^- `(?P<model>[^`]+)`(?: on `(?P<corpus>[^`]+)`)?: \*\*(?P<verdict>[a-z -]+)\*\*", re.MULTILINE)
@@ -29,8 +29,8 @@ def written(page: str) -> str:
 
 def recorded() -> list[Entry]:
     """What real models gave; simulated evidence has a sentence of its own."""
-    folder = shipped()
-    return [] if folder is None else [entry for entry in entries_of(folder) if entry["corpus"] != "simulated"]
+    folder = golden_folder()
+    return [] if folder is None else [entry for entry in read_entries(folder) if entry["corpus"] != "simulated"]
 
 
 def row(claim: Claim, record: Iterable[Entry]) -> str:

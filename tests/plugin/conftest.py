@@ -21,7 +21,7 @@ import pytest_emad.plugin  # noqa: F401  # the same
 INSTALLED = any(point.name == "emad" for point in entry_points(group="pytest11"))
 
 VERDICTS = """
-from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.statistics.verdicts import Leg, Verdict
 
 def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
     found = (0.03, (0.02, 0.04), 200, 0.01, "relative rise")

@@ -44,13 +44,13 @@ def pytest_addoption(parser):
 ASKS = """
 import os
 import pytest
-from emad_ref.evidence.afresh import AfreshFailed, carried_out
+from emad_ref.measurements.process_replicates import SubprocessFailed, run_in_subprocess
 from tasks import Asking
 
 def test_the_same_decoder(emad_host, emad_settings):
     report = lambda: {path: path.read_bytes() for path in emad_settings.report.iterdir() if path.is_file()}
     before = report()
-    decoder, process = carried_out(emad_host.afresh, Asking(), 1.0)
+    decoder, process = run_in_subprocess(emad_host.afresh, Asking(), 1.0)
     assert before
     assert report() == before
     assert decoder == "an option seen by the conftest"
@@ -61,13 +61,13 @@ def test_the_same_decoder(emad_host, emad_settings):
     ("kill", "was ended by SIGKILL.*printed last: nothing"),
 ])
 def test_failures(emad_host, then, said):
-    with pytest.raises(AfreshFailed, match=said):
-        carried_out(emad_host.afresh, Asking(then), 1.0)
+    with pytest.raises(SubprocessFailed, match=said):
+        run_in_subprocess(emad_host.afresh, Asking(then), 1.0)
 
 def test_another_decoder(emad_host, monkeypatch):
     monkeypatch.setenv("NOT_HERE", "1")
-    with pytest.raises(AfreshFailed, match="this process has the providers emad-walked, and the run .*conftest.py"):
-        carried_out(emad_host.afresh, Asking(), 1.0)
+    with pytest.raises(SubprocessFailed, match="this process has the providers emad-walked, and the run .*conftest.py"):
+        run_in_subprocess(emad_host.afresh, Asking(), 1.0)
 """
 
 
@@ -87,12 +87,12 @@ def test_a_process_is_started_as_the_run_was(project: pytest.Pytester, run_apart
 
 HANGS = """
 import pytest
-from emad_ref.evidence.afresh import AfreshFailed, carried_out
+from emad_ref.measurements.process_replicates import SubprocessFailed, run_in_subprocess
 from tasks import Asking
 
 def test_one_that_hangs(emad_host):
-    with pytest.raises(AfreshFailed, match=r"ended after 25 s: 20 s .* time.sleep\\(600\\) / KeyboardInterrupt;"):
-        carried_out(emad_host.afresh, Asking("hang"), 0.5)
+    with pytest.raises(SubprocessFailed, match=r"ended after 25 s: 20 s .* time.sleep\\(600\\) / KeyboardInterrupt;"):
+        run_in_subprocess(emad_host.afresh, Asking("hang"), 0.5)
 """
 
 
@@ -144,9 +144,9 @@ def test_a_provider_that_is_found_at_collection_is_found_by_no_start(project: py
 
 RACES = """
 from dataclasses import replace
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.study import BUDGETS
-from emad_ref.evidence.subject import open_model
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.measurements.model_under_test import open_model
 from emad_ref.point import OperatingPoint
 
 BUDGET = replace(BUDGETS["smoke"], pairs=4, processes=2, batch_sizes=(1,), prompt_tokens=8, new_tokens=3)
@@ -154,7 +154,7 @@ BUDGET = replace(BUDGETS["smoke"], pairs=4, processes=2, batch_sizes=(1,), promp
 def test_race(emad_host, emad_settings):
     study = replace(emad_settings.study, budget=BUDGET, corpus="world:premise")
     with open_model("emad-nano", study) as loaded:
-        stopwatch = Evidence(loaded, study, emad_host).stopwatch
+        stopwatch = ModelMeasurements(loaded, study, emad_host).stopwatch
         layers = loaded.stepper.layers
         point = OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
         timed = stopwatch.timed(point)[1]

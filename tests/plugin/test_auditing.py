@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.golden import Taken, moved, thresholds_of
+from emad_ref.audit.token_comparison import GoldenTokens, golden_thresholds, largest_threshold_change
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 TOLERANCE, NOISE = 1e-3, 2.0
 ABOUT = ("0" * 16, "float32", "world:premise", 0, "greedy")
@@ -22,8 +22,8 @@ def at(first: float, probes: tuple[int, ...] = (1, 2), last: float = 1.0) -> Ope
     return OperatingPoint("probing", "quantile", 4, 4, probes, ((first, *(last,) * (len(probes) - 1)),))
 
 
-def taken(depth: int = 4, room: float = 0.5) -> Taken:
-    return Taken(np.array([[7, 8]]), np.array([[4, depth]]), np.full((1, 2), 3.0), np.array([[0.5, room]]))
+def taken(depth: int = 4, room: float = 0.5) -> GoldenTokens:
+    return GoldenTokens(np.array([[7, 8]]), np.array([[4, depth]]), np.full((1, 2), 3.0), np.array([[0.5, room]]))
 
 
 class Stored:
@@ -50,7 +50,7 @@ def stored() -> Stored:
     return Stored()
 
 
-def holds(stored: Stored, point: OperatingPoint, found: Taken, prompts: list[Prompt] = PROMPTS) -> None:
+def holds(stored: Stored, point: OperatingPoint, found: GoldenTokens, prompts: list[Prompt] = PROMPTS) -> None:
     auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, stored))
     auditor.golden(ABOUT, found, prompts, NOISE, declared=0.0, point=point)
 
@@ -95,7 +95,9 @@ def test_a_threshold_that_moved_excuses_what_lies_between(stored: Stored) -> Non
 
 
 def test_never_is_never() -> None:
-    never = thresholds_of(at(-np.inf))
-    assert moved(never, never) == 0
-    assert moved(never | {"thresholds": never["thresholds"] * 2}, never) == np.inf  # as many rows as there are bins
-    assert moved(None, never) == np.inf
+    never = golden_thresholds(at(-np.inf))
+    assert largest_threshold_change(never, never) == 0
+    assert (
+        largest_threshold_change(never | {"thresholds": never["thresholds"] * 2}, never) == np.inf
+    )  # as many rows as there are bins
+    assert largest_threshold_change(None, never) == np.inf

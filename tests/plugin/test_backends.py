@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_emad.backends import OURS, named
+from pytest_emad.decoder_providers import OUR_PROVIDER, provider_choice
 from pytest_emad.options import settings
 from tests.plugin.conftest import Run
 
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request, Unsupported
-from pytest_emad.backends import make_decoder
+from pytest_emad.decoder_providers import make_decoder
 
 REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), full_depth(2))
 
@@ -66,9 +66,9 @@ def test_ours_answers_last_and_can_be_named(
     import sys
     import types
 
-    stand_in = types.ModuleType("emad_ref.evidence.host")
-    stand_in.ours = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.evidence.host", stand_in)
+    stand_in = types.ModuleType("emad_ref.measurements.run_resources")
+    stand_in.make_judge_decoder = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
     ours = ["m", "full depth"]
     project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))
     run().assert_outcomes(passed=1)
@@ -85,7 +85,7 @@ def test_how_ours_walks_is_chosen_by_the_same_option(project: pytest.Pytester, g
     arguments = () if given is None else ("--emad-backend", given)
     config = project.parseconfig("-p", "no:cacheprovider", *arguments)
     assert settings(config).study.walk == walk
-    assert named(config) == (OURS if given in ("fast", "eager", "walked") else given)
+    assert provider_choice(config) == (OUR_PROVIDER if given in ("fast", "eager", "walked") else given)
 
 
 def test_refusals_reach_the_test(project: pytest.Pytester, run: Run) -> None:
@@ -131,9 +131,9 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
         def close(self) -> None:
             told.append("closed")
 
-    module = types.ModuleType("emad_ref.evidence.distant")
-    module.Distant = StandIn  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.evidence.distant", module)
+    module = types.ModuleType("emad_ref.measurements.run_resources")
+    module.RemoteDecoders = StandIn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", module)
     ask = ASK.format(expected="elsewhere m")
     project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ask, test_again=ask)
     options = ("--emad-decoder", "tcp:127.0.0.1:7007", "--emad-decoder-timeout", "3")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.missing import missing
-from pytest_emad import installed
+from emad_ref.report.gaps import find_gaps
+from pytest_emad import environment
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 MODEL = """
@@ -40,7 +40,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     (folder.parent / "conftest.py").write_text(RECORDED)
     (folder / "test_model.py").write_text(MODEL)
-    monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
+    monkeypatch.setattr(environment, "SUITES", (project.path / "suites",))
     return folder
 
 
@@ -107,8 +107,8 @@ def test_what_was_left_out_on_request_is_missing_from_a_proof_alone(
     report = report_of(project.path / "out")
     shipped = ["suites/claims/test_model.py::test_claim", "suites/claims/test_model.py::test_of_no_claim"]
     assert report["run"]["failures"] == []
-    assert missing(report, ["suites"], shipped) == []
-    found = [str(gap) for gap in missing(report, ["suites"], shipped, always=True)]
+    assert find_gaps(report, ["suites"], shipped) == []
+    found = [str(gap) for gap in find_gaps(report, ["suites"], shipped, always=True)]
     assert any("test_claim: left out by --emad-only: EMAD-E1, EMAD-R1, EMAD-R2; let it run" in gap for gap in found)
     assert any("test_of_no_claim: left out by --emad-only" in gap for gap in found)
 
@@ -117,8 +117,8 @@ def test_a_gate_that_was_left_out_is_missing_from_a_proof(suites: Path, project:
     project.makeconftest(FOREIGN)
     run("suites", "--emad-only", "EMAD-E1", "--emad-report", "out").assert_outcomes(passed=1, deselected=4)
     report, shipped = report_of(project.path / "out"), ["suites/claims/test_model.py::test_claim"]
-    assert missing(report, ["suites"], shipped) == []
-    assert "EMAD-F1" in [gap.of for gap in missing(report, ["suites"], shipped, always=True)]
+    assert find_gaps(report, ["suites"], shipped) == []
+    assert "EMAD-F1" in [gap.of for gap in find_gaps(report, ["suites"], shipped, always=True)]
 
 
 @pytest.mark.parametrize(("only", "status"), [("EMAD-F1", 0), ("EMAD-E1,EMAD-R1", 1)])
@@ -158,7 +158,7 @@ def test_tests_of_an_exit_are_asked_where_one_was_brought_and_else_passed_over_i
     report = report_of(project.path / "out")
     assert [entry["why"] for entry in report["deselected"]] == ["no exit was brought"]
     assert report["notes"] == []
-    assert missing(report, ["suites"], ["suites/claims/test_model.py::test_of_an_exit"], always=True) == []
+    assert find_gaps(report, ["suites"], ["suites/claims/test_model.py::test_of_an_exit"], always=True) == []
     (project.path / "found.exit").touch()
     run("suites", "--emad-exit", "found.exit").assert_outcomes(passed=1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_emad import installed
+from pytest_emad import environment
 from tests.plugin.conftest import RECORDED, Run
 
 USAGE = pytest.ExitCode.USAGE_ERROR
@@ -74,7 +74,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     (folder.parent / "conftest.py").write_text(RECORDED)
     (folder / "test_one.py").write_text("def test_one(): pass\n")
-    monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
+    monkeypatch.setattr(environment, "SUITES", (project.path / "suites",))
     return project.path / "suites"
 
 
@@ -137,8 +137,8 @@ def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytes
 
 PROFILED = """
 from hypothesis import Phase, given, settings, strategies as st
-from pytest_emad.properties import property_settings
-from emad_ref.evidence.study import BUDGETS
+from pytest_emad.hypothesis_profile import property_settings
+from emad_ref.measurements.study import BUDGETS
 drawn = []
 @given(st.integers())
 def test_property(number): drawn.append(number)
@@ -195,7 +195,7 @@ def test_a_hypothesis_profile_of_the_user_strengthens_a_gate_and_never_weakens_i
 
 
 def test_packages_from_two_places_are_a_usage_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "HOME", Path("elsewhere"))
+    monkeypatch.setattr(environment, "SOURCE_ROOT", Path("elsewhere"))
     result = run()
     assert result.ret == USAGE
     result.stderr.fnmatch_lines(["*pytest_emad comes from elsewhere, but emad_ref from*"])
@@ -216,24 +216,24 @@ def test_packages_from_two_places_are_a_usage_error(run: Run, monkeypatch: pytes
 def test_dependencies_outside_their_bounds_are_a_usage_error(
     suites: Path, run: Run, monkeypatch: pytest.MonkeyPatch, requirement: str, said: str
 ) -> None:
-    monkeypatch.setattr(installed.metadata, "requires", lambda name: [requirement, "never>=9; extra == 'tasks'"])
-    monkeypatch.setattr(installed.metadata, "version", versions(installed.metadata.version))
+    monkeypatch.setattr(environment.metadata, "requires", lambda name: [requirement, "never>=9; extra == 'tasks'"])
+    monkeypatch.setattr(environment.metadata, "version", versions(environment.metadata.version))
     result = run("suites")
     assert result.ret == USAGE
     result.stderr.fnmatch_lines([f"*{said}"])
 
 
 def test_stale_metadata_is_a_usage_error(suites: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed.metadata, "requires", lambda name: [])
-    monkeypatch.setattr(installed.metadata, "version", versions(installed.metadata.version, "0.0.1"))
+    monkeypatch.setattr(environment.metadata, "requires", lambda name: [])
+    monkeypatch.setattr(environment.metadata, "version", versions(environment.metadata.version, "0.0.1"))
     result = run("suites")
     assert result.ret == USAGE
     result.stderr.fnmatch_lines(["*pytest-emad=0.0.1 is installed, but the code in*install it again*"])
 
 
-def versions(real, ours: str = installed.emad_ref.__version__):  # type: ignore[no-untyped-def]  # a stand-in
+def versions(real, ours: str = environment.emad_ref.__version__):  # type: ignore[no-untyped-def]  # a stand-in
     """``importlib.metadata.version`` with a given answer for our own distribution, installed or not."""
-    return lambda name: ours if name == installed.DISTRIBUTION else real(name)
+    return lambda name: ours if name == environment.DISTRIBUTION else real(name)
 
 
 def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_print_no_table(
@@ -241,7 +241,7 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
 ) -> None:
     """No model at all, then exact identities, then what needs a sweep; what takes time stays in its place."""
     project.makepyfile(saying="def pytest_unconfigure(config): print('quiet:', config.option.benchmark_quiet)")
-    chosen = [installed.SUITES[0] / name for name in ("claims", "cost", "invariants/test_kv_consistency.py")]
+    chosen = [environment.SUITES[0] / name for name in ("claims", "cost", "invariants/test_kv_consistency.py")]
     result = run_apart("-p", "saying", "--collect-only", "-q", *chosen, "--emad-model", "a", "--emad-model", "b",
                        "--emad-pair", "a,b")  # fmt: skip
     names = [line.rpartition("::")[2] for line in result.outlines if "::" in line]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_emad import installed
+from pytest_emad import environment
 from tests.plugin.conftest import Run
 
 USAGE = pytest.ExitCode.USAGE_ERROR
@@ -28,7 +28,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
     (folder / "test_one.py").write_text(PLAIN)
-    monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
+    monkeypatch.setattr(environment, "SUITES", (project.path / "suites",))
     return project.path / "suites"
 
 
@@ -121,7 +121,7 @@ def test_workers_without_xdist_are_a_usage_error_of_the_suites(
 
 
 def test_suites_without_the_plugin_say_so(project: pytest.Pytester, wheel_layout: Path) -> None:
-    source = Path(installed.__file__).parents[1] / "suites" / "conftest.py"
+    source = Path(environment.__file__).parents[1] / "suites" / "conftest.py"
     (wheel_layout / "conftest.py").write_text(source.read_text())
     for arguments in (["--pyargs", "pytest_emad.suites.claims"], [str(wheel_layout)]):
         result = project.runpytest_subprocess("-p", "no:emad", "-p", "no:pytest_emad.plugin", *arguments)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from emad_ref import cli
-from pytest_emad import auditing, installed, integrity
+from pytest_emad import environment, integrity, suite_support
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 OK, FAILED, NONE_RUN = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -22,7 +22,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "invariants"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(installed, "SUITES", (folder.parent,))
+    monkeypatch.setattr(environment, "SUITES", (folder.parent,))
     return folder
 
 
@@ -323,8 +323,8 @@ OVERRIDES = """
 import functools
 import pytest
 import emad_ref.audit.finding as finding
-import emad_ref.audit.sameness as sameness
-from pytest_emad import auditing, recording
+import emad_ref.audit.token_comparison as sameness
+from pytest_emad import recorder, suite_support
 
 @pytest.fixture
 def emad_rng(): return None
@@ -334,11 +334,11 @@ def patched(request, monkeypatch):
     if request.node.name == "test_patched":
         real = sameness.same_tokens
         monkeypatch.setattr(sameness, "same_tokens", functools.wraps(real)(lambda *given, **more: None))
-        monkeypatch.setattr(auditing, "moved", lambda *given: 0.0)
+        monkeypatch.setattr(suite_support, "largest_threshold_change", lambda *given: 0.0)
         monkeypatch.setattr(finding, "TIE_LIMIT", 1.0)
         monkeypatch.setattr(finding, "Tally", type("Tally", (finding.Tally,), {}))
-        monkeypatch.setattr(recording.Recorder, "note", functools.partialmethod(print))
-        monkeypatch.setattr(auditing.Auditor, "__call__", lambda self, found: None)
+        monkeypatch.setattr(recorder.Recorder, "note", functools.partialmethod(print))
+        monkeypatch.setattr(suite_support.Auditor, "__call__", lambda self, found: None)
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -372,29 +372,29 @@ def test_a_part_of_ours_that_is_replaced_is_named(
         "fixture emad_rng",
         "fixture emad_register",
         "the body of suites/invariants/test_a.py::test_body",
-        "emad_ref.audit.sameness.same_tokens",
-        "pytest_emad.auditing.same_tokens",
-        "pytest_emad.auditing.moved",
+        "emad_ref.audit.token_comparison.same_tokens",
+        "pytest_emad.suite_support.same_tokens",
+        "pytest_emad.suite_support.largest_threshold_change",
         "emad_ref.audit.finding.TIE_LIMIT",
         "emad_ref.audit.finding.Tally",
-        "pytest_emad.recording.Recorder.note",
-        "pytest_emad.auditing.Auditor.__call__",
+        "pytest_emad.recorder.Recorder.note",
+        "pytest_emad.suite_support.Auditor.__call__",
     }
     assert {what.rpartition(".")[2] for what in named if "emad_ref" in what} == {"same_tokens", "TIE_LIMIT", "Tally"}
     assert named["fixture emad_rng"].startswith(conftest)
-    assert named["pytest_emad.auditing.Auditor.__call__"].startswith(conftest)
+    assert named["pytest_emad.suite_support.Auditor.__call__"].startswith(conftest)
     assert "a run with another judge proves nothing" in one(project, "replaced: fixture emad_rng by")
     assert cli.main(["verify", str(project.path / "out")]) == 1
     assert "replaced: fixture emad_rng by" in capsys.readouterr().err
 
 
 def test_a_module_behind_a_symbolic_link_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "link").symlink_to(installed.HOME, target_is_directory=True)
-    monkeypatch.setattr(auditing, "__file__", str(tmp_path / "link" / "pytest_emad" / "auditing.py"))
-    assert not list(integrity._module("pytest_emad.auditing", auditing))
-    monkeypatch.setattr(auditing, "moved", lambda *given: 0.0)
-    ((what, _),) = integrity._module("pytest_emad.auditing", auditing)
-    assert what == "pytest_emad.auditing.moved"
+    (tmp_path / "link").symlink_to(environment.SOURCE_ROOT, target_is_directory=True)
+    monkeypatch.setattr(suite_support, "__file__", str(tmp_path / "link" / "pytest_emad" / "suite_support.py"))
+    assert not list(integrity._replaced_in_module("pytest_emad.suite_support", suite_support))
+    monkeypatch.setattr(suite_support, "largest_threshold_change", lambda *given: 0.0)
+    ((what, _),) = integrity._replaced_in_module("pytest_emad.suite_support", suite_support)
+    assert what == "pytest_emad.suite_support.largest_threshold_change"
 
 
 LEAVES_OFF = """
@@ -412,19 +412,19 @@ def test_last(emad_audit): pass
 def test_what_a_skipped_module_never_defined_was_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "test_left_off.py"
     file.write_text(LEAVES_OFF)
-    monkeypatch.setattr(integrity, "HOME", tmp_path.resolve())
+    monkeypatch.setattr(integrity, "SOURCE_ROOT", tmp_path.resolve())
     spec = importlib.util.spec_from_file_location("suites.fidelity.test_left_off", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.raises(pytest.skip.Exception):
         spec.loader.exec_module(module)
-    assert not list(integrity._module(module.__name__, module))
+    assert not list(integrity._replaced_in_module(module.__name__, module))
     monkeypatch.delattr(module, "first")
     monkeypatch.setattr(module, "LIMIT", 2)
-    assert {what.rpartition(".")[2] for what, _ in integrity._module(module.__name__, module)} == {"LIMIT"}
+    assert {what.rpartition(".")[2] for what, _ in integrity._replaced_in_module(module.__name__, module)} == {"LIMIT"}
     monkeypatch.setattr(module, "Last", None, raising=False)
-    named = {what.rpartition(".")[2] for what, _ in integrity._module(module.__name__, module)}
+    named = {what.rpartition(".")[2] for what, _ in integrity._replaced_in_module(module.__name__, module)}
     assert named >= {"LIMIT", "first", "Last"}
 
 

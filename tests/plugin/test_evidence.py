@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from emad_ref import cli
-from emad_ref.report.reading import read_report
-from pytest_emad import installed
+from emad_ref.report.schema import read_report
+from pytest_emad import environment
 from tests.plugin.conftest import RECORDED, Run, report_of
 
 USAGE, INTERRUPTED = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED
@@ -26,7 +26,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = project.path / "suites" / "invariants"
     folder.mkdir(parents=True)
     (folder.parent / "conftest.py").write_text(RECORDED)
-    monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
+    monkeypatch.setattr(environment, "SUITES", (project.path / "suites",))
     return folder
 
 
@@ -100,7 +100,7 @@ def test_the_commit_of_the_users_own_repository_is_named(project: pytest.Pyteste
 AUDITED = """
 import pytest
 from emad_ref.audit.finding import Finding
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 @pytest.mark.parametrize("passed", [True, False, None])
 def test_audit(emad_record, emad_settings, passed):

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.verdict.goldens import Goldens, record_verdict
-from emad_ref.verdict.known import SCHEMA, VERDICTS, Circumstances, DamagedGolden, key_of, known_verdicts
+from emad_ref.statistics.goldens import (
+    SCHEMA,
+    VERDICTS,
+    DamagedGolden,
+    Goldens,
+    RunConditions,
+    key_of,
+    known_verdicts,
+    record_verdict,
+)
 from tests.plugin.conftest import Run, report_of
 
 
@@ -82,7 +90,7 @@ def test_an_index_that_is_none_is_damage(tmp_path: Path, content: str) -> None:
         Goldens((tmp_path,)).verify()
 
 
-KEY = key_of("EMAD-F1", "m", "c", Circumstances(0, "smoke"))
+KEY = key_of("EMAD-F1", "m", "c", RunConditions(0, "smoke"))
 
 
 def test_the_nearest_record_of_a_verdict_counts(tmp_path: Path) -> None:

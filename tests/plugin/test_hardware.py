@@ -11,36 +11,36 @@ from typing import Any
 
 import pytest
 
+from emad_ref.benchmark import machine
 from emad_ref.errors import EmadError
-from emad_ref.evidence.machine import CHECKED, TIMED, bandwidth, graphs, tolerances
-from emad_ref.meters import machine
-from emad_ref.models.graphs import NothingCaptured
+from emad_ref.measurements.hardware import CHECKED, TIMED, captured_steps, logit_tolerances, weight_bandwidth
+from emad_ref.models.graphs import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
-from emad_ref.workers import bounded
+from emad_ref.workers import time_limit
 from pytest_emad import hardware
 from tests.graphs import TapeEngine, capturing
 
 
 @pytest.fixture
 def chosen(tmp_path: Path) -> Any:
-    return hardware.arguments().parse_args(["emad-nano", "--out", str(tmp_path), "--device", "cpu"])
+    return hardware.argument_parser().parse_args(["emad-nano", "--out", str(tmp_path), "--device", "cpu"])
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "copied_per_second", lambda device: 1e9)
+    monkeypatch.setattr(machine, "copy_bandwidth", lambda device: 1e9)
 
 
 def given(*found: Any) -> Any:
     """Steps that say these, or raise them."""
 
-    def step(number: int, value: Any) -> hardware.Step:
+    def step(number: int, value: Any) -> hardware.HardwareStep:
         def measure(left: float) -> dict[str, Any]:
             if isinstance(value, Exception):
                 raise value
             return value
 
-        return hardware.Step("cost", f"model-{number}", "float32", measure)
+        return hardware.HardwareStep("cost", f"model-{number}", "float32", measure)
 
     return lambda chosen: (step(number, value) for number, value in enumerate(found))
 
@@ -53,47 +53,47 @@ def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeyp
         return {}
 
     said = {"a": lambda left: {"x": 1}, "b": looking}
-    steps = [hardware.Step("cost", name, "float32", measure) for name, measure in said.items()]
-    monkeypatch.setattr(hardware, "steps", lambda chosen: iter(steps))
-    hardware.taken(chosen)
+    steps = [hardware.HardwareStep("cost", name, "float32", measure) for name, measure in said.items()]
+    monkeypatch.setattr(hardware, "planned_steps", lambda chosen: iter(steps))
+    hardware.run_steps(chosen)
     assert seen == [["machine", "cost a float32"]]
     assert json.loads((tmp_path / "record.json").read_text())["cost a float32"]["x"] == 1
 
 
 def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
-    monkeypatch.setattr(hardware, "steps", given(EmadError("no such kernel here"), {"exit status": 0}))
-    record = hardware.taken(chosen)
+    monkeypatch.setattr(hardware, "planned_steps", given(EmadError("no such kernel here"), {"exit status": 0}))
+    record = hardware.run_steps(chosen)
     assert record["cost model-0 float32"]["reason"] == "no such kernel here"
     assert record["cost model-1 float32"]["status"] == "done"
-    assert hardware.failed(record) == ["cost model-0 float32"]
+    assert hardware.failed_steps(record) == ["cost model-0 float32"]
 
 
 def test_what_does_not_apply_to_a_device_is_on_record_and_no_failure(chosen):
     chosen.models, chosen.dtypes, chosen.steps = ["emad-nano"], ["float32"], ["graphs"]
-    record = hardware.taken(chosen)
+    record = hardware.run_steps(chosen)
     found = record["graphs emad-nano float32"]
     assert (found["status"], found["reason"]) == (
         "not applicable",
         "no step of emad-nano is captured on cpu: it runs by fast",
     )
-    assert hardware.failed(record) == []
+    assert hardware.failed_steps(record) == []
 
 
 def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
-    monkeypatch.setattr(hardware, "steps", given({}, {}))
+    monkeypatch.setattr(hardware, "planned_steps", given({}, {}))
     now = iter([0.0, 1.0, 2.0, 475.0, 476.0])  # of eight minutes; the second suite run would have five seconds
-    record = hardware.taken(chosen, clock=lambda: next(now))
+    record = hardware.run_steps(chosen, clock=lambda: next(now))
     assert record["cost model-0 float32"]["status"] == "done"
     assert record["cost model-1 float32"]["status"] == "not begun"
-    assert hardware.failed(record) == ["cost model-1 float32"]
+    assert hardware.failed_steps(record) == ["cost model-1 float32"]
 
 
 def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
     def endless(asked: list[str], log: Path, seconds: float, **options: Any) -> Any:
         raise subprocess.TimeoutExpired(asked, seconds)
 
-    monkeypatch.setattr(bounded, "status", endless)
-    found = hardware.suite("cost", "emad-nano", "float32", chosen, 100.0)
+    monkeypatch.setattr(time_limit, "run_command", endless)
+    found = hardware.run_suite("cost", "emad-nano", "float32", chosen, 100.0)
     assert (found["status"], found["reason"]) == ("ended", "not done after 50 s")
     assert "cannot be read" in found["report"]
 
@@ -111,25 +111,25 @@ def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
     ],
 )
 def test_what_is_no_good_end(found: dict[str, Any], bad: bool):
-    assert hardware.failed({"machine": {}, "step": found}) == ["step"] * bad
+    assert hardware.failed_steps({"machine": {}, "step": found}) == ["step"] * bad
 
 
 def test_a_suite_run_is_asked_for_in_words_that_pytest_does_not_take_for_paths(chosen, tmp_path):
-    asked = hardware.command("cost", "random:pythia-410m", "bfloat16", chosen, tmp_path)
+    asked = hardware.suite_command("cost", "random:pythia-410m", "bfloat16", chosen, tmp_path)
     assert [word for word in asked if word.startswith(str(tmp_path))] == []
     assert f"--emad-report={tmp_path}" in asked
     assert "--emad-only=EMAD-F2,EMAD-N1" in asked
-    assert "--emad-only=EMAD-F2,EMAD-N1" not in hardware.command("decoders", "m", "float32", chosen, tmp_path)
+    assert "--emad-only=EMAD-F2,EMAD-N1" not in hardware.suite_command("decoders", "m", "float32", chosen, tmp_path)
 
 
 def test_differences_are_measured_beside_their_bound():
-    found = tolerances("emad-nano", "float32", "cpu")
+    found = logit_tolerances("emad-nano", "float32", "cpu")
     assert 0 < found["largest difference"] <= found["bound"]
     assert found["layers"] == 4
 
 
 def test_a_token_reads_all_weights_but_the_embedding():
-    found = bandwidth("emad-nano", "float32", "cpu")
+    found = weight_bandwidth("emad-nano", "float32", "cpu")
     from emad_ref.models.loading import load
 
     model = load("emad-nano").model
@@ -141,7 +141,7 @@ def test_a_token_reads_all_weights_but_the_embedding():
 
 def test_captured_steps_are_held_against_eager_ones_and_timed_beside_them(monkeypatch):
     engines = capturing(monkeypatch)
-    found = graphs("emad-nano", "float32", "cpu")
+    found = captured_steps("emad-nano", "float32", "cpu")
     assert 0 < found["largest difference"] <= found["bound"]
     assert found["backend"] == "fast, captured graphs"
     assert len(engines) == 1, "the other is eager"
@@ -161,8 +161,8 @@ def test_captures_that_are_given_up_are_not_timed_as_captured_ones(monkeypatch):
         return capture(engine, function)
 
     monkeypatch.setattr(TapeEngine, "capture", tires)
-    with pytest.warns(NothingCaptured), pytest.raises(Unsupported, match=r"given up on cpu: .* no memory"):
-        graphs("emad-nano", "float32", "cpu")
+    with pytest.warns(GraphCaptureWarning), pytest.raises(Unsupported, match=r"given up on cpu: .* no memory"):
+        captured_steps("emad-nano", "float32", "cpu")
 
 
 def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):
@@ -180,7 +180,7 @@ def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):
 def test_copies_are_counted_read_and_written(monkeypatch):
     monkeypatch.undo()
     ticks = iter(range(10_000))
-    assert machine.copied_per_second("cpu", size=500, clock=lambda: next(ticks) / 10) == pytest.approx(2 * 500 / 0.1)
+    assert machine.copy_bandwidth("cpu", size=500, clock=lambda: next(ticks) / 10) == pytest.approx(2 * 500 / 0.1)
 
 
 def test_a_board_is_read_as_far_as_it_answers(monkeypatch):
@@ -199,11 +199,11 @@ def test_a_board_is_read_as_far_as_it_answers(monkeypatch):
         nvmlDeviceGetMaxClockInfo=refuses, nvmlDeviceGetTemperature=lambda handle, kind: 41,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", board)
-    said = machine._nvml("GPU-1")
+    said = machine._nvml_facts("GPU-1")
     assert (said["driver"], said["power limit, W"], said["memory clock, MHz"]) == ("570.1", 700.0, 3201.0)
     assert said["largest SM clock, MHz"] == "unread: Not Supported"
 
 
 def test_a_board_that_cannot_be_opened_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "the package nvidia-ml-py is not installed" in machine._nvml("GPU-1")["driver"]
+    assert "the package nvidia-ml-py is not installed" in machine._nvml_facts("GPU-1")["driver"]

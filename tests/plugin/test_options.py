@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from emad_ref.evidence.study import BUDGETS
-from emad_ref.wire.address import Program, Server
-from pytest_emad.options import OPTIONS, Settings, settings
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.wire.address import ProgramAddress, ServerAddress
+from pytest_emad.options import OPTIONS, RunSettings, settings
 from tests.plugin.conftest import Run
 
 VALUES: dict[str, tuple[str, Any]] = {
@@ -19,7 +19,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "backend": ("emad-walked", "emad-walked"),
     "expect-decoder": ("foreign", "foreign"),
     "waive": ("EMAD-F2=slow", (("EMAD-F2", "slow"),)),
-    "decoder": ("tcp:127.0.0.1:7007", Server("tcp:127.0.0.1:7007", "127.0.0.1", 7007)),
+    "decoder": ("tcp:127.0.0.1:7007", ServerAddress("tcp:127.0.0.1:7007", "127.0.0.1", 7007)),
     "decoder-timeout": ("2.5", 2.5),
     "process-timeout": ("30", 30.0),
     "profile": ("profile.json", "profile.json"),
@@ -54,11 +54,11 @@ def files(project: pytest.Pytester) -> None:
         project.path.joinpath(folder).mkdir(parents=True)
 
 
-def parsed(project: pytest.Pytester, *arguments: str) -> Settings:
+def parsed(project: pytest.Pytester, *arguments: str) -> RunSettings:
     return settings(project.parseconfig("-p", "no:cacheprovider", *arguments))
 
 
-def field_of(found: Settings, name: str) -> Any:
+def field_of(found: RunSettings, name: str) -> Any:
     """What an option became, in the settings, their study or their gating."""
     field = FIELDS.get(name, name.replace("-", "_"))
     (held,) = [part for part in (found, found.study, found.gating) if field in part.__dataclass_fields__]
@@ -245,12 +245,12 @@ def test_a_program_runs_in_the_folder_that_names_it(project: pytest.Pytester) ->
     program.write_text("")
     program.chmod(0o755)
     found = parsed(project, "--emad-decoder", "exec:./decoder --threads 1")
-    assert isinstance(found.decoder, Program)
+    assert isinstance(found.decoder, ProgramAddress)
     assert (found.decoder.words, found.decoder.folder) == ((str(program), "--threads", "1"), project.path)
     assert found.to_json()["decoder"] == "exec:./decoder --threads 1"
 
 
 def test_settings_are_plain_data() -> None:
     """An unhashable or mutable field would let one test change another's settings."""
-    assert Settings.__dataclass_params__.frozen  # type: ignore[attr-defined]  # set by @dataclass
+    assert RunSettings.__dataclass_params__.frozen  # type: ignore[attr-defined]  # set by @dataclass
     assert [budget.rank for budget in BUDGETS.values()] == [0, 1, 2]

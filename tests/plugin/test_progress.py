@@ -10,13 +10,13 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from pytest_emad import progress
+from pytest_emad import terminal as terminal_module
 
 SUITE = """
 from tqdm import tqdm
-from pytest_emad import progress
+from pytest_emad import terminal
 def test():
-    for _ in tqdm(range(3), desc="a long pass", file=progress.stream()):
+    for _ in tqdm(range(3), desc="a long pass", file=terminal.progress_stream()):
         pass
     print("captured")
 """
@@ -39,12 +39,12 @@ def test_a_terminal_shows_bars_and_capture_keeps_the_rest(run_apart: object, pro
 def test_work_that_ends_before_its_bar_is_drawn_leaves_no_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new line comes with the first word, not with the stream."""
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setattr(progress, "_streams", [terminal])
-    for _ in tqdm(range(3), desc="unseen", file=progress.stream(), delay=60):
+    monkeypatch.setattr(terminal_module, "_streams", [terminal])
+    for _ in tqdm(range(3), desc="unseen", file=terminal_module.progress_stream(), delay=60):
         pass
     terminal.flush()
     assert terminal.buffer.getvalue() == b""  # type: ignore[attr-defined]
-    for _ in tqdm(range(3), desc="seen", file=progress.stream()):
+    for _ in tqdm(range(3), desc="seen", file=terminal_module.progress_stream()):
         pass
     terminal.flush()
     shown = terminal.buffer.getvalue().decode()  # type: ignore[attr-defined]
@@ -62,8 +62,8 @@ def test_where_standard_error_is_no_terminal_bars_stay_captured(run_apart: objec
 
 def test_workers_of_xdist_share_a_terminal_and_so_leave_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    progress.open_stream(worker=True)
+    terminal_module.open_stream(worker=True)
     try:
-        assert progress.stream() is None
+        assert terminal_module.progress_stream() is None
     finally:
-        progress.close_stream()
+        terminal_module.close_stream()

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.verdict.claims import load_register
-from pytest_emad.asking import record_answer
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.statistics.verdicts import load_register
+from pytest_emad.suite_support import record_answer
 
 FOUND = Finding("answers", False, "of the answers that this verdict reads, row 31, position 4: emitted 3", 9, 0)
 
 
-def refuted(evidence: Any, asked: Asked) -> Answer:
+def refuted(evidence: Any, asked: ClaimContext) -> Answer:
     FOUND.require()
     raise AssertionError("a failed finding goes no further")
 
@@ -26,7 +26,7 @@ def test_a_claim_whose_answers_are_refuted_is_recorded_as_not_decided_and_fails(
     audits: list[Finding] = []
     verdicts: list[Any] = []
     record: Any = SimpleNamespace(audit=audits.append, claim=lambda verdict, *about: verdicts.append((verdict, about)))
-    docket: Any = SimpleNamespace(asked=lambda *about: Asked(claim, "m", np.random.default_rng(0)))
+    docket: Any = SimpleNamespace(asked=lambda *about: ClaimContext(claim, "m", np.random.default_rng(0)))
     evidence: Any = SimpleNamespace(name="m", corpus="text", fingerprint="f00d")
     with pytest.raises(pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"):
         record_answer(evidence, 4, docket, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from emad_ref.models.bundled import bundled_names
-from emad_ref.verdict.known import known_verdicts
+from emad_ref.statistics.goldens import known_verdicts
 from pytest_emad import rejudge
 
 SUITE = """
 import pytest
-from emad_ref.verdict.claims import Verdict
+from emad_ref.statistics.verdicts import Verdict
 
 @pytest.mark.emad(claim="EMAD-E13")
 def test_it(emad_record, emad_settings, pytestconfig):
@@ -29,10 +29,10 @@ def test_timed():
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The command in a folder of its own: one suite, whose verdict with seed n is the n-th word of a file."""
-    for name in (*rejudge.CLAIMING, "golden"):
+    for name in (*rejudge.JUDGED_FOLDERS, "golden"):
         (tmp_path / ("golden" if name == "golden" else f"suites/{name}")).mkdir(parents=True)
     (tmp_path / "suites/claims/test_stub.py").write_text(SUITE)
-    for file in rejudge.OF_THE_PAIR:
+    for file in rejudge.PAIR_SUITES:
         (tmp_path / "suites" / file).write_text(SUITE.replace('"text"', '"text of a pair"'))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def test_a_test_that_fails_is_seen_in_an_update_too(asked, tmp_path, capsys) -> 
 
 
 def test_every_bundled_model_and_the_pair_are_asked_on_every_text() -> None:
-    names = [run.name for run in rejudge.runs((*bundled_names(), rejudge.PAIR), (0, 1))]
+    names = [run.name for run in rejudge.planned_runs((*bundled_names(), rejudge.PAIR), (0, 1))]
     assert len(names) == len(set(names))
     for model in bundled_names():
         texts = [""] if model.startswith("emad-t5") else ["-world-premise", "-world-mixed"]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from emad_ref.report.units import DONE, finished
+from emad_ref.report.parts import DONE_FILE, finished_status
 from pytest_emad import reproduce
 
 SUITE = """
 import pytest
-from emad_ref.verdict.claims import Verdict
+from emad_ref.statistics.verdicts import Verdict
 
 @pytest.mark.emad(claim="EMAD-E13")
 def test_it(emad_record, emad_settings):
@@ -79,13 +79,13 @@ def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", '{"identity": 3}', "[" * 100_000])
 def test_a_mark_that_was_damaged_since_stands_for_nothing(asked, tmp_path, capsys, mark):
-    wanted = reproduce.identity("one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
-    (tmp_path / DONE).write_text(mark)
-    assert finished(tmp_path / DONE, wanted) is None
-    (tmp_path / DONE).write_text(json.dumps({"identity": wanted, "status": "well"}))
-    assert finished(tmp_path / DONE, wanted) is None
-    (tmp_path / DONE).write_text(json.dumps({"identity": wanted, "status": 1}))
-    assert finished(tmp_path / DONE, wanted) == 1
+    wanted = reproduce.unit_identity("one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
+    (tmp_path / DONE_FILE).write_text(mark)
+    assert finished_status(tmp_path / DONE_FILE, wanted) is None
+    (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": "well"}))
+    assert finished_status(tmp_path / DONE_FILE, wanted) is None
+    (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": 1}))
+    assert finished_status(tmp_path / DONE_FILE, wanted) == 1
 
 
 def test_a_place_that_cannot_be_written_to_is_a_usage_error(capsys):
@@ -104,7 +104,7 @@ def test_what_cannot_run_is_status_four_and_is_tried_again(tmp_path, capsys):
     arguments = ["one", "--out", str(tmp_path / "out"), "--suites", str(tmp_path), "--budget", "smoke"]
     assert reproduce.main(arguments) == 4  # an empty folder collects nothing
     assert "one: status 5, see log.txt" in capsys.readouterr().out
-    assert not (tmp_path / "out" / "one" / "test_stub" / DONE).exists()
+    assert not (tmp_path / "out" / "one" / "test_stub" / DONE_FILE).exists()
     assert not (tmp_path / "out" / "report.md").exists(), "there is nothing to show"
 
 
@@ -115,6 +115,6 @@ def test_models_whose_folders_would_collide_are_refused(asked):
 
 def test_a_unit_of_another_commit_is_another(monkeypatch):
     chosen = SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
-    before = reproduce.identity("one", "p", chosen)
+    before = reproduce.unit_identity("one", "p", chosen)
     monkeypatch.setattr(reproduce, "commit", lambda: "another")
-    assert reproduce.identity("one", "p", chosen) != before
+    assert reproduce.unit_identity("one", "p", chosen) != before

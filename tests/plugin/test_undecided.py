@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emad_ref import cli
-from pytest_emad import installed as installation
+from pytest_emad import environment as installation
 from pytest_emad import integrity
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
@@ -21,7 +21,7 @@ SUITES = {
         from types import SimpleNamespace
         from emad_ref.point import full_depth
         from emad_ref.protocol import ModelRef, Request
-        from pytest_emad.backends import make_decoder
+        from pytest_emad.decoder_providers import make_decoder
         REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), full_depth(2))
         @pytest.fixture
         def opened(request): return lambda: make_decoder(request.config, REQUEST)
@@ -218,7 +218,7 @@ def pytest_runtest_makereport():
 """
 REFUTED = """
 from emad_ref.audit.finding import Finding
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 def test_sampling(opened, emad_settings, emad_record):
     opened()
     Auditor(None, 0.0, emad_settings, emad_record)(Finding("rows", False, "row 2 is off", 7, 1))
@@ -323,10 +323,10 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types
 
-    stand_in = types.ModuleType("emad_ref.evidence.host")
-    stand_in.ours = lambda request: "ours"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.evidence.host", stand_in)
-    monkeypatch.setattr(integrity, "replaced", lambda item: [])  # which would name the stand-in
+    stand_in = types.ModuleType("emad_ref.measurements.run_resources")
+    stand_in.make_judge_decoder = lambda request: "ours"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
+    monkeypatch.setattr(integrity, "find_replacements", lambda item: [])  # which would name the stand-in
 
 
 def test_a_conftest_that_was_not_loaded_is_named(

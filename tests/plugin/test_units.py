@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from emad_ref.report.reading import read_report
-from emad_ref.report.units import DONE
-from pytest_emad import apart, reproduce
+from emad_ref.report.parts import DONE_FILE
+from emad_ref.report.schema import read_report
+from pytest_emad import reproduce, subprocesses
 
 HELPERS = """
 import os, pytest, time
 from pathlib import Path
-from emad_ref.verdict.claims import Verdict
+from emad_ref.statistics.verdicts import Verdict
 
 @pytest.fixture(autouse=True)
 def noted(request):
@@ -95,8 +95,10 @@ def judged(*words: str) -> int:
 
 def one_run(place: Path) -> Any:
     """The report of a pytest that is asked everything at once."""
-    words = apart.command(["suites"], {"model": "m", "budget": "smoke", "device": "cpu", "report": place / "at-once"})
-    assert apart.status(words, place / "at-once.txt") == 0
+    words = subprocesses.pytest_words(
+        ["suites"], {"model": "m", "budget": "smoke", "device": "cpu", "report": place / "at-once"}
+    )
+    assert subprocesses.run_pytest(words, place / "at-once.txt") == 0
     return read_report(place / "at-once")
 
 
@@ -130,10 +132,10 @@ def test_parts_together_say_what_one_run_says_and_are_kept(place: Path, capsys: 
     assert {path.name for path in (place / "out" / "m").iterdir()} >= {"report.md", "parts.json", "log.txt", *PARTS}
 
     capsys.readouterr()  # a run that was killed in the middle goes on with what it had not finished
-    stamps = {part: (place / "out" / "m" / part / DONE).stat().st_mtime_ns for part in PARTS}
-    (place / "out" / "m" / "b-measuring" / DONE).unlink()
+    stamps = {part: (place / "out" / "m" / part / DONE_FILE).stat().st_mtime_ns for part in PARTS}
+    (place / "out" / "m" / "b-measuring" / DONE_FILE).unlink()
     assert judged() == 0
-    again = [part for part in PARTS if (place / "out" / "m" / part / DONE).stat().st_mtime_ns != stamps[part]]
+    again = [part for part in PARTS if (place / "out" / "m" / part / DONE_FILE).stat().st_mtime_ns != stamps[part]]
     assert again == ["b-measuring"]
     assert capsys.readouterr().out.count("judged before, status 0") == len(PARTS) - 1
 
@@ -179,7 +181,7 @@ def test_installed_suites_are_cut_by_their_folders(wheel_layout: Path, project: 
 def test_whoever_is_killed_leaves_nobody_at_work(place: Path) -> None:
     """A pytest ends with the process that waits for it: what is resumed finds its folder to itself."""
     waiting = (
-        "import os; from pathlib import Path; from pytest_emad import apart\n"
+        "import os; from pathlib import Path; from pytest_emad import subprocesses\n"
         "apart.status(['waiting.py'], Path('waiting.txt'))"
     )
     (place / "waiting.py").write_text(

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.questions.duels import Found
+from emad_ref.claims.baseline_comparison import BaselineEvidence
 from emad_ref.record import Floats
-from emad_ref.sweep.families import LEVELS
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.dominance import Family, Split
-from emad_ref.verdict.units import ByDocument
+from emad_ref.statistics.fronts import FamilySplit, PointFamily
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict
+from emad_ref.sweep.grids import SAVING_LEVELS
 from tests.questions.simulation import Case, celled
 
 SAVINGS = np.linspace(0.0, 0.65, 27)
@@ -46,7 +46,7 @@ class Text:
         self.hardness = np.exp(0.3 * rng.standard_normal(documents) - 0.045)
         self.willingness = 1 + 0.3 * rng.uniform(-1, 1, documents)
 
-    def split(self, curve: Curve, savings: Floats = SAVINGS) -> Split:
+    def split(self, curve: Curve, savings: Floats = SAVINGS) -> FamilySplit:
         """A family's points on this text; the first of ``savings`` is full depth's, 0."""
         shape = len(self.tokens), len(savings)
         away = np.cumsum(self.rng.standard_normal(shape), axis=1) / np.sqrt(shape[1])
@@ -55,44 +55,44 @@ class Text:
         rate, spent = self.level[:, None] + lost, 1 - savings * self.willingness[:, None]
         full = 1000.0 * self.tokens * (1 + 0.001 * self.tokens)
         columns = rate * self.tokens[:, None], full[:, None] * spent, self.tokens
-        return Split(*map(ByDocument.distinct, columns))
+        return FamilySplit(*map(ByDocument.distinct, columns))
 
 
-def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = SAVINGS) -> Family:
+def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = SAVINGS) -> PointFamily:
     names = "full depth", *(f"{name} {saved:.3f}" for saved in savings[1:])
-    return Family(names, *(text.split(curve, savings) for text in texts))
+    return PointFamily(names, *(text.split(curve, savings) for text in texts))
 
 
 def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Floats = SAVINGS):
     """EMAD's curve lies above the rival's by ``rise`` nats per token at the last saving, in proportion before it."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> BaselineEvidence:
         texts = Text(rng, CHOSEN_ON), Text(rng, documents)
         ours = family("emad", texts, lambda savings: curve(savings) + rise * savings / 0.65, savings)
-        return Found(ours, family("rival", texts, curve, savings))
+        return BaselineEvidence(ours, family("rival", texts, curve, savings))
 
     return found
 
 
-def renamed(side: Family) -> Family:
+def renamed(side: PointFamily) -> PointFamily:
     return replace(side, names=("full depth", *(f"other {name}" for name in side.names[1:])))
 
 
-def itself(rng: np.random.Generator) -> Found:
+def itself(rng: np.random.Generator) -> BaselineEvidence:
     """A rival that is EMAD under another name."""
     ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, 200)), convex)
-    return Found(ours, renamed(ours))
+    return BaselineEvidence(ours, renamed(ours))
 
 
-def halved(side: Family) -> Family:
+def halved(side: PointFamily) -> PointFamily:
     """The family on every second document, full depth on the others."""
 
-    def half(split: Split) -> Split:
+    def half(split: FamilySplit) -> FamilySplit:
         odd = (np.arange(len(split.tokens)) % 2 == 1)[:, None]
         loss, flops = (
             column.like(np.where(odd, column.values, column.values[:, :1])) for column in (split.loss, split.flops)
         )
-        return Split(loss, flops, split.tokens)
+        return FamilySplit(loss, flops, split.tokens)
 
     return replace(renamed(side), validation=half(side.validation), evaluation=half(side.evaluation))
 
@@ -100,26 +100,26 @@ def halved(side: Family) -> Family:
 def on_every_second(curve: Curve, documents: int = 200):
     """EMAD against itself on every second document: its front at half the saving, or worse where it bends."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> BaselineEvidence:
         ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, documents)), curve)
-        return Found(ours, halved(ours))
+        return BaselineEvidence(ours, halved(ours))
 
     return found
 
 
-def halves_of(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], Found]]:
+def halves_of(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], BaselineEvidence]]:
     return lambda documents, icc: on_every_second(curve, documents)
 
 
-def shallow(rng: np.random.Generator) -> Found:
+def shallow(rng: np.random.Generator) -> BaselineEvidence:
     texts = Text(rng, CHOSEN_ON), Text(rng, 40)
-    return Found(family("emad", texts, convex), family("rival", texts, convex, np.array([0.0, 0.05, 0.1])))
+    return BaselineEvidence(family("emad", texts, convex), family("rival", texts, convex, np.array([0.0, 0.05, 0.1])))
 
 
 def both_sides_save_the_same(verdict: Verdict) -> None:
-    assert [leg.name.partition(" net: ")[0] for leg in verdict.legs] == [f"{level:.0%}" for level in LEVELS]
-    for leg, level in zip(verdict.legs, LEVELS, strict=True):
-        assert f"both save {level:.2%} net" in leg.reason or level == LEVELS[-1], "the last may lie beyond reach"
+    assert [leg.name.partition(" net: ")[0] for leg in verdict.legs] == [f"{level:.0%}" for level in SAVING_LEVELS]
+    for leg, level in zip(verdict.legs, SAVING_LEVELS, strict=True):
+        assert f"both save {level:.2%} net" in leg.reason or level == SAVING_LEVELS[-1], "the last may lie beyond reach"
         assert " against " in leg.name
 
 
@@ -133,7 +133,7 @@ def says_that_nothing_met(verdict: Verdict) -> None:
     assert verdict.reason == "no point of both sweeps saves 15 % of FLOPs on validation"
 
 
-def alike(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], Found]]:
+def alike(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], BaselineEvidence]]:
     return lambda documents, icc: met(0.0, documents, curve)
 
 

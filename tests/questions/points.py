@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from emad_ref.evidence.points import NllPair, PointEvidence
-from emad_ref.verdict.counting import TaskAt
-from emad_ref.verdict.units import ByDocument, ByItem
+from emad_ref.measurements.operating_points import NllPair, PointMeasurements
+from emad_ref.statistics.accuracy import TaskAccuracy
+from emad_ref.statistics.units import ByDocument, ByItem
 
 SPREAD_NATS = 0.004  # per token, between documents of one text
 
@@ -34,7 +34,7 @@ def items(
     gained: float = 0.0,
     each: int = 1,
     correlation: float = 0.0,
-) -> TaskAt:
+) -> TaskAccuracy:
     """Items of which full depth solves a share of ``solved``, and the point a share of ``lost`` fewer.
 
     ``gained``: share that only the point solves, so that as many more are lost.
@@ -47,7 +47,7 @@ def items(
     full = luck < solved
     kept = drop >= (lost + gained) / solved
     won = drop < (gained / (1 - solved) if gained else 0.0)
-    return TaskAt(ByItem(full, cluster), ByItem(np.where(full, kept, won), cluster), guess, saving)
+    return TaskAccuracy(ByItem(full, cluster), ByItem(np.where(full, kept, won), cluster), guess, saving)
 
 
 def _luck(rng: np.random.Generator, cluster: np.ndarray, alike: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ def point(
     answered: int = 1500,
     idle: Mapping[str, float] | None = None,
     **options: float,
-) -> PointEvidence:
+) -> PointMeasurements:
     """A point that saves ``saves``, with one corpus, and tasks on which it loses ``lost`` of all items.
 
     ``idle``: tasks on which it saves nothing, and what it loses there all the same; ``options`` of ``items``.
@@ -74,4 +74,4 @@ def point(
     lost = {"a": 0.0, "b": 0.0, "c": 0.0} if lost is None else lost
     tasks = {task: items(rng, share, answered, **options) for task, share in lost.items()}
     tasks |= {task: items(rng, share, answered, saving=0.004) for task, share in (idle or {}).items()}
-    return PointEvidence(name, saves, {"world": documents(rng, rise, count)}, tasks)
+    return PointMeasurements(name, saves, {"world": documents(rng, rise, count)}, tasks)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emad_ref.evidence.exits.answers import Exited
-from emad_ref.questions.early_exits import Contest
-from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.units import ByItem
+from emad_ref.claims.early_exit_answers import RuleComparison
+from emad_ref.measurements.early_exits import ExitScores
+from emad_ref.statistics.units import ByItem
+from emad_ref.statistics.verdicts import Leg, Verdict
 from tests.questions.simulation import clustered
 
 ITEMS = 120
@@ -70,25 +70,25 @@ def contest(
     sooner: float = 0.0,
     gained: float | None = 0.0,
     cell: Cell = PLAIN,
-) -> Contest:
+) -> RuleComparison:
     """Ours leaves ``sooner`` blocks earlier in expectation; ``gained``: None for the same score on every item."""
     tokens = rng.integers(2, 12, cell.items)
     blocks = DEEP + 0.5 * rng.standard_normal(cell.items)
     ours_blocks = blocks - sooner + NOISE_BLOCKS * cell.noise(rng)
     same = (cell.column(np.full(cell.items, 0.5)),) * 2
     ours, theirs = same if gained is None else scores(rng, gained, cell)
-    return Contest(where, exited(ours, ours_blocks, tokens), exited(theirs, blocks, tokens))
+    return RuleComparison(where, exited(ours, ours_blocks, tokens), exited(theirs, blocks, tokens))
 
 
-def alike(rng: np.random.Generator, where: str, cell: Cell = PLAIN, sizes: str = "") -> Contest:
+def alike(rng: np.random.Generator, where: str, cell: Cell = PLAIN, sizes: str = "") -> RuleComparison:
     """A rule against itself."""
     one = contest(rng, where, cell=cell)
-    return Contest(where, one.ours, one.ours, sizes)
+    return RuleComparison(where, one.ours, one.ours, sizes)
 
 
-def exited(score: ByItem, blocks: np.ndarray, tokens: np.ndarray) -> Exited:
+def exited(score: ByItem, blocks: np.ndarray, tokens: np.ndarray) -> ExitScores:
     """Items whose tokens leave after ``blocks`` [items] on average."""
-    return Exited(score, score.like(blocks * tokens), score.like(tokens))
+    return ExitScores(score, score.like(blocks * tokens), score.like(tokens))
 
 
 def near(truths: dict[str, float], within: float) -> Callable[[Verdict], None]:

@@ -40,9 +40,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import binom
 
-from emad_ref.questions.asking import Asked
+from emad_ref.claims.base import ClaimContext
 from emad_ref.record import Floats, Ints
-from emad_ref.verdict.claims import Outcome, Verdict, load_register
+from emad_ref.statistics.verdicts import Outcome, Verdict, load_register
 
 Truth = Literal["holds", "fails", "edge", "power", "tied", "premise", "value"]
 REGISTER = load_register()
@@ -110,12 +110,12 @@ def clustered(rng: np.random.Generator, clusters: int, each: int, icc: float) ->
     return np.sqrt(icc) * shared + np.sqrt(1 - icc) * own, cluster
 
 
-def asked(claim: str, rng: np.random.Generator, other_legs: int = 0) -> Asked:
+def asked(claim: str, rng: np.random.Generator, other_legs: int = 0) -> ClaimContext:
     """The shipped row, asked about a simulated model."""
-    return Asked(REGISTER[claim], "simulated", rng, other_legs)
+    return ClaimContext(REGISTER[claim], "simulated", rng, other_legs)
 
 
-Decide = Callable[[Any, Asked], Verdict]
+Decide = Callable[[Any, ClaimContext], Verdict]
 
 
 def judged(claim: str, decide: Decide, case: Case, draws: range) -> list[Verdict]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from emad_ref.claims.base import Answer, ClaimContext, Question, ask, module_of, question_of
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
-from emad_ref.questions.asking import Answer, Asked, Question, ask
-from emad_ref.questions.register import module_of, question_of
-from emad_ref.verdict.claims import load_register
+from emad_ref.statistics.verdicts import load_register
 
 CLAIM = load_register()["EMAD-E5"]
 
@@ -25,12 +24,12 @@ class Simulated:
     fingerprint: str = "abc"
 
 
-def asked() -> Asked:
-    return Asked(CLAIM, "simulated", np.random.default_rng(0))
+def asked() -> ClaimContext:
+    return ClaimContext(CLAIM, "simulated", np.random.default_rng(0))
 
 
 def test_what_a_decoder_declines_is_not_applicable_and_refused() -> None:
-    def answer(evidence: Simulated, asked: Asked) -> Answer:
+    def answer(evidence: Simulated, asked: ClaimContext) -> Answer:
         raise Unsupported("only lowers depth")
 
     found = ask(Question("EMAD-E5", "model", answer), Simulated(), asked())
@@ -46,7 +45,7 @@ def test_who_declines_says_why(reason: object) -> None:
 
 
 def test_other_errors_are_not_swallowed() -> None:
-    def answer(evidence: Simulated, asked: Asked) -> Answer:
+    def answer(evidence: Simulated, asked: ClaimContext) -> Answer:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -54,7 +53,7 @@ def test_other_errors_are_not_swallowed() -> None:
 
 
 def test_ids_are_module_names() -> None:
-    assert module_of("EMAD-F1-literal") == "emad_ref.questions.emad_f1_literal"
+    assert module_of("EMAD-F1-literal") == "emad_ref.claims.emad_f1_literal"
 
 
 def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:

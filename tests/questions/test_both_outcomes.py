@@ -15,11 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.questions.register import module_of
-from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.goldens import record_verdict
-from emad_ref.verdict.known import Circumstances, KnownVerdicts, key_of, known_verdicts, settled
-from pytest_emad.options import Settings
+from emad_ref.claims.base import module_of
+from emad_ref.statistics.goldens import (
+    KnownVerdicts,
+    RunConditions,
+    key_of,
+    known_verdicts,
+    record_verdict,
+    settled_outcome,
+)
+from emad_ref.statistics.verdicts import load_register
+from pytest_emad.options import RunSettings
 from tests.questions.simulation import SEED, WANTED, Case, Truth, asked
 from tests.questions.test_every_row import cases_of
 
@@ -47,17 +53,17 @@ def decided(claim: str, truth: Truth) -> dict[str, str]:
     cases = [case for case in cases_of(claim).CASES if case.truth == truth]
     for case in cases:
         found = outcomes(claim, case)
-        if settled(found) in WANTED[truth]:
+        if settled_outcome(found) in WANTED[truth]:
             return found
     pytest.fail(f"{claim}: of {len(cases)} simulated cases in which it {truth}, none says so with seeds {SEEDS}")
 
 
 def key(claim: str, truth: Truth) -> dict[str, str]:
-    return key_of(claim, f"simulated: {truth}", CORPUS, Circumstances(0, BUDGET))
+    return key_of(claim, f"simulated: {truth}", CORPUS, RunConditions(0, BUDGET))
 
 
 @pytest.fixture
-def known(emad_settings: Settings) -> KnownVerdicts:
+def known(emad_settings: RunSettings) -> KnownVerdicts:
     return known_verdicts([emad_settings.golden or Path(__file__).parents[2] / "golden"])
 
 
@@ -68,7 +74,7 @@ def test_the_rows_are_the_gates_of_the_papers_and_the_rivals() -> None:
 @pytest.mark.parametrize("truth", SIDES)
 @pytest.mark.parametrize("claim", ROWS)
 def test_the_row_is_seen_to_survive_and_to_fail(
-    claim: str, truth: Truth, known: KnownVerdicts, emad_settings: Settings
+    claim: str, truth: Truth, known: KnownVerdicts, emad_settings: RunSettings
 ) -> None:
     """On simulated evidence, with three seeds; and the record says the same."""
     found = decided(claim, truth)

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.claims.base import ClaimContext, RunPlan, question_of
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.questions.asking import Asked
-from emad_ref.questions.company import Docket
-from emad_ref.questions.register import question_of
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.statistics.rates import RESAMPLES
+from emad_ref.statistics.verdicts import load_register
 from emad_ref.text.world import TASKS
-from emad_ref.verdict.bootstrap import RESAMPLES
-from emad_ref.verdict.claims import load_register
 
 REGISTER = load_register()
 LAYERS = 12
@@ -30,7 +28,7 @@ LEGS = {
 
 
 def other_legs(claim: str, study: Study = RUN, **docket: Any) -> int:
-    return Docket(REGISTER, study, **docket).other_legs(claim, LAYERS)
+    return RunPlan(REGISTER, study, **docket).other_legs(claim, LAYERS)
 
 
 @pytest.mark.parametrize("claim", REGISTER)
@@ -76,13 +74,13 @@ def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
 
 
 def test_whoever_brings_an_exit_asks_about_it() -> None:
-    asked = [Docket(REGISTER, Study(exit=found)).asks("EMAD-X1") for found in (None, Path("some.exit"))]
+    asked = [RunPlan(REGISTER, Study(exit=found)).asks("EMAD-X1") for found in (None, Path("some.exit"))]
     assert asked == [False, True]
-    assert not Docket(REGISTER, Study(exit=Path("some.exit"))).asks("EMAD-E12")
+    assert not RunPlan(REGISTER, Study(exit=Path("some.exit"))).asks("EMAD-E12")
 
 
 def test_a_question_may_hear_what_the_run_asks_beside_it() -> None:
-    docket = Docket(REGISTER, RUN, frozenset({"EMAD-R5"}))
+    docket = RunPlan(REGISTER, RUN, frozenset({"EMAD-R5"}))
     heard = docket.asked("EMAD-R5", "m", LAYERS).also("EMAD-F1")
     own = docket.asked("EMAD-F1", "m", LAYERS)
     assert (heard.claim, heard.model, heard.other_legs) == (own.claim, own.model, own.other_legs)
@@ -90,27 +88,27 @@ def test_a_question_may_hear_what_the_run_asks_beside_it() -> None:
 
 
 def test_outside_a_run_there_is_nothing_beside_it() -> None:
-    alone = Asked(REGISTER["EMAD-F2"], "m", np.random.default_rng(0))
+    alone = ClaimContext(REGISTER["EMAD-F2"], "m", np.random.default_rng(0))
     with pytest.raises(BadArgument, match=r"claim='EMAD-F1'.*Docket"):
         alone.also("EMAD-F1")
 
 
 def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
     """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
-    docket = Docket(REGISTER, RUN, frozenset(REGISTER), models=2)
+    docket = RunPlan(REGISTER, RUN, frozenset(REGISTER), models=2)
     family = docket.other_legs("EMAD-E9", LAYERS) + question_of("EMAD-E9").legs(RUN, LAYERS)
     assert family > 250
     assert family * 20 <= RESAMPLES + 1
 
 
 def test_every_question_draws_from_the_studys_seed() -> None:
-    docket = Docket(REGISTER, Study(seed=3))
+    docket = RunPlan(REGISTER, Study(seed=3))
     drawn = [docket.asked(claim, "m", LAYERS).rng.random() for claim in ("EMAD-E9", "EMAD-R1")]
     assert drawn == [np.random.default_rng(3).random()] * 2
 
 
 def asks(claim: str, budget: str = "smoke", **docket: Any) -> bool:
-    return Docket(REGISTER, Study(budget=BUDGETS[budget]), **docket).asks(claim)
+    return RunPlan(REGISTER, Study(budget=BUDGETS[budget]), **docket).asks(claim)
 
 
 def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> None:
@@ -123,5 +121,5 @@ def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> No
     assert not any(REGISTER[name].gate for name in waiting), "a gate that waits would pass unasked"
     assert asks("EMAD-E12", "standard")
     assert asks("EMAD-E12", gate_claims=frozenset({"EMAD-E12"}))
-    whole = Docket(REGISTER, RUN)
+    whole = RunPlan(REGISTER, RUN)
     assert all(whole.asks(name, pair_named=True) for name in pair)

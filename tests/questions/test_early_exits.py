@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.claims import ee_1, ee_3, ee_4, ee_7, ee_8, ee_9, ee_13, ee_15
+from emad_ref.claims.base import Answer
+from emad_ref.claims.early_exit_answers import answer_on_items, early_exit_premise
 from emad_ref.errors import RunStopped
-from emad_ref.evidence.exhibits import Table
-from emad_ref.evidence.exits import Exits
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import Study
-from emad_ref.models.loading import Loaded, load
+from emad_ref.measurements.attachments import AttachedTable
+from emad_ref.measurements.early_exits import EarlyExitMeasurements
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import Study
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
-from emad_ref.questions import ee_1, ee_3, ee_4, ee_7, ee_8, ee_9, ee_13, ee_15
-from emad_ref.questions.asking import Answer
-from emad_ref.questions.early_exits import on_items, premise
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.legs import counted, row
+from emad_ref.statistics.legs import combine_verdict, count_leg
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case, asked
 from tests.small_exits import TUNED, published, somebodys
 from tests.unit.tasks.test_datasets import write
@@ -36,11 +36,11 @@ QUESTIONS = [{"id": "1", "question": "What did Ada put?", "answers": [{"text": "
 SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
 SAMSUM = [{"id": "1", "dialogue": "Ada: Tea, two cups?\nBob: Yes.", "summary": "Bob wants two cups of tea."}]
 DECIDED = {"EE-1": ee_1, "EE-3": ee_3, "EE-7": ee_7, "EE-9": ee_9, "EE-13": ee_13, "EE-15": ee_15}
-ROWS = Table("rows", [{"one": 1}])
+ROWS = AttachedTable("rows", [{"one": 1}])
 
 
 @pytest.fixture(scope="module")
-def bundled() -> Loaded:
+def bundled() -> LoadedModel:
     return load(TUNED)
 
 
@@ -50,7 +50,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(bundled: Loaded) -> Callable[..., Evidence]:
+def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
     return partial(somebodys, bundled)
 
 
@@ -58,13 +58,13 @@ def ee(claim: str):
     return asked(claim, np.random.default_rng(0))
 
 
-def answered(run: Evidence) -> Answer:
+def answered(run: ModelMeasurements) -> Answer:
     """An answer without decoding: one measured leg."""
 
     def verdict() -> Verdict:
-        return row(ee("EE-3").claim, run.name, [counted("one", 1.0, 1, "blocks")])
+        return combine_verdict(ee("EE-3").claim, run.name, [count_leg("one", 1.0, 1, "blocks")])
 
-    return on_items(run, ee("EE-3"), verdict, lambda: (ROWS,))
+    return answer_on_items(run, ee("EE-3"), verdict, lambda: (ROWS,))
 
 
 def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_was_not_asked_never_stands_for_a_verdict_on_files(made, data: Path
         (made(data, tokenizer=None), "unmeasured"),
     ):
         answer = answered(run)
-        assert answer.verdict == premise(run, ee("EE-3"))
+        assert answer.verdict == early_exit_premise(run, ee("EE-3"))
         assert (answer.verdict.verdict, answer.corpus) == (outcome, "random tokens")
         assert (answer.exhibits.notes, answer.exhibits.tables) == ((), ())
         assert answer.fingerprint == run.fingerprint
@@ -94,7 +94,7 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
     def declined() -> Verdict:
         raise Unsupported("no such rule here")
 
-    answer = on_items(made(data), ee("EE-3"), declined)
+    answer = answer_on_items(made(data), ee("EE-3"), declined)
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no such rule here")
     assert len(answer.exhibits.notes) == 2
 
@@ -102,7 +102,7 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
 def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:
     write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
     with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
-        on_items(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
+        answer_on_items(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
 
 
 @pytest.mark.parametrize(("question", "claim", "outcome"), [(ee_1, "EE-1", "falsified"), (ee_4, "EE-4", "measured")])
@@ -121,7 +121,7 @@ def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_
 
 
 def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
-    run = Evidence(load("emad-nano"), Study(), Host())
+    run = ModelMeasurements(load("emad-nano"), Study(), RunResources())
     for question, claim in ((ee_1, "EE-1"), (ee_4, "EE-4"), (ee_13, "EE-13")):
         answer = question.answer(run, ee(claim))
         assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
@@ -143,7 +143,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
     sides: list[OperatingPoint] = []
 
     def answered(task: str, rule: str, minimum: int) -> Any:
-        sides.append(Exits.point(exits, rule, minimum))  # type: ignore[arg-type]  # as far as a point needs it
+        sides.append(EarlyExitMeasurements.point(exits, rule, minimum))  # type: ignore[arg-type]  # as far as a point needs it
         return SimpleNamespace(exited=sides[-1])
 
     exits = SimpleNamespace(
@@ -151,7 +151,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
         counting=[("qa", 7), ("qa", 19)],
         answered=answered,
     )
-    contests = list(ee_3.fair(exits))  # type: ignore[arg-type]
+    contests = list(ee_3.fair_comparisons(exits))  # type: ignore[arg-type]
 
     def earliest(point: OperatingPoint) -> int:
         return min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1)
@@ -194,7 +194,9 @@ def cases(claim: str) -> list[Case]:
 def having(found: Any, **facts: Any) -> Any:
     """``found`` with other tasks left out; EE-3 keeps what it judges and what it only shows apart."""
     return (
-        replace(found, fair=replace(found.fair, **facts)) if isinstance(found, ee_3.Found) else replace(found, **facts)
+        replace(found, fair=replace(found.fair, **facts))
+        if isinstance(found, ee_3.ContrastiveExitEvidence)
+        else replace(found, **facts)
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.questions.asking import Asked
-from emad_ref.questions.emad_e1 import Found, decide
-from emad_ref.verdict.claims import Verdict, load_register
-from emad_ref.verdict.units import ByDocument
+from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.emad_e1 import EntropyProfileEvidence, decide
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict, load_register
 
 
 def judged(steps: list[float], n: int = 40) -> Verdict:
@@ -16,8 +16,8 @@ def judged(steps: list[float], n: int = 40) -> Verdict:
     tokens = source.integers(50, 200, n)
     means = 5 + np.concatenate([[0], np.cumsum(steps)])
     sums = tokens[:, None] * (means + 0.02 * source.standard_normal((n, len(means))))
-    asked = Asked(load_register()["EMAD-E1"], "m", np.random.default_rng(5))
-    return decide(Found(ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
+    asked = ClaimContext(load_register()["EMAD-E1"], "m", np.random.default_rng(5))
+    return decide(EntropyProfileEvidence(ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.claims import emad_f1, emad_f1_literal
+from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.quality import QualityEvidence, perplexity_leg, simes
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.points import PointEvidence
+from emad_ref.measurements.operating_points import PointMeasurements
 from emad_ref.point import full_depth
-from emad_ref.questions import emad_f1, emad_f1_literal
-from emad_ref.questions.asking import Asked
-from emad_ref.questions.quality import Found, perplexity_leg, simes
-from emad_ref.verdict.claims import Verdict, load_register
-from emad_ref.verdict.counting import TaskAt
-from emad_ref.verdict.numbers import quantity
-from emad_ref.verdict.units import ByDocument, ByItem
+from emad_ref.statistics.accuracy import TaskAccuracy
+from emad_ref.statistics.number_format import quantity
+from emad_ref.statistics.units import ByDocument, ByItem
+from emad_ref.statistics.verdicts import Verdict, load_register
 
 REGISTER = load_register()
 F1 = REGISTER["EMAD-F1"]
@@ -37,17 +37,17 @@ def corpus(rise: float, n: int = 200, spread: float = 0.002, seed: int = 1):
 def task(lost: int, n: int = 1000):
     reference, candidate = np.ones(n, bool), np.ones(n, bool)
     candidate[:lost] = False
-    return TaskAt(ByItem.distinct(reference), ByItem.distinct(candidate), guess=0.0, saving=0.3)
+    return TaskAccuracy(ByItem.distinct(reference), ByItem.distinct(candidate), guess=0.0, saving=0.3)
 
 
-def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=500, spread=0.002, items=1000) -> PointEvidence:
+def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=500, spread=0.002, items=1000) -> PointMeasurements:
     tasks = {f"task{i}": task(k, items) for i, k in enumerate(lost)}
-    return PointEvidence(name, saves, {"world": corpus(rise, n, spread)}, tasks)
+    return PointMeasurements(name, saves, {"world": corpus(rise, n, spread)}, tasks)
 
 
-def f1(*points: PointEvidence, claim=F1, other_legs=0, unmeasured=None, decide=emad_f1.decide) -> Verdict:
-    asked = Asked(claim, "m", np.random.default_rng(5), other_legs)
-    verdict = decide(Found(points, unmeasured or {}), asked)
+def f1(*points: PointMeasurements, claim=F1, other_legs=0, unmeasured=None, decide=emad_f1.decide) -> Verdict:
+    asked = ClaimContext(claim, "m", np.random.default_rng(5), other_legs)
+    verdict = decide(QualityEvidence(points, unmeasured or {}), asked)
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
     return verdict
 
@@ -161,7 +161,7 @@ def test_one_document_with_most_of_the_tokens_is_told_and_decides_nothing():
     full = ByDocument.distinct(2.0 * tokens)
     lost = ByDocument.distinct(2.1 * tokens)
     for arms in ((full, full), (lost, full)):
-        verdict = f1(PointEvidence("p", 0.5, {"world": (*arms, ByDocument.distinct(tokens))}, point().tasks))
+        verdict = f1(PointMeasurements("p", 0.5, {"world": (*arms, ByDocument.distinct(tokens))}, point().tasks))
         assert (verdict.verdict, verdict.n) == ("inconclusive", 2)
         said = (
             "2 documents, at least 30 are needed; 500 unequal documents count as 2; the largest has 60 % of the tokens"
@@ -176,7 +176,9 @@ def of_documents(each: np.ndarray) -> str:
     """The reason of the perplexity leg where documents of 100 tokens rise by ``each`` nats per token."""
     tokens = ByDocument.distinct(np.full(len(each), 100))
     full = ByDocument.distinct(200.0 + np.zeros(len(each)))
-    (leg, *_) = f1(PointEvidence("p", 0.5, {"world": (full.like(200 + 100 * each), full, tokens)}, point().tasks)).legs
+    (leg, *_) = f1(
+        PointMeasurements("p", 0.5, {"world": (full.like(200 + 100 * each), full, tokens)}, point().tasks)
+    ).legs
     return f"{leg.outcome}: {leg.reason}"
 
 
@@ -204,12 +206,12 @@ def test_a_rise_on_the_threshold_is_told_so_and_asks_for_nothing():
 
 @pytest.mark.parametrize("nats", [300.0, 800.0])
 def test_a_rise_of_hundreds_of_nats_is_falsified_with_a_finite_number(nats):
-    verdict = f1(PointEvidence("p", 0.5, {"world": corpus(math.expm1(1.0), spread=0.1)}, point().tasks))
+    verdict = f1(PointMeasurements("p", 0.5, {"world": corpus(math.expm1(1.0), spread=0.1)}, point().tasks))
     assert verdict.verdict == "falsified"
     tokens = ByDocument.distinct(np.full(400, 100))
     full = ByDocument.distinct(np.full(400, 200.0))
     steep = full.like(200 + 100 * (nats + noise(400)))
-    leg = f1(PointEvidence("p", 0.5, {"world": (steep, full, tokens)}, point().tasks)).legs[0]
+    leg = f1(PointMeasurements("p", 0.5, {"world": (steep, full, tokens)}, point().tasks)).legs[0]
     assert leg.outcome == "falsified"
     assert math.log1p(leg.estimate) == pytest.approx(min(nats, 700))
     assert ("800 nats per token" in leg.reason) == (nats == 800)
@@ -221,7 +223,7 @@ def test_a_loss_that_is_no_number_names_the_document(wrong):
     full, tokens = ByDocument.distinct(np.full(40, 200.0)), ByDocument.distinct(np.full(40, 100))
     broken = full.like(np.where(np.arange(40) == 17, wrong, 200.0))
     with pytest.raises(BadArgument, match=r"nll_candidate\[17\]=(nan|inf), but expected a finite number; look at doc"):
-        f1(PointEvidence("p", 0.5, {"world": (broken, full, tokens)}, point().tasks))
+        f1(PointMeasurements("p", 0.5, {"world": (broken, full, tokens)}, point().tasks))
 
 
 def test_a_task_below_the_minimum_of_items_shows_nothing():
@@ -243,14 +245,14 @@ def test_with_fewer_than_two_tasks_it_cannot_survive_on_perplexity_alone(lost):
 def test_tasks_that_full_depth_does_not_solve_prove_nothing():
     good = point()
     wrong, coin = (ByItem.distinct(values) for values in (np.zeros(1000, dtype=bool), np.arange(1000) % 2 == 0))
-    poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], TaskAt(wrong, wrong, 0.0, 0.3)))
+    poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], TaskAccuracy(wrong, wrong, 0.0, 0.3)))
     verdict = f1(poor)
     assert verdict.verdict == "inconclusive"
     said = " ".join(leg.reason for leg in verdict.legs)
     assert "1 of 3 tasks counts: task1 not solved: 0.0 % right, 0.0 % by guessing; task2 not solved" in said
-    guessed = dict.fromkeys("ab", TaskAt(coin, coin, 0.0, 0.3))
+    guessed = dict.fromkeys("ab", TaskAccuracy(coin, coin, 0.0, 0.3))
     assert f1(replace(good, tasks=guessed)).verdict == "survived"
-    assert f1(replace(good, tasks=guessed | {"a": TaskAt(coin, coin, 0.5, 0.3)})).verdict == "inconclusive"
+    assert f1(replace(good, tasks=guessed | {"a": TaskAccuracy(coin, coin, 0.5, 0.3)})).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize("lost", [0, 970])
@@ -308,7 +310,7 @@ def test_without_a_corpus_it_cannot_survive():
 def test_lossless_exits_survive_and_say_what_they_do_not_exclude():
     tokens = ByDocument.distinct(np.full(400, 100))
     nll = ByDocument.distinct(2.0 * tokens.values)
-    verdict = f1(PointEvidence("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
+    verdict = f1(PointMeasurements("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
     assert verdict.verdict == "survived"
     assert verdict.legs[0].interval is None
     assert "the same in each of 400 documents" in verdict.legs[0].reason
@@ -383,7 +385,7 @@ def test_the_literal_reading_does_not_gate_and_lists_only_the_worst():
 
 def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
     own, other = corpus(0.0), corpus(0.02)
-    held = PointEvidence("p", 0.5, {"self": own}, point().tasks)
+    held = PointMeasurements("p", 0.5, {"self": own}, point().tasks)
     asked = []
 
     def corpora(at):

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.stopwatch import Requests
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.questions import emad_f1, emad_f2
-from emad_ref.questions.asking import Answer, Asked
-from emad_ref.questions.emad_f2 import Found, Timed, decide, timed_of, usable
-from emad_ref.questions.quality import stands
-from emad_ref.verdict.claims import Leg, Verdict, load_register
-from emad_ref.verdict.units import ByPair
+from emad_ref.claims import emad_f1, emad_f2
+from emad_ref.claims.base import Answer, ClaimContext
+from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide, timed_batch, usable_point
+from emad_ref.claims.quality import is_usable
+from emad_ref.measurements.latency import TimingResult
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Leg, Verdict, load_register
 from tests.questions.simulation import asked
 
 F2 = load_register()["EMAD-F2"]
 
 
-def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more: float) -> Timed:
+def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more: float) -> TimedBatch:
     """The point takes a second on average, full depth ``ratio``, and other baselines as many seconds as they say."""
     source = np.random.default_rng(seed)
     mood = 1 + 0.2 * source.random(n)
@@ -31,11 +31,11 @@ def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more
     def arm(seconds: float) -> ByPair:
         return ByPair(mood * seconds * np.exp(spread * source.standard_normal(n)))
 
-    return Timed(arm(1.0), {"full depth": arm(ratio)} | {name: arm(seconds) for name, seconds in more.items()})
+    return TimedBatch(arm(1.0), {"full depth": arm(ratio)} | {name: arm(seconds) for name, seconds in more.items()})
 
 
-def judged(batches: dict[int, Timed], other_legs: int = 0, **found: Any) -> Verdict:
-    return decide(Found(batches, **found), Asked(F2, "m", np.random.default_rng(0), other_legs))
+def judged(batches: dict[int, TimedBatch], other_legs: int = 0, **found: Any) -> Verdict:
+    return decide(SpeedupEvidence(batches, **found), ClaimContext(F2, "m", np.random.default_rng(0), other_legs))
 
 
 def f2(ratios: dict[int, float], other_legs: int = 0, **options) -> Verdict:
@@ -148,7 +148,7 @@ def test_times_of_something_else_are_falsified_though_no_point_was_usable():
 # ------------------------------------------------------------ where the gain ends
 
 
-def sweep(**more: float) -> dict[int, Timed]:
+def sweep(**more: float) -> dict[int, TimedBatch]:
     """2 and 8 rows, from twelve pairs."""
     return {2: timed(1.3, n=12, seed=2, **more), 8: timed(0.9, n=12, seed=8, **more)}
 
@@ -200,7 +200,9 @@ def test_without_a_sweep_nothing_ends():
 
 
 def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
-    found = Found({1: timed(1.3, generate=1.4, compiled=1.2)}, swept={2: timed(1.3, n=12, generate=0.9, compiled=1.2)})
+    found = SpeedupEvidence(
+        {1: timed(1.3, generate=1.4, compiled=1.2)}, swept={2: timed(1.3, n=12, generate=0.9, compiled=1.2)}
+    )
     first, second = emad_f2.time_rows(found)
     assert (first["batch"], first["decides"], first["pairs"]) == (1, True, 30)
     assert (second["batch"], second["decides"], second["pairs"]) == (2, False, 12)
@@ -212,7 +214,7 @@ def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
 def test_arms_become_baselines_by_name():
     seconds = {arm: np.full(3, 1.0 + at) for at, arm in enumerate(("full", "adaptive", "generate", "compiled"))}
     check = Finding("timed", True, "", 1, 0)
-    made = timed_of(Requests(SimpleNamespace(seconds=seconds), [], {}, ()), check)
+    made = timed_batch(TimingResult(SimpleNamespace(seconds=seconds), [], {}, ()), check)
     assert made.adaptive.values.tolist() == [2.0] * 3
     assert {name: column.values[0] for name, column in made.baselines.items()} == {
         "full depth": 1.0,
@@ -245,7 +247,7 @@ def f1(*legs: Leg) -> Verdict:
 )
 def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
     legs = [leg(f"p: {at}", outcome) for at, outcome in enumerate(outcomes)]
-    assert stands(f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified")), "p") is usable
+    assert is_usable(f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified")), "p") is usable
 
 
 def evidence(trained: bool = True):
@@ -259,7 +261,7 @@ def evidence(trained: bool = True):
     )
 
 
-def heard(verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> Asked:
+def heard(verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> ClaimContext:
     """F2, in a run whose F1 says ``verdict``."""
     monkeypatch.setattr(emad_f1, "answer", lambda evidence, asked: Answer(verdict))
     own = asked("EMAD-F2", np.random.default_rng(0))
@@ -269,19 +271,19 @@ def heard(verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> Asked:
 def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed(monkeypatch):
     said = f1(leg("deep: perplexity", "survived"), leg("middle: perplexity", "inconclusive"),
               leg("shallow: perplexity", "falsified"))  # fmt: skip
-    point, refusal = usable(evidence(), heard(said, monkeypatch))
+    point, refusal = usable_point(evidence(), heard(said, monkeypatch))
     assert (point.name, refusal) == ("middle", "")
 
 
 def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most(monkeypatch):
     said = f1(*(leg(f"{name}: perplexity", "falsified") for name in ("deep", "middle", "shallow")))
-    point, refusal = usable(evidence(), heard(said, monkeypatch))
+    point, refusal = usable_point(evidence(), heard(said, monkeypatch))
     assert (point.name, refusal) == ("shallow", "no usable point: EMAD-F1 is falsified (one leg)")
 
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked(monkeypatch):
     monkeypatch.setattr(emad_f1, "answer", lambda evidence, asked: pytest.fail("asked"))
-    point, refusal = usable(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
+    point, refusal = usable_point(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
     assert point.name == "shallow"
     assert "random weights" in refusal
     assert "--emad-require speed" in refusal
@@ -292,7 +294,7 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
     """And its note knows of every leg of the run."""
     seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
     stopwatch = SimpleNamespace(
-        timed=lambda point: {1: Requests(SimpleNamespace(seconds=seconds), [], {}, ())},
+        timed=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
         checked=lambda point, rows: Finding("timed", True, "", rows, 0),
         without_compiled="",
         note=lambda *given: given,
@@ -300,10 +302,13 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
     )
     swept = SimpleNamespace(timed=lambda point: {})
     known = SimpleNamespace(stopwatch=stopwatch, swept=swept)
-    question = Asked(F2, "m", np.random.default_rng(0), other_legs=4)
-    found = emad_f2.found_at(known, "the point", unusable)
+    question = ClaimContext(F2, "m", np.random.default_rng(0), other_legs=4)
+    found = emad_f2.speedup_evidence_at(known, "the point", unusable)
     assert emad_f2.decide(found, question).verdict == outcome
-    assert emad_f2.shown(found, known, "the point", question).notes == (("the point", 1.10, 5), "the point, apart")
+    assert emad_f2.speedup_exhibits(found, known, "the point", question).notes == (
+        ("the point", 1.10, 5),
+        "the point, apart",
+    )
 
 
 def test_an_encoder_decoder_is_not_timed():

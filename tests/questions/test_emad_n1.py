@@ -8,32 +8,32 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.meters.energy import Energies, Unmeasured
+from emad_ref.benchmark.energy import EnergyResult, Unmeasured
+from emad_ref.claims import emad_n1
+from emad_ref.claims.base import ClaimContext, ask
+from emad_ref.claims.emad_n1 import QUESTION, decide, device_uuid, energy_counter, found_of, measured
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
-from emad_ref.questions import emad_n1
-from emad_ref.questions.asking import Asked, ask
-from emad_ref.questions.emad_n1 import QUESTION, decide, device_uuid, energy_counter, found_of, measured
-from emad_ref.verdict.claims import load_register
+from emad_ref.statistics.verdicts import load_register
 from tests.unit.test_energy import Board
 
 CLAIM = load_register()["EMAD-N1"]
 
 
-def asked(other_legs: int = 0) -> Asked:
-    return Asked(CLAIM, "m", np.random.default_rng(0), other_legs)
+def asked(other_legs: int = 0) -> ClaimContext:
+    return ClaimContext(CLAIM, "m", np.random.default_rng(0), other_legs)
 
 
-def energies(ratio: float, pairs: int = 30, **told) -> Energies:
+def energies(ratio: float, pairs: int = 30, **told) -> EnergyResult:
     """Joules as a device gave them, ``ratio`` times as many under the point as at full depth."""
     noise = np.exp(0.02 * np.random.default_rng(1).standard_normal(pairs))
     joules = {"full": np.full(pairs, 300.0), "adaptive": 300.0 * ratio * noise}
     tokens = {arm: np.full(pairs, 100) for arm in joules}
     said = {"source": "energy counter", "device": "Board", "spoiled": (), "caveats": ()} | told
     seconds = {arm: np.full(pairs, 5.0) for arm in joules}
-    return Energies(joules, seconds, tokens, ("full",) * pairs, **said)
+    return EnergyResult(joules, seconds, tokens, ("full",) * pairs, **said)
 
 
 def test_replayed_readings_drive_the_verdict():
@@ -68,7 +68,7 @@ def test_what_the_counter_may_be_off_by_widens_the_interval_at_its_worst():
 def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch):
     on_cpu = SimpleNamespace(device=torch.device("cpu"), places=[])
     board = Board(source="CPU package energy")
-    monkeypatch.setattr(emad_n1, "rapl", lambda: board)
+    monkeypatch.setattr(emad_n1, "open_rapl", lambda: board)
     with energy_counter(on_cpu, packages=True) as counter:
         assert counter is board
     with energy_counter(on_cpu) as counter:
@@ -95,8 +95,8 @@ def test_the_note_says_which_instrument_and_what_was_spoiled():
 
 
 def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
-    evidence = Evidence(load("emad-nano"), Study(corpus="self"), Host())
-    monkeypatch.setattr(Evidence, "stopwatch", property(lambda self: pytest.fail("timed")))
+    evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
+    monkeypatch.setattr(ModelMeasurements, "stopwatch", property(lambda self: pytest.fail("timed")))
     answer = ask(QUESTION, evidence, asked())
     assert answer.verdict.verdict == "unmeasured"
     assert answer.verdict.reason == "no NVML device: the decoder runs on no GPU"
@@ -112,7 +112,7 @@ def test_a_model_on_two_devices_has_no_counter():
 
 def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: pytest.MonkeyPatch):
     """A board whose clock turns with every token generated: decoders really decode, the counter is replayed."""
-    evidence = Evidence(load("emad-nano"), Study(corpus="self"), Host())
+    evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
     evidence.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
     board = Board()
     asked_of: list[tuple[int, int]] = []
@@ -132,16 +132,18 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
             return self._decoder.generate(prompts, new, stop)
 
     make = evidence.host.make_decoder
-    counted = Evidence(evidence.loaded, evidence.study, Host(make_decoder=lambda request: Counted(make(request))))
+    counted = ModelMeasurements(
+        evidence.loaded, evidence.study, RunResources(make_decoder=lambda request: Counted(make(request)))
+    )
     counted.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
-    real = emad_n1.paired
-    monkeypatch.setattr(emad_n1, "paired", lambda *a, **k: real(*a, **k, clock=board.clock))
+    real = emad_n1.measure_pairs
+    monkeypatch.setattr(emad_n1, "measure_pairs", lambda *a, **k: real(*a, **k, clock=board.clock))
     monkeypatch.setattr(emad_n1, "refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(emad_n1, "counted_over_polled", lambda *a, **k: 1.0)
     found = measured(counted, board)
     assert list(found) == [1, 4]
     for rows, each in found.items():
-        assert isinstance(each, Energies)
+        assert isinstance(each, EnergyResult)
         assert each.tokens["full"].tolist() == [4 * rows] * emad_n1.SMOKE_PAIRS
         assert each.joules["adaptive"].tolist() == [1800.0] * emad_n1.SMOKE_PAIRS
     assert set(asked_of) == {(1, 4), (4, 4)}
@@ -149,11 +151,11 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
 
 @pytest.mark.parametrize(("budget", "pairs"), [("smoke", 6), ("standard", 60), ("full", 100)])
 def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int, monkeypatch: pytest.MonkeyPatch):
-    evidence = Evidence(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), Host())
+    evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), RunResources())
     evidence.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
     wanted: list[int] = []
     none = Unmeasured("no clean window")
-    monkeypatch.setattr(emad_n1, "paired", lambda arms, count, *a, **k: wanted.append(count) or none)
+    monkeypatch.setattr(emad_n1, "measure_pairs", lambda arms, count, *a, **k: wanted.append(count) or none)
     monkeypatch.setattr(emad_n1, "refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(emad_n1, "counted_over_polled", lambda *a, **k: 1.0)
     assert emad_n1.windows(evidence, Board(), 1) == none

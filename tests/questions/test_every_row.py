@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from emad_ref.evidence.study import Study
-from emad_ref.questions.register import module_of, question_of
-from emad_ref.verdict.claims import load_register
+from emad_ref.claims.base import module_of, question_of
+from emad_ref.measurements.study import Study
+from emad_ref.statistics.verdicts import load_register
 from tests.questions.simulation import Case, Truth, hold
 
 REGISTER = load_register()

@@ -8,29 +8,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Refuted
+from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.claims import ead_a1, ead_a2, ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
+from emad_ref.claims.base import RunPlan, ask, question_of
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.pair.asked import TEXTS
-from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.names import PairNames
-from emad_ref.evidence.pair.rules import PAPER, Constants
-from emad_ref.evidence.pair.sizes import Sizes
-from emad_ref.evidence.study import Study
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_models import TEXTS
+from emad_ref.measurements.pair_routing import PAPER, SwitchingConstants
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import PairNames, PairSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.questions import ead_a1, ead_a2, ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
-from emad_ref.questions.asking import ask
-from emad_ref.questions.company import Docket
-from emad_ref.questions.register import question_of
-from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.units import ByItem
+from emad_ref.statistics.units import ByItem
+from emad_ref.statistics.verdicts import load_register
 from tests.questions.cases.answered import right
 from tests.questions.simulation import asked
 
 ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
-FEW = Sizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
+FEW = PairSizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
 
 
 def rng() -> np.random.Generator:
@@ -100,7 +96,7 @@ def test_the_headline_is_asked_of_names_alone() -> None:
 
 @pytest.mark.parametrize("claim", ["EAD-H1", *ROUTED, *SPECULATING])
 def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
-    docket, question = Docket(load_register(), Study(), models=5), question_of(claim)
+    docket, question = RunPlan(load_register(), Study(), models=5), question_of(claim)
     assert question.about == ("names" if claim == "EAD-H1" else "pair")
     assert docket._times(question) == 1
     assert docket._times(replace(question, about="model")) == 5
@@ -112,7 +108,7 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
     names = ("emad-nano", "emad-tiny")
     small, large = map(load, names)
     loaded = replace(small, trained=trained), replace(large, trained=trained)
-    alike = Pair(*loaded, Study(), Host(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike = PairMeasurements(*loaded, Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
     alike.rules.__dict__["compared"] = {}
     answer = ask(question_of("EAD-H2"), alike, asked("EAD-H2", rng()))
     assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
@@ -126,7 +122,7 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
 def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
     names = ("emad-nano", "emad-tiny")
-    alike = Pair(*map(load, names), Study(), Host(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
     alike.rules.__dict__["compared"] = {}
     answer = ask(question_of("EAD-F2"), alike, asked("EAD-F2", rng()))
     assert answer.verdict.verdict == "not applicable"
@@ -151,8 +147,12 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    kept = ead_f1.Routed("task", "llama", ead_f1.Judged("rules", switched, switched, alone, 0.41, (0.4, 0.5)))
-    verdict = ead_f1.decide(ead_f1.Found((kept, ead_f1.Routed("task", "qwen", None))), asked("EAD-F1", rng()))
+    kept = ead_f1.TaskAtSaving(
+        "task", "llama", ead_f1.RoutedScores("rules", switched, switched, alone, 0.41, (0.4, 0.5))
+    )
+    verdict = ead_f1.decide(
+        ead_f1.SwitchingScoreEvidence((kept, ead_f1.TaskAtSaving("task", "qwen", None))), asked("EAD-F1", rng())
+    )
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
     assert verdict.verdict == "inconclusive"
 
@@ -161,9 +161,9 @@ def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     ("question", "constants", "compared"),
     [
         (ead_a1, PAPER, [1, 2, 10, 20]),
-        (ead_a1, Constants(2, 2), [1, 5, 10, 20]),
+        (ead_a1, SwitchingConstants(2, 2), [1, 5, 10, 20]),
         (ead_a2, PAPER, [1, 5, 20, 40]),
-        (ead_a2, Constants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
+        (ead_a2, SwitchingConstants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
     ],
 )
 def test_no_value_is_compared_with_itself_and_all_at_one_saving(question, constants, compared) -> None:
@@ -228,9 +228,9 @@ def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
 
 
 @pytest.fixture(scope="module")
-def bundled() -> Pair:
+def bundled() -> PairMeasurements:
     names = ("emad-nano", "emad-tiny")
-    made = Pair(*map(load, names), Study(), Host(), names=names, savings=(0.415,), size=FEW)
+    made = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415,), size=FEW)
     made.rules.__dict__["compared"] = {"inventory": SimpleNamespace(worth_routing=True, gap=SimpleNamespace(value=1.0))}
     return made
 
@@ -258,8 +258,8 @@ class Lying:
 
 def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
     """It is no number and no verdict: whoever asks fails, before anything is timed."""
-    own = emad_e8.speculation
-    monkeypatch.setattr(emad_e8, "speculation", lambda draft, verifier: Lying(own(draft, verifier)))
+    own = emad_e8.speculative_decoder
+    monkeypatch.setattr(emad_e8, "speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
     monkeypatch.setattr(bundled.timing, "timed", lambda arms, pairs: pytest.fail("timed all the same"))
-    with pytest.raises(Refuted, match=r"row 3, new token 2: .* and no tie excuses it"):
+    with pytest.raises(AuditRefutedError, match=r"row 3, new token 2: .* and no tie excuses it"):
         ask(emad_e8.QUESTION, bundled, asked("EMAD-E8", rng()))

@@ -7,10 +7,9 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from emad_ref.questions.asking import Asked
-from emad_ref.questions.register import module_of
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.legs import row, unseen
+from emad_ref.claims.base import ClaimContext, module_of
+from emad_ref.statistics.legs import combine_verdict, unmeasured_leg
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions import simulation
 from tests.questions.simulation import Case, celled, clustered, hold, hold_rates
 from tests.questions.test_every_row import simulated
@@ -34,9 +33,9 @@ def test_the_measured_rates_are_what_the_level_says(claim: str, case: Case) -> N
 def saying(share: float, outcome: str):
     """A rule that says ``outcome`` in this share of draws, whatever it is given."""
 
-    def decide(found: float, asked: Asked) -> Verdict:
-        leg = unseen("a", "by lot")
-        verdict = row(asked.claim, asked.model, [leg])
+    def decide(found: float, asked: ClaimContext) -> Verdict:
+        leg = unmeasured_leg("a", "by lot")
+        verdict = combine_verdict(asked.claim, asked.model, [leg])
         kind = outcome if found < share else "inconclusive"
         return Verdict(**{**vars(verdict), "verdict": kind})
 
@@ -67,7 +66,7 @@ def test_where_500_draws_say_no_all_5000_decide(monkeypatch: pytest.MonkeyPatch)
     """The bound is set just below what the first 500 show, so that they alone would not do."""
     drawn = []
 
-    def decide(found: float, asked: Asked) -> Verdict:
+    def decide(found: float, asked: ClaimContext) -> Verdict:
         drawn.append(found)
         return saying(0.05, "falsified")(found, asked)
 

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.evidence.estimates import Estimates
-from emad_ref.evidence.gathered import Evidence
+from emad_ref.claims import emad_e4, emad_e7
+from emad_ref.claims.base import Answer, RunPlan, ask, question_of
+from emad_ref.claims.emad_e4 import EstimatorRankingEvidence, EstimatorReading
+from emad_ref.claims.premises import decoder_refusal
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.traces import EntropyEstimates
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Unsupported
-from emad_ref.questions import emad_e4, emad_e7
-from emad_ref.questions.asking import Answer, ask
-from emad_ref.questions.company import Docket
-from emad_ref.questions.emad_e4 import Found, Reading
-from emad_ref.questions.premises import unanswered
-from emad_ref.questions.register import question_of
-from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.units import ByPair, DocumentOf
+from emad_ref.statistics.units import ByPair, DocumentOf
+from emad_ref.statistics.verdicts import load_register
 from tests.questions.simulation import asked
 from tests.small import LAYERS, small_model
 from tests.small_evidence import DOCUMENTS, refuted, small_evidence
@@ -37,13 +35,13 @@ def stepper() -> Stepper:
 
 
 @pytest.fixture(scope="module")
-def sound(stepper: Stepper) -> Evidence:
+def sound(stepper: Stepper) -> ModelMeasurements:
     """Evidence whose decoder replay speaks for: ours."""
     return small_evidence(stepper)
 
 
-def answered(claim: str, evidence: Evidence) -> Answer:
-    docket = Docket(load_register(), evidence.study)
+def answered(claim: str, evidence: ModelMeasurements) -> Answer:
+    docket = RunPlan(load_register(), evidence.study)
     return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
 
 
@@ -54,16 +52,20 @@ def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
     """Forty windows of twenty documents: as documents they would falsify, together they are too few."""
     rng = np.random.default_rng(0)
     full = rng.standard_normal((40 * 10, 1))
-    readings = [Reading("topk", full + rng.standard_normal(full.shape))]
+    readings = [EstimatorReading("topk", full + rng.standard_normal(full.shape))]
     window = np.repeat(np.arange(40), 10)
-    as_windows = emad_e4.decide(Found([2], full, readings, DocumentOf(window)), asked("EMAD-E4", rng))
-    as_documents = emad_e4.decide(Found([2], full, readings, DocumentOf(window // 2)), asked("EMAD-E4", rng))
+    as_windows = emad_e4.decide(
+        EstimatorRankingEvidence([2], full, readings, DocumentOf(window)), asked("EMAD-E4", rng)
+    )
+    as_documents = emad_e4.decide(
+        EstimatorRankingEvidence([2], full, readings, DocumentOf(window // 2)), asked("EMAD-E4", rng)
+    )
     assert (as_windows.verdict, as_windows.n) == ("falsified", 40)
     assert (as_documents.verdict, as_documents.n) == ("inconclusive", 20)
     assert as_documents.estimate == as_windows.estimate
 
 
-def test_estimators_are_resampled_by_document(sound: Evidence) -> None:
+def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
     """The text has two windows of every other document."""
     verdict = answered("EMAD-E4", sound).verdict
     windows = sound.subject.sequences("evaluate", emad_e4.READ)
@@ -83,7 +85,7 @@ def test_estimators_are_resampled_by_document(sound: Evidence) -> None:
 def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
     """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
     subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
-    paper = Estimates(SimpleNamespace(subject=subject)).paper
+    paper = EntropyEstimates(SimpleNamespace(subject=subject)).paper
     assert [estimator.name for estimator in paper] == names
 
 
@@ -96,7 +98,7 @@ def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper:
     assert (verdict.verdict, verdict.reason) == ("not applicable", SPEAKS_NOT)
 
 
-def test_uncertainty_is_judged_where_the_bridge_holds(sound: Evidence) -> None:
+def test_uncertainty_is_judged_where_the_bridge_holds(sound: ModelMeasurements) -> None:
     answer = answered("EMAD-E9", sound)
     assert answer.verdict.verdict != "not applicable"
     assert all(20 <= leg.n <= DOCUMENTS for leg in answer.verdict.legs)  # effective: some are longer than others
@@ -122,7 +124,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         def told(self, what: str, races: Any) -> str:
             return f"timed {what}"
 
-    monkeypatch.setattr("emad_ref.evidence.gathered.Stopwatch", Known)
+    monkeypatch.setattr("emad_ref.measurements.model.LatencyBenchmark", Known)
 
 
 @pytest.mark.usefixtures("timed")
@@ -170,6 +172,6 @@ def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper)
     evidence = refuted(small_evidence(stepper))
     found = answered("EMAD-F1", evidence)
     assert (found.verdict.verdict, found.refused) == ("not applicable", SPEAKS_NOT)
-    assert unanswered(small_evidence(stepper)) == ""
+    assert decoder_refusal(small_evidence(stepper)) == ""
     evidence.loaded.trained = False
-    assert unanswered(evidence) == "", "random weights have no quality that anybody could decide"
+    assert decoder_refusal(evidence) == "", "random weights have no quality that anybody could decide"

@@ -46,9 +46,9 @@ def imported_for_good(tiny: Path) -> None:
     for module in (
         *("hypothesis.stateful", "scipy.stats", "sklearn.isotonic", "torch._dynamo", "torch.distributed.fsdp"),
         *(
-            "pytest_emad.auditing",
-            "emad_ref.evidence.gathered",
-            "emad_ref.questions.tables",
+            "pytest_emad.suite_support",
+            "emad_ref.measurements.model",
+            "emad_ref.claims.tables",
             "matplotlib.figure",
             "matplotlib.backends.backend_svg",
         ),

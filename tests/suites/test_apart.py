@@ -29,7 +29,9 @@ def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, ju
     pytester.makeconftest(hook("meddling", "CHANGES, meddling", "meddling(CHANGES['a hook that sleeps'][0])"))
     result = judge_apart(ALONE, more=(".",), model=tiny)
     result.assert_outcomes(failed=2)
-    assert "Meddled: the judge's own model was changed: gpt_neox.layers.2 (forward pre hooks)" in text_of(result)
+    assert "ModelMutatedError: the judge's own model was changed: gpt_neox.layers.2 (forward pre hooks)" in text_of(
+        result
+    )
 
 
 def test_who_changes_what_it_runs_in_is_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.cli import main
-from emad_ref.verdict.known import VERDICTS
+from emad_ref.statistics.goldens import VERDICTS
 from tests.suites.conftest import Run, only
 
 CLAIMS = ("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E3", "EMAD-E9", "EMAD-E13", "EMAD-R1", "EE-8", "EAD-H1")

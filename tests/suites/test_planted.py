@@ -21,18 +21,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, WARM_UP, drawn_afterwards
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.evidence.subject import open_model
-from emad_ref.models.loading import Loaded
-from emad_ref.planted.base import PlantedDecoder, PlantedSession, made, with_session
-from emad_ref.planted.catalogue import CATALOGUE
-from emad_ref.planted.entry import Make, NotPlantable
+from emad_ref.measurements.latency import ADAPTIVE, FULL, WARM_UP, draw_audited_pairs
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import open_model
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.loading import LoadedModel
+from emad_ref.mutants.base import MutantDecoder, MutantSession, decoder_factory, session_factory
+from emad_ref.mutants.catalogue import CATALOGUE
+from emad_ref.mutants.mutant import MutantFactory, NotPlantable
 from emad_ref.protocol import Prompt, Step, Unsupported
 from emad_ref.record import Ints, Record
-from pytest_emad.auditing import Auditor
+from pytest_emad.suite_support import Auditor
 
 STUDY = Study(corpus="world:premise")
 FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # how many are timed is not what is audited
@@ -49,27 +49,27 @@ HONEST = CATALOGUE["honest"].make
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[Loaded]:
+def loaded() -> Iterator[LoadedModel]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with open_model("emad-nano", STUDY) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
-def known(loaded: Loaded) -> dict[str, Any]:
+def known(loaded: LoadedModel) -> dict[str, Any]:
     """What does not depend on the decoder, gathered once."""
-    bridging = Evidence(loaded, STUDY, Host()).bridging
+    bridging = ModelMeasurements(loaded, STUDY, RunResources()).bridging
     return {"probing_point": bridging.probing_point, "shallow_point": bridging.shallow_point}
 
 
-def judged(loaded: Loaded, known: dict[str, Any], make: Make, study: Study = STUDY) -> Evidence:
+def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, study: Study = STUDY) -> ModelMeasurements:
     """Evidence about a decoder, as a run would gather it from the hook."""
-    evidence = Evidence(loaded, study, Host(make))
+    evidence = ModelMeasurements(loaded, study, RunResources(make))
     evidence.bridging.__dict__.update(known)
     return evidence
 
 
-def complaints(evidence: Evidence, test: str) -> Iterator[str]:
+def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
     """Of one test of the suites, called for each of its parameters with the fixtures it names."""
     path, _, name = test.partition("::")
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
@@ -88,12 +88,12 @@ def complaints(evidence: Evidence, test: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("test", CALLED, ids=lambda test: test.partition("::")[2])
-def test_the_honest_decoder_passes_what_is_called_here(loaded: Loaded, known: dict[str, Any], test: str) -> None:
+def test_the_honest_decoder_passes_what_is_called_here(loaded: LoadedModel, known: dict[str, Any], test: str) -> None:
     assert list(complaints(judged(loaded, known, HONEST), test)) == []
 
 
 @pytest.mark.parametrize("defect", PLANTED)
-def test_a_planted_defect_is_named(loaded: Loaded, known: dict[str, Any], defect: str) -> None:
+def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
     planted = PLANTED[defect]
     try:
         said = list(complaints(judged(loaded, known, planted.make), planted.test))
@@ -108,7 +108,7 @@ TIMED = [name for name, planted in CATALOGUE.items() if planted.kind == "timed"]
 @pytest.mark.parametrize(("name", "passed"), [*((name, False) for name in TIMED), ("honest", True)])
 @pytest.mark.parametrize("rows", STUDY.budget.batch_sizes)
 def test_what_is_timed_is_looked_at_afterwards(
-    loaded: Loaded, known: dict[str, Any], name: str, rows: int, passed: bool
+    loaded: LoadedModel, known: dict[str, Any], name: str, rows: int, passed: bool
 ) -> None:
     """What EMAD-F2 asks before it believes a clock: a decoder that reads one token and emits one is caught."""
     stopwatch = judged(loaded, known, CATALOGUE[name].make, FEW_PAIRS).stopwatch
@@ -136,7 +136,7 @@ class LateRecord(Record):
 COLUMNS = {field.name for field in fields(Record)}
 
 
-class DecodesWhenRead(PlantedDecoder):
+class DecodesWhenRead(MutantDecoder):
     """``generate`` returns at once; ``spent``: seconds of decoding, request by request."""
 
     spent: ClassVar[list[float]] = []
@@ -153,8 +153,8 @@ class DecodesWhenRead(PlantedDecoder):
         return LateRecord(*nothing, making=making)
 
 
-def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: Loaded, known: dict[str, Any]) -> None:
-    stopwatch = judged(loaded, known, made(DecodesWhenRead), FEW_PAIRS).stopwatch
+def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedModel, known: dict[str, Any]) -> None:
+    stopwatch = judged(loaded, known, decoder_factory(DecodesWhenRead), FEW_PAIRS).stopwatch
     stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
     drawn = stopwatch.drawn(1)
     timed = stopwatch.race(known["probing_point"], 1, drawn)
@@ -164,7 +164,7 @@ def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: Loaded, k
     assert type(kept) is Record, "arrays of the judge's own"
 
 
-def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: Loaded, known: dict[str, Any]) -> None:
+def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, known: dict[str, Any]) -> None:
     """By the entropy that the report names, which draws the same again."""
     study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
     stopwatch = judged(loaded, known, HONEST, study).stopwatch
@@ -175,12 +175,12 @@ def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: Loaded, known
     assert len({tuple(timed.audited) for timed in found}) > 1
     for timed in found:
         assert timed.entropy is not None
-        assert timed.audited == drawn_afterwards(timed.entropy, 1, range(12))
+        assert timed.audited == draw_audited_pairs(timed.entropy, 1, range(12))
     stopwatch._timed[known["probing_point"]] = {1: found[0]}
     assert f"{found[0].entropy:#x}" in stopwatch.note(known["probing_point"], 1.0, 1)
 
 
-class DeclinesToFeed(PlantedSession):
+class DeclinesToFeed(MutantSession):
     asked: ClassVar[int] = 0
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
@@ -188,12 +188,12 @@ class DeclinesToFeed(PlantedSession):
         raise Unsupported("no feeding")
 
 
-def in_the_machine(evidence: Evidence, settings: Any) -> None:
+def in_the_machine(evidence: ModelMeasurements, settings: Any) -> None:
     module: Any = importlib.import_module("suites.invariants.test_session_machine")
     module.test_session_survives_any_order_of_operations(evidence, lambda finding: None, settings)
 
 
-def in_the_claim(evidence: Evidence, settings: Any) -> None:
+def in_the_claim(evidence: ModelMeasurements, settings: Any) -> None:
     module: Any = importlib.import_module("suites.invariants.test_kv_consistency")
     module.test_logits_at_any_admissible_depth_are_the_full_models(
         evidence, settings, lambda claim, question: question.answer(evidence, None)
@@ -202,9 +202,9 @@ def in_the_claim(evidence: Evidence, settings: Any) -> None:
 
 @pytest.mark.parametrize("search", [in_the_machine, in_the_claim])
 def test_a_step_that_is_declined_ends_the_search_at_once(
-    loaded: Loaded, known: dict[str, Any], search: Callable[[Evidence, Any], None]
+    loaded: LoadedModel, known: dict[str, Any], search: Callable[[ModelMeasurements, Any], None]
 ) -> None:
-    evidence, DeclinesToFeed.asked = judged(loaded, known, with_session(DeclinesToFeed)), 0
+    evidence, DeclinesToFeed.asked = judged(loaded, known, session_factory(DeclinesToFeed)), 0
     with pytest.raises(Unsupported, match="no feeding"):
         search(evidence, SimpleNamespace(budget=STUDY.budget))
     assert DeclinesToFeed.asked == 1

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.planted.catalogue import CATALOGUE, one_of_each_kind
-from emad_ref.planted.entry import RUN, VERIFY, Planted
-from emad_ref.report import caught
-from emad_ref.report.caught import Complaint, Result
-from emad_ref.report.shipped import shipped_tests, suite_names
+from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind
+from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
+from emad_ref.report import mutation_results
+from emad_ref.report.deselection import shipped_tests, suite_names
+from emad_ref.report.mutation_results import Complaint, MutationResult
 from tests.suites.conftest import ROOT, SUITES, text_of
 
 CAUGHT_HERE = (
@@ -84,40 +84,43 @@ COPYING, EAGER = (f"{ENTRY.meant}[m-{case}]" for case in ("copying", "eager"))
 SAID = "Failed: audit golden: row 1, new token 4: 3 (2), but the golden has 5 (2)"
 
 
-def outcome(planted: Planted, tmp_path: Path, *complaints: Complaint) -> str:
+def outcome(planted: Mutant, tmp_path: Path, *complaints: Complaint) -> str:
     (tmp_path / "report.json").write_text(
         json.dumps({"schema": 1, "notes": [], "models": [], "claims": [], "points": [], "tables": [], "goldens": [],
                     "settings": {}, "provenance": {}})
     )  # fmt: skip
-    return caught.outcome(planted, complaints, tmp_path)[0]
+    return mutation_results.mutation_outcome(planted, complaints, tmp_path)[0]
 
 
 def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
     meant = Complaint(ENTRY.meant, COPYING, SAID)
-    assert outcome(ENTRY, tmp_path, meant) == caught.CAUGHT
+    assert outcome(ENTRY, tmp_path, meant) == mutation_results.CAUGHT
     wrapped = replace(meant, message=SAID.replace(" ", "\n"))
-    assert outcome(ENTRY, tmp_path, wrapped) == caught.CAUGHT, "a gate's message is as wide as a terminal"
-    assert outcome(ENTRY, tmp_path, replace(meant, nodeid=EAGER)) == caught.ELSEWHERE
-    assert outcome(ENTRY, tmp_path, replace(meant, by="suites/other.py::test")) == caught.ELSEWHERE
-    assert outcome(ENTRY, tmp_path, replace(meant, message="RuntimeError: out of memory")) == caught.ELSEWHERE
-    assert outcome(ENTRY, tmp_path) == caught.PASSED
+    assert outcome(ENTRY, tmp_path, wrapped) == mutation_results.CAUGHT, "a gate's message is as wide as a terminal"
+    assert outcome(ENTRY, tmp_path, replace(meant, nodeid=EAGER)) == mutation_results.CAUGHT_ELSEWHERE
+    assert outcome(ENTRY, tmp_path, replace(meant, by="suites/other.py::test")) == mutation_results.CAUGHT_ELSEWHERE
+    assert (
+        outcome(ENTRY, tmp_path, replace(meant, message="RuntimeError: out of memory"))
+        == mutation_results.CAUGHT_ELSEWHERE
+    )
+    assert outcome(ENTRY, tmp_path) == mutation_results.NOT_CAUGHT
 
 
 def test_nobody_may_complain_of_an_honest_one(tmp_path: Path) -> None:
     honest = CATALOGUE["honest"]
-    assert outcome(honest, tmp_path) == caught.GREEN
-    assert outcome(honest, tmp_path, Complaint(RUN, "", "a gap")) == caught.ACCUSED
+    assert outcome(honest, tmp_path) == mutation_results.GREEN
+    assert outcome(honest, tmp_path, Complaint(RUN, "", "a gap")) == mutation_results.FALSE_ALARM
 
 
 def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
     said = Complaint("anything", "", "NotPlantable: the window of 48 is too short")
-    assert outcome(ENTRY, tmp_path, said) == caught.ABSENT
+    assert outcome(ENTRY, tmp_path, said) == mutation_results.ABSENT
 
 
 def test_one_that_is_not_as_it_should_be_fails_the_run() -> None:
-    one = Result("a", "k", "does", "meant", caught.CAUGHT, "meant", "said", 1.0)
-    absent = replace(one, outcome=caught.ABSENT)
-    assert caught.proved([one, absent])
-    assert not caught.proved([absent])
-    for wrong in (caught.ELSEWHERE, caught.PASSED, caught.ACCUSED):
-        assert not caught.proved([one, replace(one, outcome=wrong)])
+    one = MutationResult("a", "k", "does", "meant", mutation_results.CAUGHT, "meant", "said", 1.0)
+    absent = replace(one, outcome=mutation_results.ABSENT)
+    assert mutation_results.is_proved([one, absent])
+    assert not mutation_results.is_proved([absent])
+    for wrong in (mutation_results.CAUGHT_ELSEWHERE, mutation_results.NOT_CAUGHT, mutation_results.FALSE_ALARM):
+        assert not mutation_results.is_proved([one, replace(one, outcome=wrong)])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from emad_ref.meters.energy import Unmeasured
-from emad_ref.questions.emad_n1 import energy_counter
+from emad_ref.benchmark.energy import Unmeasured
+from emad_ref.claims.emad_n1 import energy_counter
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 

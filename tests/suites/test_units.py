@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.reading import read_report
-from emad_ref.report.units import folder_name
-from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.known import MACHINE_BOUND
-from pytest_emad import apart, reproduce
+from emad_ref.report.parts import folder_name
+from emad_ref.report.schema import read_report
+from emad_ref.statistics.goldens import MACHINE_BOUND
+from emad_ref.statistics.verdicts import load_register
+from pytest_emad import reproduce, subprocesses
 from tests.suites.conftest import SUITES
 
 PARTS = ["invariants", "fidelity", "claims-rest", "claims-measuring", "cost"]
@@ -19,7 +19,7 @@ PARTS = ["invariants", "fidelity", "claims-rest", "claims-measuring", "cost"]
 @pytest.mark.slow
 def test_verdicts_are_those_of_one_run(tiny: Path, tmp_path: Path) -> None:
     options = {"model": tiny, "budget": "smoke", "device": "cpu", "report": tmp_path / "at-once"}
-    apart.status(apart.command([str(SUITES)], options), tmp_path / "at-once.txt")
+    subprocesses.run_pytest(subprocesses.pytest_words([str(SUITES)], options), tmp_path / "at-once.txt")
     words = ["--suites", str(SUITES), "--budget", "smoke", "--executor", "processes:2"]
     reproduce.main([str(tiny), "--out", str(tmp_path / "out"), *words])
     found, wanted = (read_report(place) for place in (tmp_path / "out" / folder_name(str(tiny)), tmp_path / "at-once"))

@@ -14,20 +14,20 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration import resume
+from emad_ref.calibration import run as run_module
 from emad_ref.calibration.profile import load_profile, merge
-from emad_ref.cli import sweeping
-from emad_ref.evidence import subject
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.rivals import Sweep
-from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.cli import screening
+from emad_ref.measurements import model_under_test
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.pareto import FamilyComparison
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models import loading
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
-from emad_ref.report.plots import require_drawable
-from emad_ref.text import sources
+from emad_ref.report.figures import require_drawable
+from emad_ref.text import corpora as corpora_module
 from emad_ref.training import loop
 from tests.letters import Letters
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -52,7 +52,7 @@ def small(monkeypatch):
         assert name == "small"
         return loaded
 
-    for module in (loading, subject):
+    for module in (loading, model_under_test):
         monkeypatch.setattr(module, "load", load)
     return loaded
 
@@ -254,8 +254,8 @@ def test_output_that_nobody_takes_is_no_traceback(command, said):
 
 
 def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(resume, "statistics_of_batch", lambda *_, **__: pytest.fail("the pass was run"))
-    monkeypatch.setattr(subject, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
+    monkeypatch.setattr(run_module, "batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(model_under_test, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
     full = device(tmp_path / "full.json")
     for argv in (["calibrate", "small", full], ["merge", full, "none.json"], ["sweep", "small", "--out", full]):
         if full.suffix or argv[0] != "sweep":
@@ -345,8 +345,8 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
     ids=" ".join,
 )
 def test_bad_options_are_refused_before_the_long_pass(small, monkeypatch, tmp_path, options):
-    monkeypatch.setattr(resume, "statistics_of_batch", lambda *_, **__: pytest.fail("the pass was run"))
-    monkeypatch.setattr(resume, "token_counts", lambda *_, **__: pytest.fail("the corpus was read"))
+    monkeypatch.setattr(run_module, "batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(run_module, "token_counts", lambda *_, **__: pytest.fail("the corpus was read"))
     assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 1
     assert not list(tmp_path.iterdir())
 
@@ -424,7 +424,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
     expected = load_profile(whole)
     out = tmp_path / "p.json"
     argv = ["calibrate", "small", str(out), "--documents", "30"]
-    taken = resume.statistics_of_batch
+    taken = run_module.batch_statistics
     calls = []
 
     def breaks(stepper, batch, *bins):
@@ -433,7 +433,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
         calls.append(len(batch))
         return taken(stepper, batch, *bins)
 
-    monkeypatch.setattr(resume, "statistics_of_batch", breaks)
+    monkeypatch.setattr(run_module, "batch_statistics", breaks)
     with pytest.raises(PowerCut):
         cli.main(argv)
     assert [path.name for path in tmp_path.glob("p.json*")] == ["p.json.checkpoint"]
@@ -441,7 +441,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
     assert "holds an unfinished calibration, but expected none; pass resume (--resume)" in capsys.readouterr().err
     rest = []
     monkeypatch.setattr(
-        resume, "statistics_of_batch", lambda s, batch, *b: rest.append(len(batch)) or taken(s, batch, *b)
+        run_module, "batch_statistics", lambda s, batch, *b: rest.append(len(batch)) or taken(s, batch, *b)
     )
     assert cli.main([*argv, "--resume"]) == 0
     assert load_profile(out) == expected
@@ -586,7 +586,7 @@ def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
     assert swept("--out", tmp_path / "sweep.json") == 0
     found = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
     few = replace(BUDGETS["smoke"], calibrate=4, validate=4, evaluate=4)
-    shown = Evidence(small, Study(corpus="world:premise", budget=few), Host()).rivals.exhibits()
+    shown = ModelMeasurements(small, Study(corpus="world:premise", budget=few), RunResources()).rivals.exhibits()
     assert found["rows"] == [{"table": table.title, **row} for table in shown.tables for row in table.rows]
     assert found["notes"] == list(shown.notes)
     assert any("early exit: softmax, decaying is not on the Pareto table" in note for note in shown.notes)
@@ -595,8 +595,8 @@ def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
 
 def test_sweep_reads_as_many_windows_as_the_budget_or_the_user_says(small, monkeypatch):
     asked = []
-    monkeypatch.setattr(sweeping, "swept", lambda evidence: asked.append(evidence.subject.budget) or SWEPT)
-    monkeypatch.setattr(Evidence, "check", lambda self: None)
+    monkeypatch.setattr(screening, "sweep_result", lambda evidence: asked.append(evidence.subject.budget) or SWEPT)
+    monkeypatch.setattr(ModelMeasurements, "check", lambda self: None)
     for options in ([], ["--budget", "full"], ["--budget", "standard", "--documents", "7"]):
         assert cli.main(["sweep", "small", *options]) == 0
     assert asked[:2] == [BUDGETS["smoke"], BUDGETS["full"]]
@@ -608,13 +608,13 @@ SWEPT = {"rows": [], "notes": [], "tokens": {"evaluate": 1}, "full depth perplex
 
 def test_sweep_reads_three_splits_of_the_corpus_asked_for(small, monkeypatch, tmp_path):
     read = []
-    documents = sources.documents_of
+    documents = corpora_module.corpus_documents
 
     def watched(corpus, split, **options):
         read.append((corpus, split, options))
         return documents(corpus, split, **options)
 
-    monkeypatch.setattr(subject, "documents_of", watched)
+    monkeypatch.setattr(model_under_test, "corpus_documents", watched)
     assert swept("--corpus", "world:mixed", "--data", tmp_path) == 0
     assert read == [("world:mixed", split, {"seed": 0, "data": tmp_path}) for split in JUDGED]
 
@@ -632,7 +632,7 @@ def test_sweep_writes_rows_for_spreadsheets(small, tmp_path, capsys):
 
 def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(small, monkeypatch, tmp_path, capsys):
     small.tokenizer = None
-    monkeypatch.setattr(Sweep, "table", lambda self, seed: [])
+    monkeypatch.setattr(FamilyComparison, "table", lambda self, seed: [])
     assert swept("--corpus", "self", "--out", tmp_path / "sweep.csv") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3] == "small: no point of any sweep saves 15 % of FLOPs net"
@@ -641,7 +641,7 @@ def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(sma
 
 
 def test_sweep_refuses_before_the_long_passes(small, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(subject, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
+    monkeypatch.setattr(model_under_test, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
     assert swept("--out", tmp_path / "sweep.txt") == 1
     assert "expected a file name that ends in .csv or .json" in capsys.readouterr().err
     assert swept("--corpus", "nowhere") == 1

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from emad_ref.benchmark.clock import smallest_decidable_speedup, time_pairs
 from emad_ref.errors import BadArgument
-from emad_ref.meters.clock import paired, smallest_decidable_speedup
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 
 def run(clock: Clock, pairs: int = 6, warm_up: int = 2, seed: int = 0, **options):
     arms = {"full": clock.arm("full", 3.0), "adaptive": clock.arm("adaptive", 2.0)}
-    return paired(
+    return time_pairs(
         arms, pairs, np.random.default_rng(seed), warm_up=warm_up, clock=clock, process_clock=clock, **options
     )
 
@@ -61,7 +61,7 @@ def test_first_names_the_arm_that_really_ran_first():
 def test_an_arm_may_bring_its_own_seconds():
     clock = Clock()
     arms = {"device": lambda index: 0.25, "host": clock.arm("host", 1.0)}
-    timings = paired(arms, 3, np.random.default_rng(0), clock=clock)
+    timings = time_pairs(arms, 3, np.random.default_rng(0), clock=clock)
     assert timings.seconds["device"].tolist() == [0.25] * 3
     assert timings.seconds["host"].tolist() == [2.0, 3.0, 4.0]
 
@@ -75,7 +75,7 @@ def test_the_device_is_waited_for_before_start_and_before_stop():
             clock.now += queue.pop()
 
     arms = {"a": lambda index: queue.append(2.0), "b": lambda index: queue.append(5.0)}
-    timings = paired(arms, 4, np.random.default_rng(0), warm_up=0, clock=clock, synchronize=synchronize)
+    timings = time_pairs(arms, 4, np.random.default_rng(0), warm_up=0, clock=clock, synchronize=synchronize)
     assert timings.seconds["a"].tolist() == [2.0] * 4
     assert timings.seconds["b"].tolist() == [5.0] * 4
 
@@ -91,19 +91,19 @@ def test_misuse_is_refused_by_name(change, named):
 
 def test_one_arm_is_no_comparison():
     with pytest.raises(BadArgument, match="arms"):
-        paired({"full": lambda index: None}, 3, np.random.default_rng(0))
+        time_pairs({"full": lambda index: None}, 3, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("own", [0.0, -1.0, math.nan])
 def test_a_time_that_is_none_is_refused(own):
     with pytest.raises(BadArgument, match="seconds of b"):
-        paired({"a": lambda index: 1.0, "b": lambda index: own}, 1, np.random.default_rng(0))
+        time_pairs({"a": lambda index: 1.0, "b": lambda index: own}, 1, np.random.default_rng(0))
 
 
 def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
     """30 pairs, spread 5 %, power 80 %: 400 simulated runs, 4 standard errors of a share (8 points)."""
-    from emad_ref.verdict.times import BLOCKS, PLANNED_INFLATION, log_ratio
-    from emad_ref.verdict.units import ByPair
+    from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, log_ratio
+    from emad_ref.statistics.units import ByPair
 
     planned = {"units": BLOCKS[-1], "inflation": PLANNED_INFLATION}
     truth, source = smallest_decidable_speedup(0.05, 30, threshold=1.10, **planned), np.random.default_rng(0)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 import pytest
 
 from emad_ref import __version__, cli
-from emad_ref.cli.colours import colours_of, legend, legend_of_two, painted, visible
+from emad_ref.cli.generation import depth_legend, paint, pair_legend, terminal_colours, visible_text
 
 
 def examples_of(parser):
@@ -143,27 +143,27 @@ def test_the_completion_script_completes_verbs_options_and_choices():
     ],
 )
 def test_colours_are_what_the_terminal_has(environment, terminal, expected):
-    assert colours_of(environment, terminal) == expected
+    assert terminal_colours(environment, terminal) == expected
 
 
 def test_depths_get_the_scale_from_end_to_end():
-    assert painted("a", 1, 12, "true") == "\x1b[38;2;38;139;210ma\x1b[39m"
-    assert painted("a", 12, 12, "true") == "\x1b[38;2;220;40;47ma\x1b[39m"
-    assert painted("a", 1, 1, "256") == "\x1b[38;5;32ma\x1b[39m"
-    assert painted("a", 5, 12, "none") == "a"
-    assert len({painted("a", depth, 12, "true") for depth in range(1, 13)}) == 12
-    assert len({painted("a", depth, 6, "256") for depth in range(1, 7)}) == 6
+    assert paint("a", 1, 12, "true") == "\x1b[38;2;38;139;210ma\x1b[39m"
+    assert paint("a", 12, 12, "true") == "\x1b[38;2;220;40;47ma\x1b[39m"
+    assert paint("a", 1, 1, "256") == "\x1b[38;5;32ma\x1b[39m"
+    assert paint("a", 5, 12, "none") == "a"
+    assert len({paint("a", depth, 12, "true") for depth in range(1, 13)}) == 12
+    assert len({paint("a", depth, 6, "256") for depth in range(1, 7)}) == 6
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
 @pytest.mark.parametrize("layers", [1, 12, 96])
 def test_a_legend_is_never_wider_than_the_terminal(layers, width):
-    line = legend(layers, "none", width)
+    line = depth_legend(layers, "none", width)
     assert len(line) <= width
     assert line.startswith("depth 1 █")
     assert line.endswith(f"█ {layers} layers")
-    assert len(legend_of_two(("a" * 30, "b" * 30), "none", width)) <= width
+    assert len(pair_legend(("a" * 30, "b" * 30), "none", width)) <= width
 
 
 def test_control_characters_command_no_terminal():
-    assert visible("a\x1b[2Jb\x9bc\r\n\td\u00e9") == "a\\x1b[2Jb\\x9bc\\x0d\n\td\u00e9"
+    assert visible_text("a\x1b[2Jb\x9bc\r\n\td\u00e9") == "a\\x1b[2Jb\\x9bc\\x0d\n\td\u00e9"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.console import INTERRUPTED, SafeStream, run_command, take_any_text, to_ascii
+from emad_ref.console import INTERRUPTED, SafeStream, replace_unencodable, run_command, to_ascii
 from emad_ref.errors import BadArgument, EmadError, printable
 
 EMAD = [sys.executable, "-m", "emad_ref"]
@@ -54,7 +54,7 @@ def test_signs_have_a_likeness_in_ascii():
 def test_a_stream_of_any_encoding_takes_any_text(encoding):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    take_any_text(stream)
+    replace_unencodable(stream)
     stream.write("0.81× → 日 \udcff")
     stream.flush()
     assert raw.getvalue().decode(encoding).startswith(("0.81x -> ", "0.81× -> ", "0.81× → "))

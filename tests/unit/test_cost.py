@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from emad_ref.benchmark.flops import relative_cost, token_share_cost
 from emad_ref.errors import BadArgument
-from emad_ref.meters.cost import relative_cost, token_share_cost
 
 
 @pytest.mark.parametrize(

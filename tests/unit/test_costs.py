@@ -8,15 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.decoding.drafting import Drafting
+from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
-from emad_ref.meters.costs import Costs
 from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.screening.predicted import parts_of_token, passes_of, seconds_per_token, shares_of
-from emad_ref.screening.predicted_rounds import Rounds, seconds_of_round, seconds_per_token_drafting
+from emad_ref.screening.drafts import DraftingRounds, seconds_of_round, seconds_per_token_drafting
+from emad_ref.screening.prediction import ComponentCosts, parts_of_token, passes_of, seconds_per_token, shares_of
 
 LAYERS = 4
-COSTS = Costs(
+COSTS = ComponentCosts(
     layers=LAYERS,
     vocabulary=100,
     threads=1,
@@ -151,12 +150,12 @@ def test_a_round_of_drafts_pays_for_each_and_for_one_pass_above():
     three = seconds_of_round(COSTS, drafting, 3)
     ungated = seconds_of_round(COSTS, replace(drafting, threshold=math.inf), 3)
     assert three - ungated == pytest.approx(3 * 0.0625), "after the longest nobody asks"
-    rounds = Rounds(np.array([0.5, 0.0, 0.5]), 1.5)
+    rounds = DraftingRounds(np.array([0.5, 0.0, 0.5]), 1.5)
     assert seconds_per_token_drafting(COSTS, drafting, rounds) == pytest.approx((none + two) / 2 / 1.5)
 
 
 def test_copies_pay_for_one_pass_through_all_layers():
-    way, rounds = Drafting(1, 1, copied=2), Rounds(np.array([0.25, 0.0]), 2.5, np.array([0.0, 0.0, 0.75]))
+    way, rounds = Drafting(1, 1, copied=2), DraftingRounds(np.array([0.25, 0.0]), 2.5, np.array([0.0, 0.0, 0.75]))
     none, two = seconds_of_round(COSTS, way, 0), 0.5 + COSTS.blocks(4, 3) + COSTS.heads(3)
     assert seconds_per_token_drafting(COSTS, way, rounds) == pytest.approx((0.25 * none + 0.75 * two) / 2.5)
 
@@ -177,16 +176,24 @@ def scheduled(name):
         (lambda: seconds_per_token(COSTS, replace(full_depth(4), ceiling=3), np.ones(4) / 4), "depth_shares"),
         (lambda: seconds_per_token(COSTS, point(estimator=Estimator("topk", k=4)), np.ones(4) / 4), "point.estimator"),
         (lambda: seconds_per_token(COSTS, scheduled("of tomorrow"), np.ones(4) / 4), "point.schedule"),
-        (lambda: Rounds(np.array([0.5, 0.4]), 1.0), "rounds.drafts"),
-        (lambda: Rounds(np.array([0.5, 0.5]), 2.5), "rounds.tokens"),
-        (lambda: Rounds(np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.5])), "rounds.drafts and rounds.copies"),
-        (lambda: Rounds(np.array([0.5]), 1.0, np.array([0.5])), "rounds.copies"),
+        (lambda: DraftingRounds(np.array([0.5, 0.4]), 1.0), "rounds.drafts"),
+        (lambda: DraftingRounds(np.array([0.5, 0.5]), 2.5), "rounds.tokens"),
+        (lambda: DraftingRounds(np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.5])), "rounds.drafts and rounds.copies"),
+        (lambda: DraftingRounds(np.array([0.5]), 1.0, np.array([0.5])), "rounds.copies"),
         (
-            lambda: seconds_per_token_drafting(COSTS, Drafting(1, 1), Rounds(np.ones(1) / 2, 1.0, np.array([0, 0.5]))),
+            lambda: seconds_per_token_drafting(
+                COSTS, Drafting(1, 1), DraftingRounds(np.ones(1) / 2, 1.0, np.array([0, 0.5]))
+            ),
             "rounds.copies",
         ),
-        (lambda: seconds_per_token_drafting(COSTS, Drafting(1, 1), Rounds(np.ones(3) / 3, 1.0)), "rounds.drafts"),
-        (lambda: seconds_per_token_drafting(COSTS, Drafting(4, 2), Rounds(np.ones(3) / 3, 1.0)), "drafting.layer"),
+        (
+            lambda: seconds_per_token_drafting(COSTS, Drafting(1, 1), DraftingRounds(np.ones(3) / 3, 1.0)),
+            "rounds.drafts",
+        ),
+        (
+            lambda: seconds_per_token_drafting(COSTS, Drafting(4, 2), DraftingRounds(np.ones(3) / 3, 1.0)),
+            "drafting.layer",
+        ),
         (lambda: COSTS.blocks(1, 0), "tokens"),
     ],
 )

@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration.gate import fit_gate
-from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import take_trace
 from emad_ref.errors import BadArgument
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint
-from emad_ref.readout.tuned import attach_lens
-from emad_ref.screening.exit import Exit
-from emad_ref.screening.exit_file import load_exit, save_exit
-from emad_ref.screening.guarantee import Guarantee, Tried
-from emad_ref.screening.recorded import signs_of_files
-from emad_ref.screening.watching import read_signs
+from emad_ref.probes.lens import attach_lens
+from emad_ref.screening.drift import read_features
+from emad_ref.screening.exit import Exit, load_exit, save_exit
+from emad_ref.screening.guarantee import Guarantee, ThresholdTest
+from emad_ref.screening.record_files import signs_of_files
 from emad_ref.tuning import windows_of
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.letters import Letters
@@ -75,8 +74,8 @@ def promise(model, files):
     point = OperatingPoint(
         "gate", "gate", LAYERS, LAYERS, PROBES, (levels,), "free_eager", gate, "divergence", lens=name
     )
-    signs = read_signs(model.stepper, point, windows, "plain text")
-    tried = (Tried("gate", 0.001, 0.01),)
+    signs = read_features(model.stepper, point, windows, "plain text")
+    tried = (ThresholdTest("gate", 0.001, 0.01),)
     guarantee = Guarantee("excess", 0.2, 0.01, 0.05, len(windows), "plain text", tried, "gate", 0.0, 0.9, 80)
     nats = dict.fromkeys(PROBES, 0.5)
     fitted = FittedLens(lens, {"model": "small"}, nats, nats, 7, gate)

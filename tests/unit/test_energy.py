@@ -10,19 +10,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.errors import BadArgument
-from emad_ref.meters import energy
-from emad_ref.meters.energy import (
-    Energies,
-    Spoiled,
+from emad_ref.benchmark import energy
+from emad_ref.benchmark.energy import (
+    CounterUnreadable,
+    EnergyResult,
     Unmeasured,
-    Unreadable,
+    WindowSpoiled,
     idle_power_w,
     integrated_j,
-    nvml,
-    paired,
-    window,
+    measure_pairs,
+    measure_window,
+    open_nvml,
 )
+from emad_ref.errors import BadArgument
 
 ME = os.getpid()
 OWN = frozenset({ME})
@@ -67,17 +67,17 @@ class Board:
 
 def run(board, pairs=6, seed=0, arms=None, **options):
     arms = arms or {"full": board.arm("full", 2.0, 300.0, 10), "adaptive": board.arm("adaptive", 1.5, 280.0, 10)}
-    return paired(arms, pairs, np.random.default_rng(seed), board, clock=board.clock, **options)
+    return measure_pairs(arms, pairs, np.random.default_rng(seed), board, clock=board.clock, **options)
 
 
 def one(board, request, **options):
-    return window(board, request, own=OWN, clock=board.clock, **options)
+    return measure_window(board, request, own=OWN, clock=board.clock, **options)
 
 
 def test_joules_per_token_are_those_spent_between_the_readings():
     """Full: 3 requests of 2 s at 300 W fill 5 s. Adaptive: 4 of 1.5 s at 280 W. 10 tokens each."""
     measured = run(Board())
-    assert isinstance(measured, Energies)
+    assert isinstance(measured, EnergyResult)
     assert measured.joules["full"].tolist() == [1800.0] * 6
     assert measured.tokens["full"].tolist() == [30] * 6
     assert measured.seconds["full"].tolist() == [6.0] * 6
@@ -88,8 +88,8 @@ def test_joules_per_token_are_those_spent_between_the_readings():
 
 
 def test_the_ratio_of_joules_per_token_goes_into_the_interval_of_pairs():
-    from emad_ref.verdict.times import log_ratio
-    from emad_ref.verdict.units import ByPair
+    from emad_ref.statistics.speedup import log_ratio
+    from emad_ref.statistics.units import ByPair
 
     board, noise = Board(), np.random.default_rng(3)
 
@@ -166,7 +166,7 @@ def test_a_throttled_window_is_spoiled_and_says_by_what(bit, name):
         board.spend(0.5, 10.0)
         return 1
 
-    with pytest.raises(Spoiled, match=f"throttled: {name}$"):
+    with pytest.raises(WindowSpoiled, match=f"throttled: {name}$"):
         one(board, request)
 
 
@@ -187,7 +187,7 @@ def test_another_process_spoils_the_window(when):
         board.spend(6.0, 10.0)
         return 1
 
-    with pytest.raises(Spoiled, match=r"other processes on the device: 4242$"):
+    with pytest.raises(WindowSpoiled, match=r"other processes on the device: 4242$"):
         one(board, request)
 
 
@@ -199,7 +199,7 @@ def test_a_counter_that_does_not_rise_is_no_measurement(readings, said):
     """Also where it wraps: the difference is never taken for energy."""
     board, values = Board(), iter(readings)
     board.energy_mj = lambda: next(values)
-    with pytest.raises(Spoiled, match=said):
+    with pytest.raises(WindowSpoiled, match=said):
         one(board, lambda r: board.spend(6.0, 10.0) or 1)
 
 
@@ -242,7 +242,7 @@ def test_a_device_lost_on_the_way_is_unmeasured():
     board = Board()
 
     def gone(*_):
-        raise Unreadable("the device was lost", 15)
+        raise CounterUnreadable("the device was lost", 15)
 
     def adaptive(pair, request):
         if pair == 2:
@@ -258,7 +258,7 @@ def test_a_reason_passes_through_without_running_anything():
         raise AssertionError("ran without a device")
 
     why = Unmeasured("no NVML device: the NVIDIA driver is not loaded")
-    assert paired({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
+    assert measure_pairs({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
     assert idle_power_w(why) is why
 
 
@@ -347,7 +347,7 @@ def test_readings_that_average_the_last_second_leave_out_the_time_before_the_win
     [([], "0 power readings"), ([(0.5, 1)], "1 power readings"), ([(0.2, 0), (0.8, 0)], "all zero")],
 )
 def test_power_that_says_nothing_is_no_zero(readings, said):
-    with pytest.raises(Spoiled, match=said):
+    with pytest.raises(WindowSpoiled, match=said):
         integrated_j(readings, 0.0, 1.0, 0.0)
 
 
@@ -362,7 +362,7 @@ def test_power_is_read_while_the_request_runs():
             time.sleep(0.01)
         return len(readings)
 
-    measured = window(board, request, own=OWN, min_seconds=0.01)
+    measured = measure_window(board, request, own=OWN, min_seconds=0.01)
     assert measured.tokens >= 4
     assert measured.energy_j == pytest.approx(200 * measured.seconds)
 
@@ -371,17 +371,17 @@ def test_a_power_sensor_that_fails_in_its_thread_is_heard():
     board = Board("power, instantaneous")
 
     def gone():
-        raise Unreadable("the device was lost", 15)
+        raise CounterUnreadable("the device was lost", 15)
 
     board.power_mw = gone
-    with pytest.raises(Unreadable, match="lost"):
-        window(board, lambda r: time.sleep(0.05) or 1, own=OWN, min_seconds=0.01)
+    with pytest.raises(CounterUnreadable, match="lost"):
+        measure_window(board, lambda r: time.sleep(0.05) or 1, own=OWN, min_seconds=0.01)
 
 
 def test_averaged_power_of_a_window_shorter_than_a_second_is_spoiled():
     board = Board("power, averaged over 1 s")
-    with pytest.raises(Spoiled, match="0 power readings"):
-        window(board, lambda r: time.sleep(0.1) or 1, own=OWN, min_seconds=0.1)
+    with pytest.raises(WindowSpoiled, match="0 power readings"):
+        measure_window(board, lambda r: time.sleep(0.1) or 1, own=OWN, min_seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     library()
     for uuid in ("cccc", "GPU-cccc"):
-        with nvml(uuid) as counter:
+        with open_nvml(uuid) as counter:
             assert (counter.energy_mj(), counter.power_mw()) == (3_000, 3_001)
             assert counter.device == "NVIDIA Example (GPU-cccc)"
             assert counter.source == "energy counter"
@@ -505,14 +505,14 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
 )
 def test_without_an_energy_counter_power_is_read_and_named_by_its_kind(library, absent, capability, source):
     library(fails={"nvmlDeviceGetTotalEnergyConsumption": absent}, capability=capability)
-    with nvml("bbbb") as counter:
+    with open_nvml("bbbb") as counter:
         assert counter.source == source
         assert counter.power_mw() == 2_001
 
 
 def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_only_that(library):
     library(fails={"nvmlDeviceGetCurrentClocksEventReasons": 13})
-    with nvml("aaaa") as counter:
+    with open_nvml("aaaa") as counter:
         assert counter.slowdowns() == 0x9
 
 
@@ -530,7 +530,7 @@ def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_onl
 )
 def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
     made = library(fails=fails)
-    with nvml("aaaa") as found:
+    with open_nvml("aaaa") as found:
         assert isinstance(found, Unmeasured)
         assert reason in found.reason
     assert made.users == 0
@@ -538,25 +538,25 @@ def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
 
 def test_an_unknown_uuid_is_a_reason_that_names_it(library):
     library()
-    with nvml("dddd") as found:
+    with open_nvml("dddd") as found:
         assert found == Unmeasured("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
 
 
 def test_without_the_package_the_reason_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with nvml("aaaa") as found:
+    with open_nvml("aaaa") as found:
         assert found.reason.startswith("no NVML device: the package nvidia-ml-py is not installed")
 
 
 def test_a_decoder_off_the_gpu_is_not_charged_with_what_the_gpu_draws(library):
     library()
-    with nvml(None) as found:
+    with open_nvml(None) as found:
         assert found == Unmeasured("no NVML device: the decoder runs on no GPU")
 
 
 def test_a_slice_of_a_board_has_no_energy_of_its_own(library):
     library()
-    with nvml("MIG-aaaa") as found:
+    with open_nvml("MIG-aaaa") as found:
         assert "slice of a board" in found.reason
 
 
@@ -564,7 +564,7 @@ def test_the_library_is_shut_down_also_after_an_error(library):
     made = library()
 
     def measure():
-        with nvml("aaaa"):
+        with open_nvml("aaaa"):
             assert made.users == 1
             raise RuntimeError("the measurement broke")
 
@@ -575,9 +575,9 @@ def test_the_library_is_shut_down_also_after_an_error(library):
 
 def test_an_error_of_the_open_device_is_unreadable_with_its_number(library):
     made = library()
-    with nvml("aaaa") as counter:
+    with open_nvml("aaaa") as counter:
         made.fails["nvmlDeviceGetTotalEnergyConsumption"] = 15
-        with pytest.raises(Unreadable, match="lost") as caught:
+        with pytest.raises(CounterUnreadable, match="lost") as caught:
             counter.energy_mj()
     assert caught.value.code == 15
 

@@ -16,18 +16,18 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.files import (
     BadFile,
-    append,
-    cut,
-    lines_of,
-    parsed_json,
+    append_text,
+    open_atomic,
+    open_regular,
+    parse_json,
     read_json,
+    read_lines,
     read_text,
     read_toml,
-    reading,
-    remove,
+    remove_file,
     require_writable,
+    truncate_file,
     write_atomically,
-    writing,
 )
 
 
@@ -67,7 +67,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
     make, said = KINDS[kind]
     path = make(tmp_path / "file")
-    for reader in (read_json, read_toml, lambda *given: list(lines_of(*given))):
+    for reader in (read_json, read_toml, lambda *given: list(read_lines(*given))):
         with pytest.raises(BadFile, match=rf"^profile='.*, but expected a file.*({said})") as refused:
             reader(path, "profile")
         assert isinstance(refused.value, BadArgument)
@@ -83,7 +83,7 @@ def test_what_is_no_regular_file_is_not_written_to_and_stays_as_it_is(tmp_path: 
     attempts = (
         lambda: require_writable(path, "out"),
         lambda: write_atomically(path, "text", "out"),
-        lambda: append(path, "text", "out"),
+        lambda: append_text(path, "text", "out"),
     )
     for attempt in attempts:
         with pytest.raises(BadFile, match=rf"^out='.*, but expected .*({said})"):
@@ -120,7 +120,7 @@ def test_the_type_at_the_top_is_held(tmp_path: Path) -> None:
 
 
 def test_constants_are_let_through_where_they_mean_something() -> None:
-    assert parsed_json("[-Infinity, 1e999]", constants=True) == [float("-inf"), float("inf")]
+    assert parse_json("[-Infinity, 1e999]", constants=True) == [float("-inf"), float("inf")]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_no_toml_is_refused(tmp_path: Path, content: str, said: str) -> 
 
 def test_lines_end_at_newlines_alone_and_a_bad_one_is_numbered(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes("a\u2028b\r\nc\x0cd\n".encode() + b"\xff\n")
-    lines = lines_of(tmp_path / "x", "corpus")
+    lines = read_lines(tmp_path / "x", "corpus")
     assert [next(lines), next(lines)] == ["a\u2028b\r\n", "c\x0cd\n"]
     with pytest.raises(BadFile, match=r"expected a file in UTF-8; convert it first \(line 3: "):
         next(lines)
@@ -186,7 +186,7 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
     (tmp_path / "x").write_text("old")
 
     def interrupted() -> None:
-        with writing(tmp_path / "x", "out") as file:
+        with open_atomic(tmp_path / "x", "out") as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
@@ -247,22 +247,22 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 def test_what_is_added_to_a_file_is_there_and_a_cut_keeps_the_beginning(tmp_path: Path) -> None:
-    append(tmp_path / "x", "one\n", "journal")
-    append(tmp_path / "x", "two\n", "journal")
-    cut(tmp_path / "x", 4, "journal")
+    append_text(tmp_path / "x", "one\n", "journal")
+    append_text(tmp_path / "x", "two\n", "journal")
+    truncate_file(tmp_path / "x", 4, "journal")
     assert (tmp_path / "x").read_text() == "one\n"
-    remove(tmp_path / "x", "journal")
-    remove(tmp_path / "x", "journal")
+    remove_file(tmp_path / "x", "journal")
+    remove_file(tmp_path / "x", "journal")
     with pytest.raises(BadFile, match=r"journal='.*, but expected a file that can be cut; .* \(No such file"):
-        cut(tmp_path / "x", 4, "journal")
+        truncate_file(tmp_path / "x", 4, "journal")
     with pytest.raises(BadFile, match="expected a file that can be removed"):
-        remove(tmp_path, "journal")
+        remove_file(tmp_path, "journal")
 
 
 def test_a_file_that_breaks_off_while_it_is_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("text")
     said = pytest.raises(BadFile, match=r"a file that can be read; .* \(Input/output error")
-    with said, reading(tmp_path / "x", "corpus"):
+    with said, open_regular(tmp_path / "x", "corpus"):
         raise OSError(errno.EIO, "Input/output error")
 
 
@@ -270,7 +270,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes('{"a": 1}\n{"b": 2}'.encode("utf-8-sig"))
     assert read_text(path, "x").startswith("{")
-    assert list(lines_of(path, "x")) == ['{"a": 1}\n', '{"b": 2}']
+    assert list(read_lines(path, "x")) == ['{"a": 1}\n', '{"b": 2}']
     path.write_bytes('{"a": 1}'.encode("utf-8-sig"))
     assert read_json(path, "x") == {"a": 1}
     path.write_bytes("a = 1".encode("utf-8-sig"))
@@ -280,6 +280,6 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
 def test_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "file").write_text("text", encoding=encoding)
-    for read in (read_text, lambda *of: list(lines_of(*of))):
+    for read in (read_text, lambda *of: list(read_lines(*of))):
         with pytest.raises(BadFile, match=r"in UTF-8; convert it first \(.*byte order mark of UTF-16 or UTF-32"):
             read(tmp_path / "file", "x")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.meters.energy import Unmeasured, Unreadable
-from emad_ref.meters.instrument import CHANGES, counted_over_polled, refresh_seconds
-from emad_ref.meters.rapl import rapl
+from emad_ref.benchmark.energy import CHANGES, CounterUnreadable, Unmeasured, counted_over_polled, refresh_seconds
+from emad_ref.benchmark.rapl import open_rapl
 from tests.unit.test_energy import Board
 
 
@@ -49,7 +48,7 @@ def test_a_counter_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch)
     board = Stepping(0.1)
 
     def lost() -> int:
-        raise Unreadable("the device was lost")
+        raise CounterUnreadable("the device was lost")
 
     monkeypatch.setattr(board, "energy_mj", lost)
     assert refresh_seconds(board, clock=board.clock) == Unmeasured("the device was lost")
@@ -90,7 +89,7 @@ def package(root: Path, number: int, name: str, energy_uj: int, whole: int = 1_0
 def test_packages_are_added_up_and_wrap(tmp_path: Path) -> None:
     first, second = package(tmp_path, 0, "package-0", 900_000), package(tmp_path, 1, "package-1", 0)
     package(tmp_path, 2, "psys", 5)  # the whole platform would count packages twice
-    counter = rapl(tmp_path)
+    counter = open_rapl(tmp_path)
     assert not isinstance(counter, Unmeasured)
     assert (counter.device, counter.energy_mj()) == ("2 CPU packages", 0)
     (first / "energy_uj").write_text("100000")  # past its range: 200,000 more
@@ -100,7 +99,7 @@ def test_packages_are_added_up_and_wrap(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_packages_says_so(tmp_path: Path) -> None:
-    found = rapl(tmp_path)
+    found = open_rapl(tmp_path)
     assert isinstance(found, Unmeasured)
     assert "no CPU package shows its energy here" in found.reason
 
@@ -115,6 +114,6 @@ def test_packages_for_root_alone_name_the_remedy(tmp_path: Path, monkeypatch: py
         return real(self)
 
     monkeypatch.setattr(Path, "read_text", refused)
-    found = rapl(tmp_path)
+    found = open_rapl(tmp_path)
     assert isinstance(found, Unmeasured)
     assert "for root alone here: sudo chmod" in found.reason

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration import tuning
-from emad_ref.calibration.lens_file import load_lens
+from emad_ref.calibration import lens_fit
+from emad_ref.calibration.lens_files import load_lens
 from emad_ref.console import INTERRUPTED
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
@@ -64,14 +64,14 @@ def test_lens_is_full_at_all_layers_by_default_and_at_some_if_asked(small, tmp_p
 
 
 def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
-    out, judged = tmp_path / "l", tuning._judged
+    out, judged = tmp_path / "l", lens_fit._measure_batches
 
     def cut(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning, "_judged", cut)
+    monkeypatch.setattr(lens_fit, "_measure_batches", cut)
     assert fitted(out) == INTERRUPTED
-    monkeypatch.setattr(tuning, "_judged", judged)
+    monkeypatch.setattr(lens_fit, "_measure_batches", judged)
     assert fitted(out) == 1
     assert "pass resume (--resume)" in capsys.readouterr().err
     assert fitted(out, "--resume") == 0

@@ -17,7 +17,7 @@ BOARD = "GPU-11111111-2222-3333-4444-555555555555"
 MEASURE = """
 import json, os, sys, time
 import numpy as np
-from emad_ref.meters import energy
+from emad_ref.benchmark import energy
 
 def arm(pair, request):
     time.sleep(0.005)
@@ -26,9 +26,9 @@ def arm(pair, request):
 results = {}
 for faults in json.loads(sys.argv[1]):
     os.environ["STANDIN_FAULTS"] = faults
-    with energy.nvml(sys.argv[2]) as counter:
+    with energy.open_nvml(sys.argv[2]) as counter:
         name = getattr(counter, "device", "")
-        taken = energy.paired({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
+        taken = energy.measure_pairs({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
                               min_seconds=0.12, spare=0)
     if isinstance(taken, energy.Unmeasured):
         results[faults] = {"device": name, "reason": taken.reason}
@@ -103,7 +103,7 @@ def test_a_device_that_lists_no_process_leaves_sharing_open(results):
 
 
 def test_a_driver_version_that_is_not_utf8_leaves_the_other_facts(standin):
-    code = f"import json; from emad_ref.meters.machine import _nvml; print(json.dumps(_nvml({BOARD!r})))"
+    code = f"import json; from emad_ref.benchmark.machine import _nvml_facts; print(json.dumps(_nvml_facts({BOARD!r})))"
     environment = standin | {"STANDIN_FAULTS": "driver-latin1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
@@ -114,7 +114,7 @@ def test_a_driver_version_that_is_not_utf8_leaves_the_other_facts(standin):
 def test_the_older_package_of_that_name_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "pynvml").mkdir()
     (tmp_path / "pynvml" / "__init__.py").write_text("def nvmlInit(): raise SystemExit('must not be called')\n")
-    code = "from emad_ref.meters.energy import nvml\nwith nvml('aaaa') as counter: print(counter.reason)"
+    code = "from emad_ref.benchmark.energy import open_nvml\nwith open_nvml('aaaa') as counter: print(counter.reason)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "the deprecated package pynvml, but nvidia-ml-py is expected; pip uninstall pynvml" in done.stdout
@@ -127,7 +127,7 @@ def test_the_older_package_of_that_name_is_refused_with_the_remedy(tmp_path):
 )  # fmt: skip
 def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, source, reason):
     (tmp_path / "pynvml.py").write_text(source + "\n")
-    code = "from emad_ref.meters.energy import nvml\nwith nvml('aaaa') as counter: print(counter.reason)"
+    code = "from emad_ref.benchmark.energy import open_nvml\nwith open_nvml('aaaa') as counter: print(counter.reason)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert reason in done.stdout
@@ -137,7 +137,7 @@ def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, sourc
 PLUGIN = """
 from functools import partial
 
-from emad_ref.questions import emad_n1
+from emad_ref.claims import emad_n1
 
 emad_n1.device_uuid = lambda device: {board!r}
 emad_n1.paired = partial(emad_n1.paired, min_seconds=0.1)

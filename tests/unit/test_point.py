@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.policy.early_exit import early_exit
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 
@@ -113,9 +113,9 @@ def test_only_a_full_probe_knows_confidence_and_frequency():
 
 
 def test_a_lens_serves_no_rule_that_contrasts_readouts():
-    assert replace(early_exit("saturation", 12, 101, 4), lens="ab").lens == "ab"
+    assert replace(early_exit_point("saturation", 12, 101, 4), lens="ab").lens == "ab"
     for signal, pruning in (("jsd_contrast", "none"), ("weighted_contrast", "none"), ("softmax_response", "fixed")):
-        rule = early_exit(signal, 12, 1010, 4, pruning=pruning)
+        rule = early_exit_point(signal, 12, 1010, 4, pruning=pruning)
         with pytest.raises(
             BadArgument, match=rf"lens='ab', but expected None for {signal} with parameters; a lens serves"
         ):

@@ -14,9 +14,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.text import world
 from emad_ref.training import causal, loop
 from emad_ref.training.causal import VOCABULARY, batches, initial_model, loss_of, optimisers, train_tokenizer
-from emad_ref.training.loop import RECIPES, Diverged, rate_at, recipe_named, train
+from emad_ref.training.loop import RECIPES, BadTrainingState, TrainingDiverged, rate_at, recipe_named, train
 from emad_ref.training.recipe import END_OF_TEXT, Recipe
-from emad_ref.training.state import BadState
 
 MICRO = Recipe("micro", layers=2, hidden=32, heads=2, early_exit=((1, 0.25),), steps=3, batch=2, window=32, warmup=1)
 
@@ -167,7 +166,9 @@ def test_the_loss_falls(quick, tokenizer, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_training_and_saves_nothing(quick, tmp_path):
-    with pytest.raises(Diverged, match=r"loss=nan at step 1 of micro, .*lower matrix_rate \(inf\) or other_rate"):
+    with pytest.raises(
+        TrainingDiverged, match=r"loss=nan at step 1 of micro, .*lower matrix_rate \(inf\) or other_rate"
+    ):
         train(replace(MICRO, matrix_rate=math.inf), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -187,7 +188,7 @@ def test_recipes_are_found_by_name():
 
 
 def test_exits_are_trained_where_the_default_probes_stand():
-    from emad_ref.policy.thresholds import default_probes
+    from emad_ref.exit_rules.rules import default_probes
 
     assert tuple(layer for layer, _ in RECIPES["emad-tiny"].early_exit) == default_probes(RECIPES["emad-tiny"].layers)
     assert RECIPES["emad-tiny-plain"].early_exit == ()
@@ -236,13 +237,13 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(interrupted, tm
 
 
 def test_an_unfinished_training_is_not_written_over_unasked(interrupted):
-    with pytest.raises(BadState, match=r"holds an unfinished training, but expected none; pass resume"):
+    with pytest.raises(BadTrainingState, match=r"holds an unfinished training, but expected none; pass resume"):
         train(LONGER, interrupted)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 7}, {"steps": 4}, {"hidden": 64}])
 def test_a_training_of_another_recipe_is_refused(interrupted, change):
-    with pytest.raises(BadState, match=r"train with the same recipe and torch, or delete it to start anew"):
+    with pytest.raises(BadTrainingState, match=r"train with the same recipe and torch, or delete it to start anew"):
         train(replace(LONGER, **change), interrupted, resume=True)
 
 
@@ -250,7 +251,7 @@ def test_a_training_of_another_recipe_is_refused(interrupted, change):
 def test_a_damaged_training_is_refused(interrupted, damage):
     checkpoint = interrupted.with_name("out.checkpoint")
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    with pytest.raises(BadState, match=r"cannot be read .*delete it to start anew"):
+    with pytest.raises(BadTrainingState, match=r"cannot be read .*delete it to start anew"):
         train(LONGER, interrupted, resume=True)
 
 

@@ -11,11 +11,20 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.exits.rules import minimum_layers
-from emad_ref.policy.early_exit import PRUNINGS, SHRINK
-from emad_ref.readout.subset import adaptive_size
-from emad_ref.text.lexicon import COLOURS, LARGEST, NAMES, PLACES, THINGS, TOWNS
-from emad_ref.text.pairs import SENTINELS, corrupted, pairs
+from emad_ref.exit_rules.rules import PRUNINGS, SHRINK
+from emad_ref.measurements.early_exits import minimum_layers
+from emad_ref.probes.pruned_vocabulary import adaptive_size
+from emad_ref.text.seq2seq_pairs import (
+    COLOURS,
+    LARGEST_NUMBER,
+    NAMES,
+    PLACES,
+    SENTINELS,
+    THINGS,
+    TOWNS,
+    corrupted_pairs,
+    generate_pairs,
+)
 from emad_ref.training import seq2seq as module
 from emad_ref.training.loop import recipe_named, train
 from emad_ref.training.seq2seq import (
@@ -27,7 +36,7 @@ from emad_ref.training.seq2seq import (
     Seq2SeqRecipe,
     batch_of,
     batches,
-    drawn,
+    bundled_folder,
     first_model,
     initial_model,
     layer_weights,
@@ -36,7 +45,7 @@ from emad_ref.training.seq2seq import (
     optimisers,
     pieces,
     tokenizer,
-    weights_of,
+    training_pairs,
 )
 
 MICRO = Seq2SeqRecipe(
@@ -65,7 +74,12 @@ def batch(words):
 
 def test_every_text_comes_back(words):
     texts = [
-        *(text for task in SHARES for pair in pairs(task, "evaluate", 50) for text in (pair.source, pair.target)),
+        *(
+            text
+            for task in SHARES
+            for pair in generate_pairs(task, "evaluate", 50)
+            for text in (pair.source, pair.target)
+        ),
         "Ben will, on that day.",  # a name that is no word of the lexicon
         "naïve – ünïcode ☃\n\t  two  spaces , here",
     ]
@@ -78,17 +92,19 @@ def test_every_text_comes_back(words):
 def test_the_ids_are_t5s_own_first_and_no_causal_model_is_asked(words, monkeypatch):
     assert words.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
     assert (words.pad_token_id, words.eos_token_id) == (PAD_ID, END_ID)
-    monkeypatch.setattr(module, "weights_of", lambda name: pytest.fail(f"read {name}"))
+    monkeypatch.setattr(module, "bundled_folder", lambda name: pytest.fail(f"read {name}"))
     assert tokenizer().get_vocab() == words.get_vocab()
 
 
 def test_every_word_of_the_world_is_one_token_first_and_later_and_end_of_text_closes(words):
-    for word in (*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *map(str, range(LARGEST + 1))):
+    for word in (*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *map(str, range(LARGEST_NUMBER + 1))):
         (one, end) = words.encode(word)
         assert end == END_ID
         assert words.encode(f"Who has {word}?")[2] == one, word
     unknown = words.unk_token_id
-    assert not any(unknown in words.encode(pair.source) for task in SHARES for pair in pairs(task, "validate", 50))
+    assert not any(
+        unknown in words.encode(pair.source) for task in SHARES for pair in generate_pairs(task, "validate", 50)
+    )
 
 
 def test_prunings_of_this_vocabulary_keep_sets_of_different_sizes(words):
@@ -123,10 +139,10 @@ def test_the_decoder_is_fed_its_target_one_later_and_padding_is_not_scored():
 
 
 def test_each_stage_trains_on_its_own_pairs_of_the_train_split():
-    first = list(islice(drawn(MICRO), 6))
-    assert first == list(corrupted("train", 6))
-    tuning = list(islice(drawn(replace(MICRO, starts_from="emad-t5-tiny")), 2 * sum(SHARES.values())))
-    qa, summary, count = (list(pairs(task, "train", 2 * share)) for task, share in SHARES.items())
+    first = list(islice(training_pairs(MICRO), 6))
+    assert first == list(corrupted_pairs("train", 6))
+    tuning = list(islice(training_pairs(replace(MICRO, starts_from="emad-t5-tiny")), 2 * sum(SHARES.values())))
+    qa, summary, count = (list(generate_pairs(task, "train", 2 * share)) for task, share in SHARES.items())
     assert tuning == [*qa[:4], summary[0], *count[:3], *qa[4:], summary[1], *count[3:]]
 
 
@@ -137,7 +153,9 @@ def test_batches_lose_no_pair_and_are_the_same_each_time(words):
         torch.equal(a.source, b.source) and torch.equal(a.target, b.target) for a, b in zip(pool, again, strict=True)
     )
     rows = [row[row != PAD_ID].tolist() for made in pool for row in made.source]
-    expected = [words.encode(pair.source)[: MICRO.window] for pair in corrupted("train", module.POOL * MICRO.batch)]
+    expected = [
+        words.encode(pair.source)[: MICRO.window] for pair in corrupted_pairs("train", module.POOL * MICRO.batch)
+    ]
     assert sorted(rows) == sorted(expected)
 
 
@@ -222,13 +240,13 @@ def test_three_steps_train_the_same_model_each_time_and_save_what_transformers_l
     # a table row of a distance that no text has gets no gradient, but AdamW and Muon move every table and matrix
     assert all(not torch.equal(first[name], start[name]) for name in first)
     read = AutoTokenizer.from_pretrained(tmp_path / "first")
-    text = next(pairs("qa", "evaluate", 1)).source
+    text = next(generate_pairs("qa", "evaluate", 1)).source
     assert read.encode(text) == words.encode(text)
     assert read.decode(read.encode(text), skip_special_tokens=True) == text
 
 
 def test_tuning_starts_from_the_pre_trained_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "weights_of", lambda name: tmp_path / name)
+    monkeypatch.setattr(module, "bundled_folder", lambda name: tmp_path / name)
     tuned = replace(MICRO, starts_from="base", seed=7)
     with pytest.raises(BadArgument, match=r"starts_from='base', but expected a bundled model; train that one first"):
         first_model(tuned)
@@ -253,7 +271,7 @@ def test_the_recipes_are_found_by_name_and_differ_in_the_tuning_alone():
 
 @pytest.fixture(scope="module")
 def bundled():
-    return {name: AutoModelForSeq2SeqLM.from_pretrained(weights_of(name)).eval() for name in BUNDLED}
+    return {name: AutoModelForSeq2SeqLM.from_pretrained(bundled_folder(name)).eval() for name in BUNDLED}
 
 
 def written(model, words, asked):
@@ -274,13 +292,13 @@ def test_the_bundled_models_are_what_their_recipe_says(bundled, name):
         recipe.head_size, recipe.heads, recipe.feed_forward, len(pieces()),
     )  # fmt: skip
     assert {p.dtype for p in bundled[name].parameters()} == {torch.float32}
-    assert sum(file.stat().st_size for file in weights_of(name).iterdir()) < 8e6
+    assert sum(file.stat().st_size for file in bundled_folder(name).iterdir()) < 8e6
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_generate_of_transformers_runs_on_them(bundled, words, name):
     """Its cache is sized from the config: with the encoder's depth it would be four layers short."""
-    read = words([pair.source for pair in pairs("qa", "validate", 2)], padding=True, return_tensors="pt")
+    read = words([pair.source for pair in generate_pairs("qa", "validate", 2)], padding=True, return_tensors="pt")
     asked = {"input_ids": read.input_ids, "attention_mask": read.attention_mask}
     out = bundled[name].generate(
         **asked, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
@@ -292,7 +310,7 @@ def test_generate_of_transformers_runs_on_them(bundled, words, name):
 
 def test_the_pre_trained_model_fills_in_what_was_hidden_and_the_tuned_one_no_longer(bundled, words):
     """Held-out span corruption: 2.1 nats when it was made; uniform guessing would be log 1,075 = 7.0."""
-    rows = [(words.encode(p.source), words.encode(p.target)) for p in corrupted("validate", 48)]
+    rows = [(words.encode(p.source), words.encode(p.target)) for p in corrupted_pairs("validate", 48)]
     with torch.no_grad():
         first, tuned = (float(loss_of(bundled[name], RECIPES[name], batch_of(rows, PAD_ID))[1]) for name in BUNDLED)
     assert first < 2.6
@@ -300,7 +318,7 @@ def test_the_pre_trained_model_fills_in_what_was_hidden_and_the_tuned_one_no_lon
 
 
 def test_the_tuned_model_answers_questions_and_the_pre_trained_one_does_not(bundled, words):
-    asked = list(pairs("qa", "validate", 40))
+    asked = list(generate_pairs("qa", "validate", 40))
     first, tuned = (
         sum(out == pair.target for out, pair in zip(written(bundled[name], words, asked), asked, strict=True))
         for name in BUNDLED
@@ -311,7 +329,7 @@ def test_the_tuned_model_answers_questions_and_the_pre_trained_one_does_not(bund
 
 def test_the_tuned_model_summarises_and_the_pre_trained_one_does_not(bundled, words):
     """The whole summary, letter by letter: what the pre-trained model fills in shares words with it, no more."""
-    told = list(pairs("summary", "validate", 40))
+    told = list(generate_pairs("summary", "validate", 40))
     first, tuned = (
         sum(out == pair.target for out, pair in zip(written(bundled[name], words, told), told, strict=True))
         for name in BUNDLED
@@ -323,7 +341,7 @@ def test_the_tuned_model_summarises_and_the_pre_trained_one_does_not(bundled, wo
 @pytest.mark.parametrize("task", ["qa", "summary"])
 def test_early_layers_of_the_tuned_model_know_much_and_the_last_knows_more(bundled, words, task):
     """Else exits could cost nothing, or everything: accuracy of each layer's best token on forced targets."""
-    rows = [(words.encode(p.source), words.encode(p.target)) for p in pairs(task, "validate", 40)]
+    rows = [(words.encode(p.source), words.encode(p.target)) for p in generate_pairs(task, "validate", 40)]
     made = batch_of(rows, PAD_ID)
     model = bundled["emad-t5-tiny-tuned"]
     with torch.no_grad():
@@ -338,5 +356,5 @@ def test_early_layers_of_the_tuned_model_know_much_and_the_last_knows_more(bundl
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_their_tokenizer_is_the_recipes(words, name):
-    stored = AutoTokenizer.from_pretrained(weights_of(name))
+    stored = AutoTokenizer.from_pretrained(bundled_folder(name))
     assert stored.backend_tokenizer.to_str() == words.backend_tokenizer.to_str()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.policy.early_exit import early_exit
 from emad_ref.record import READOUTS
-from emad_ref.signals import LAYERWISE, PREVIOUS, SIGNALS, Signal
+from emad_ref.signals import LAYERWISE, PREVIOUS_PROBE, SIGNALS, Signal
 
 EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
 LOGITS = arrays.arrays(np.float64, (3, 20), elements=st.floats(-30, 30, width=64))
@@ -68,7 +68,7 @@ def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
 
 def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(signal: Signal) -> None:
     made = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
-    if signal.alone or signal.needs is PREVIOUS:
+    if signal.alone or signal.needs is PREVIOUS_PROBE:
         assert OperatingPoint(**made, signal=signal.name).adaptive
         never = OperatingPoint(**{**made, "thresholds": ((signal.never,),)}, signal=signal.name)
         assert not never.adaptive
@@ -96,7 +96,7 @@ def test_an_estimator_of_what_has_none_is_refused() -> None:
 
 def test_every_signal_that_rises_makes_an_early_exit(signal: Signal) -> None:
     if signal.sense == "rises":
-        assert early_exit(signal.name, 8, 4000, 4).signal == signal.name
+        assert early_exit_point(signal.name, 8, 4000, 4).signal == signal.name
     else:
         with pytest.raises(BadArgument, match=f"^signal='{signal.name}'"):
-            early_exit(signal.name, 8, 4000, 4)
+            early_exit_point(signal.name, 8, 4000, 4)

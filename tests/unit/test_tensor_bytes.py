@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from emad_ref.meters.memory import tensor_bytes
+from emad_ref.benchmark.machine import tensor_bytes
 
 
 class Wrapper(torch.Tensor):

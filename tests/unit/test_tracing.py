@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.benchmark.clock import active_tracers, time_pairs
 from emad_ref.errors import BadArgument
-from emad_ref.meters.clock import paired
-from emad_ref.meters.tracing import tracers
 
 
 def measure():
-    return paired({"a": lambda index: 1.0, "b": lambda index: 1.0}, 1, np.random.default_rng(0))
+    return time_pairs({"a": lambda index: 1.0, "b": lambda index: 1.0}, 1, np.random.default_rng(0))
 
 
 def trace(frame, event, argument):
@@ -34,7 +33,7 @@ class Tracer:
 
 
 def test_without_one_nothing_is_refused():
-    assert list(tracers()) == []
+    assert list(active_tracers()) == []
     measure()
 
 
@@ -58,7 +57,7 @@ def test_a_profile_function_is_named():
     profile = cProfile.Profile()
     profile.enable()
     try:
-        found = list(tracers())
+        found = list(active_tracers())
     finally:
         profile.disable()
     assert [name.startswith(("profile function ", "sys.monitoring tool ")) for name in found] == [True]
@@ -71,7 +70,7 @@ def test_tracers_of_other_threads_memory_and_torch_are_named(monkeypatch):
     gc.set_debug(gc.DEBUG_STATS)
     try:
         with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
-            found = " ".join(tracers())
+            found = " ".join(active_tracers())
     finally:
         gc.set_debug(0)
         tracemalloc.stop()
@@ -88,7 +87,7 @@ def test_tracers_of_other_threads_memory_and_torch_are_named(monkeypatch):
 
 
 def test_development_mode_is_named():
-    code = "from emad_ref.meters.tracing import tracers; print(*tracers())"
+    code = "from emad_ref.benchmark.clock import active_tracers; print(*active_tracers())"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
     assert "development mode" in done.stdout
 
@@ -97,6 +96,6 @@ def test_a_simulated_clock_may_be_traced():
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        paired({"a": lambda index: 1.0, "b": lambda index: 1.0}, 1, np.random.default_rng(0), clock=lambda: 0.0)
+        time_pairs({"a": lambda index: 1.0, "b": lambda index: 1.0}, 1, np.random.default_rng(0), clock=lambda: 0.0)
     finally:
         sys.settrace(before)

@@ -8,7 +8,7 @@ from emad_ref import cli, tuning
 from emad_ref.calibration.profile import BadProfile, load_profile
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
-from emad_ref.sweep.select import within_bounds
+from emad_ref.sweep.losses import is_within_bounds
 from emad_ref.tuning import NoMargin, choose_margin, take_profile
 
 FEW = 12
@@ -34,14 +34,16 @@ def test_the_margin_is_chosen_on_text_that_calibration_did_not_see(monkeypatch):
     tiny = load("emad-tiny")
     profile = take_profile(tiny, documents=FEW)
     read, tables = [], []
-    documents_of, loss_table = tuning.documents_of, tuning.loss_table
-    monkeypatch.setattr(tuning, "documents_of", lambda c, split, **o: read.append(split) or documents_of(c, split, **o))
+    documents_of, loss_table = tuning.corpus_documents, tuning.loss_table
+    monkeypatch.setattr(
+        tuning, "corpus_documents", lambda c, split, **o: read.append(split) or documents_of(c, split, **o)
+    )
     monkeypatch.setattr(tuning, "loss_table", lambda *given: tables.append(loss_table(*given)) or tables[-1])
     chosen = choose_margin(tiny, profile, documents=FEW)
     assert read == ["validate"]
     (reference,), margins = tables
     assert reference.net_reduction == 0
-    allowed = [row for row in margins if within_bounds(row, reference.perplexity)]
+    allowed = [row for row in margins if is_within_bounds(row, reference.perplexity)]
     assert chosen.mean_depth == min(row.mean_depth for row in allowed) < reference.mean_depth
     assert chosen.point.margin_nats is not None
 

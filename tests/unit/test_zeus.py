@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from emad_ref.meters.energy import Unmeasured
-from emad_ref.meters.zeus import counted_over_zeus
+from emad_ref.benchmark.energy import Unmeasured
+from emad_ref.benchmark.zeus import counted_over_zeus
 from tests.unit.test_energy import Board
 
 
@@ -85,5 +85,5 @@ def test_a_decoder_that_fails_is_not_zeus_failing(zeus):
 
 
 def test_without_it_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr("emad_ref.meters.zeus.find_spec", lambda name: None)
+    monkeypatch.setattr("emad_ref.benchmark.zeus.find_spec", lambda name: None)
     assert counted_over_zeus(Board(), lambda request: pytest.fail("asked"), 0) is None

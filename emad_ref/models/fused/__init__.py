@@ -22,43 +22,47 @@ from typing import Any
 
 from torch import nn
 
-from emad_ref.models.fused import llama, neox, opt
-from emad_ref.models.fused.parts import Pointwise, Step, layer_norm
+from emad_ref.models.fused import blocks
+from emad_ref.models.fused.operations import FusedBlock, Pointwise, layer_norm
 
-MAKERS: dict[str, Callable[[Any], Step | None]] = {**neox.MAKERS, **llama.MAKERS, **opt.MAKERS}
-NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": layer_norm, **llama.NORMS}
+FUSED_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
+    **blocks.NEOX_BLOCKS,
+    **blocks.LLAMA_BLOCKS,
+    **blocks.OPT_BLOCKS,
+}
+NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": layer_norm, **blocks.RMS_NORMS}
 # layers that steps compute by themselves, and those that do nothing in eval mode
-_PLAIN = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
+_PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
 
 
-def fused(block: nn.Module, kernel: str) -> Step | None:
+def fused_block(block: nn.Module, kernel: str) -> FusedBlock | None:
     """The step of ``block`` for queries with a cache under an attention ``kernel``; None where there is none."""
-    maker = MAKERS.get(type(block).__name__)
-    return maker(block) if maker is not None and kernel == "sdpa" and _untouched(block) else None
+    maker = FUSED_BLOCKS.get(type(block).__name__)
+    return maker(block) if maker is not None and kernel == "sdpa" and _is_unmodified(block) else None
 
 
 def fused_norm(module: nn.Module) -> Pointwise | None:
     """The norm in front of the head as a function of states [..., D]; None where it is not one known to the bit."""
     maker = NORMS.get(type(module).__name__)
-    if maker is None or not _untouched(module):
+    if maker is None or not _is_unmodified(module):
         return None
     norm = maker(module)
     # a vector is a token alone to a step, and summed in another order
     return lambda states: norm(states) if states.dim() > 1 else norm(states[None])[0]
 
 
-def _untouched(part: nn.Module) -> bool:
+def _is_unmodified(part: nn.Module) -> bool:
     """Only modules of the part's own source, activations, and PyTorch's; none of them hooked, patched or wrapped."""
     home = type(part).__module__
-    if type(part) not in _PLAIN and not home.startswith("transformers.models."):
+    if type(part) not in _PLAIN_MODULES and not home.startswith("transformers.models."):
         return False
     for module in part.modules():
         kind = type(module)
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return False
-        if kind not in _PLAIN and kind.__module__ not in (home, "transformers.activations"):
+        if kind not in _PLAIN_MODULES and kind.__module__ not in (home, "transformers.activations"):
             return False
         # a patched class computes otherwise under its old name
-        if kind not in _PLAIN and kind.forward.__module__ != kind.__module__:
+        if kind not in _PLAIN_MODULES and kind.forward.__module__ != kind.__module__:
             return False
     return True

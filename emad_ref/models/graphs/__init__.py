@@ -20,8 +20,22 @@ the steps run one by one; sums over keys are in another order.
 
 from __future__ import annotations
 
-from emad_ref.models.graphs.engine import ENGINES, Engine, NotCaptured
-from emad_ref.models.graphs.replayed import Graphs, NothingCaptured, graphs_of
-from emad_ref.models.graphs.static import StaticCache
+from emad_ref.models.graphs.buffers import StaticKVCache
+from emad_ref.models.graphs.capture import (
+    CAPTURE_ENGINES,
+    CaptureEngine,
+    GraphCaptureError,
+    GraphCaptureWarning,
+    StepGraphs,
+    make_graphs,
+)
 
-__all__ = ["ENGINES", "Engine", "Graphs", "NotCaptured", "NothingCaptured", "StaticCache", "graphs_of"]
+__all__ = [
+    "CAPTURE_ENGINES",
+    "CaptureEngine",
+    "GraphCaptureError",
+    "GraphCaptureWarning",
+    "StaticKVCache",
+    "StepGraphs",
+    "make_graphs",
+]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.paired import Raced
-from emad_ref.verdict.units import ByItem, ByPair
+from emad_ref.claims.pair_answers import TimedArm
+from emad_ref.statistics.units import ByItem, ByPair
 
 
 def right(rng: np.random.Generator, items: int, accuracy: float, lost: float, gained: float) -> tuple[ByItem, ByItem]:
@@ -28,14 +28,14 @@ def raced(
     work: dict[str, float],
     accepted: dict[str, float] | None = None,
     pairs: int = 40,
-) -> dict[str, Raced]:
+) -> dict[str, TimedArm]:
     """Arms whose ``times`` and ``work`` stand in these proportions; ``accepted``: mean acceptance of those drafting."""
     spent, rates = seconds(rng, work, pairs), accepted or {}
 
     def drafted(arm: str) -> tuple[float, ...]:
         return tuple(rng.uniform(rates[arm] - 0.1, rates[arm] + 0.1, pairs)) if arm in rates else ()
 
-    return {arm: Raced(column, spent.get(arm), drafted(arm)) for arm, column in seconds(rng, times, pairs).items()}
+    return {arm: TimedArm(column, spent.get(arm), drafted(arm)) for arm, column in seconds(rng, times, pairs).items()}
 
 
 def covers(leg, truth: float) -> None:

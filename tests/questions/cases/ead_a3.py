@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.ead_a3 import Found
-from emad_ref.verdict.units import ByItem
+from emad_ref.claims.ead_a3 import DecisiveTokenEvidence
+from emad_ref.statistics.units import ByItem
 from tests.questions.cases.answered import covers
 from tests.questions.simulation import Case
 
@@ -13,11 +13,11 @@ from tests.questions.simulation import Case
 def tokens(decisive: float, small: float, wrong: float, calm_wrong: float, items: int = 100):
     """Items of 20 to 60 tokens; an item's own chance of error is up to twice the mean, or none."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> DecisiveTokenEvidence:
         length, difficulty = rng.integers(20, 60, items), rng.uniform(0, 2, items)
         high = rng.binomial(length, decisive)
         high_small, calm = rng.binomial(high, small), rng.binomial(length - high, small)
-        return Found(
+        return DecisiveTokenEvidence(
             "task, rule",
             *map(ByItem.distinct, (high, high_small, rng.binomial(high_small, wrong * difficulty))),
             ByItem.distinct(calm),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.questions.ead_a4 import Found
+from emad_ref.claims.ead_a4 import GatedSpeculationEvidence
 from tests.questions.cases.answered import covers, right
 from tests.questions.simulation import Case
 
@@ -16,16 +16,16 @@ WAYS = ("rules", "speculative, k = 2")
 
 
 def gating(lost: float, gained: float):
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> GatedSpeculationEvidence:
         switched, gated = (
             column.like(column.values.astype(float)) for column in right(rng, 200, ACCURACY, lost, gained)
         )
-        return Found("task", 0.25, switched, gated, WAYS)
+        return GatedSpeculationEvidence("task", 0.25, switched, gated, WAYS)
 
     return found
 
 
-def none_is_cheap_enough(rng: np.random.Generator) -> Found:
+def none_is_cheap_enough(rng: np.random.Generator) -> GatedSpeculationEvidence:
     return replace(gating(0.0, 0.0)(rng), gated=None)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import norm
 
-from emad_ref.questions.ead_f1 import Found, Judged, Routed
-from emad_ref.sweep.routing import Ran, mixed
-from emad_ref.verdict.shares import accuracy_drop
-from emad_ref.verdict.units import ByItem
+from emad_ref.claims.ead_f1 import RoutedScores, SwitchingScoreEvidence, TaskAtSaving
+from emad_ref.statistics.accuracy import accuracy_drop
+from emad_ref.statistics.units import ByItem
+from emad_ref.sweep.front import RoutedItems, mix_rules
 from tests.questions.cases.answered import right
 from tests.questions.simulation import Case, celled, clustered
 
@@ -23,13 +23,13 @@ GAINED = 0.2  # of the items that the large model gets wrong, either rule gets r
 def kept(shares: dict[str, float], items: int = 300, lost: float = 0.02):
     """One task; ``shares``: result → Σ candidate / Σ reference in expectation, ``lost`` of it or more, some gained."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
         routed = []
         for result, share in shares.items():
             gained = max(0.0, share - 1 + lost) * ACCURACY / (1 - ACCURACY)
             alone, switched = right(rng, items, ACCURACY, max(lost, 1 - share), gained)
-            routed.append(Routed("task", result, Judged("rules", switched, switched, alone, 0.41, SAVED)))
-        return Found(tuple(routed))
+            routed.append(TaskAtSaving("task", result, RoutedScores("rules", switched, switched, alone, 0.41, SAVED)))
+        return SwitchingScoreEvidence(tuple(routed))
 
     return found
 
@@ -42,7 +42,7 @@ def mixture(share: float, gained: float = GAINED):
     """
 
     def made(items: int, icc: float):
-        def found(rng: np.random.Generator) -> Found:
+        def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
             each = 3 if icc else 1
             hard, cluster = clustered(rng, items, each, icc)
             hard = norm.cdf(hard)
@@ -54,11 +54,11 @@ def mixture(share: float, gained: float = GAINED):
                 hold = share + off - gained * (1 - ACCURACY) / ACCURACY
                 chance = np.where(alone, hold, gained)
                 by_large = rng.binomial(emitted, part + 0.2 * (hard - 0.5))
-                runs.append(Ran((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
-            found = mixed(runs, SHARE, rng)
+                runs.append(RoutedItems((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
+            found = mix_rules(runs, SHARE, rng)
             score, dealt = ByItem(found.score, cluster), ByItem(found.dealt == 1, cluster)
-            judged = Judged("rules", score, dealt, ByItem(alone, cluster), 0.41, SAVED)
-            return Found((Routed("task", "llama", judged),))
+            judged = RoutedScores("rules", score, dealt, ByItem(alone, cluster), 0.41, SAVED)
+            return SwitchingScoreEvidence((TaskAtSaving("task", "llama", judged),))
 
         return found
 
@@ -68,31 +68,38 @@ def mixture(share: float, gained: float = GAINED):
 def always_large(items: int, icc: float):
     """A rule that never leaves the large model keeps all of its score."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
         hard, cluster = clustered(rng, items, 3 if icc else 1, icc)
         alone = ByItem(norm.cdf(hard) < ACCURACY, cluster)
         own = alone.like(alone.values.astype(float))
-        return Found(
-            tuple(Routed("task", result, Judged("rules", own, alone, alone, 0.0, (0.0, 0.0))) for result in KEPT)
+        return SwitchingScoreEvidence(
+            tuple(
+                TaskAtSaving("task", result, RoutedScores("rules", own, alone, alone, 0.0, (0.0, 0.0)))
+                for result in KEPT
+            )
         )
 
     return found
 
 
-def nothing_saves(rng: np.random.Generator) -> Found:
-    return Found(tuple(Routed("task", result, None) for result in KEPT))
+def nothing_saves(rng: np.random.Generator) -> SwitchingScoreEvidence:
+    return SwitchingScoreEvidence(tuple(TaskAtSaving("task", result, None) for result in KEPT))
 
 
-def one_task_is_alike(rng: np.random.Generator) -> Found:
+def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
     """Beside a task on which all is kept, one on which both models are as good."""
     large, small = right(rng, 120, ACCURACY, 0.0, 0.0)
     gap = accuracy_drop(large, small, threshold=0.1)
-    return Found(kept({"llama": 1.05, "qwen": 1.05})(rng).routed, (("other", gap, "0.800 against 0.800"),))
+    return SwitchingScoreEvidence(
+        kept({"llama": 1.05, "qwen": 1.05})(rng).routed, (("other", gap, "0.800 against 0.800"),)
+    )
 
 
-def nobody_is_right(rng: np.random.Generator) -> Found:
+def nobody_is_right(rng: np.random.Generator) -> SwitchingScoreEvidence:
     none = ByItem.distinct(np.zeros(120, dtype=bool))
-    return Found((Routed("task", "llama", Judged("rules", none, none, none, 0.41, SAVED)),))
+    return SwitchingScoreEvidence(
+        (TaskAtSaving("task", "llama", RoutedScores("rules", none, none, none, 0.41, SAVED)),)
+    )
 
 
 def says_what_is_saved(verdict) -> None:

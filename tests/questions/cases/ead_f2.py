@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.evidence.pair.library import LIBRARY
-from emad_ref.questions.ead_f2 import ARMS, Found, Score
-from emad_ref.screening.lossless import ASSISTED
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.ead_f2 import ARMS, SwitchingScore, SwitchingSpeedEvidence
+from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES
+from emad_ref.screening.drafts import ASSISTED
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.answered import raced, right
 from tests.questions.simulation import Case, celled
 
@@ -31,23 +31,23 @@ def against_speculation(
     """Speculation takes ``time`` and ``work`` times what switching does, which keeps ``kept`` of the score. By
     transformers it takes ``assisted`` times as long, None for as long as ours."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SwitchingSpeedEvidence:
         own = dict.fromkeys(ARMS, 1.0)
         times = own | {"speculative": time, ASSISTED: time if assisted is None else assisted}
-        counted = {arm: 1.0 for arm in ARMS if arm not in LIBRARY}
+        counted = {arm: 1.0 for arm in ARMS if arm not in TRANSFORMERS_NAMES}
         arms = raced(rng, times, counted | {"speculative": work}, pairs=pairs)
         alone, switched = right(rng, items, 0.8, 1 - kept, 0.0)
-        return Found(arms, 8, Score("task", "rule", switched, alone, saving, KEPT, WANTED))
+        return SwitchingSpeedEvidence(arms, 8, SwitchingScore("task", "rule", switched, alone, saving, KEPT, WANTED))
 
     return found
 
 
-def uncounted(rng: np.random.Generator) -> Found:
+def uncounted(rng: np.random.Generator) -> SwitchingSpeedEvidence:
     found = against_speculation(1.3, 1.3)(rng)
     return replace(found, arms={arm: replace(one, spent=None) for arm, one in found.arms.items()})
 
 
-def the_same_twice(rng: np.random.Generator) -> Found:
+def the_same_twice(rng: np.random.Generator) -> SwitchingSpeedEvidence:
     """Switching and speculation, by either implementation, are one arm under three names."""
     found = against_speculation(1.0, 1.0)(rng)
     arms, same = dict(found.arms), found.arms["speculative"]
@@ -57,7 +57,7 @@ def the_same_twice(rng: np.random.Generator) -> Found:
 def unassisted(time: float, work: float):
     """Transformers refuses to assist."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SwitchingSpeedEvidence:
         made = against_speculation(time, work, pairs=60)(rng)
         arms = {arm: one for arm, one in made.arms.items() if arm != ASSISTED}
         return replace(made, arms=arms, absent={ASSISTED: "ValueError: no cache"})

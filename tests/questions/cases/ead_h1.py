@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.ead_h1 import PAPER, Found, Headline
+from emad_ref.claims.ead_h1 import PAPER, Headline, HeadlineEvidence
 from tests.questions.simulation import Case
 
 THRESHOLD = 0.005
@@ -13,21 +13,21 @@ THRESHOLD = 0.005
 def claimed(off: float):
     """A thousand tokens, some from a large model; the saving claimed for them is ``off``."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> HeadlineEvidence:
         headlines = []
         for name in ("a", "b"):
             small, large = rng.uniform(1, 4), rng.uniform(5, 20)
             tokens = rng.random(1000) < rng.uniform(0.1, 0.9)
             spent = np.where(tokens, large, small).sum() / (large * len(tokens))
             headlines.append(Headline(name, float(tokens.mean()), small, large, round(1 - spent, 3) + off))
-        return Found(tuple(headlines))
+        return HeadlineEvidence(tuple(headlines))
 
     return found
 
 
 def alone(off: float):
     """The large model alone saves exactly nothing, whatever is claimed."""
-    return lambda rng: Found((Headline("alone", 1.0, 1.0, 2.0, off),))
+    return lambda rng: HeadlineEvidence((Headline("alone", 1.0, 1.0, 2.0, off),))
 
 
 def survives(verdict) -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from emad_ref.questions.ead_h2 import Charged, Found
+from emad_ref.claims.ead_h2 import CatchUpEvidence, RuleCharges
 from tests.questions.simulation import Case
 
 SMALL, LARGE = 0, 1
 PARAMETERS = (1.0, 4.0)  # a parameter costs one FLOP per token
 
 
-def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> Charged:
+def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> RuleCharges:
     """``items``: tokens of the prompt, and which model wrote each token of the answer."""
     processed, caught_up, opening = [0, 0], [0, 0], [0, 0]
     for prompt, models in items:
@@ -32,7 +32,7 @@ def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> C
     def flops(tokens: Sequence[int]) -> int:
         return int(sum(count * each for count, each in zip(tokens, PARAMETERS, strict=True)))
 
-    return Charged(
+    return RuleCharges(
         rule, len(items), emitted, by_large / emitted, (processed[0], processed[1]), read_alone,
         (caught_up[0], caught_up[1]), flops(processed), flops(opening), flops((0, read_alone)),
     )  # fmt: skip
@@ -43,8 +43,8 @@ LONG_AND_SHORT = [(101, [SMALL] * 10), (11, [LARGE] * 10)]  # the prompts' token
 NEVER = [(11, [SMALL] * 20)]
 
 
-def of(*rules: Charged):
-    return lambda rng: Found({"task": rules}, PARAMETERS)
+def of(*rules: RuleCharges):
+    return lambda rng: CatchUpEvidence({"task": rules}, PARAMETERS)
 
 
 def lost(first: str, value: float, n: int, **others: float):

@@ -6,42 +6,47 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.evidence.exits.costs import Costs, saving
-from emad_ref.questions.early_exit_flops import Pruned, Unexited
-from emad_ref.questions.early_exits import SAME_SCORES
-from emad_ref.questions.ee_1 import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import SAME_SCORES
+from emad_ref.claims.early_exit_flops import NeverExitingToken, PruningComparison
+from emad_ref.claims.ee_1 import FixedPruningEvidence
+from emad_ref.measurements.early_exits import FlopsPerItem, flop_saving
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import PLAIN, Cell, leg_by_name, scores
 from tests.questions.simulation import Case, celled
 
 FULL_HEAD, BLOCKS, ENCODER = 2e6, 5e6, 3e6  # FLOPs per item
 
 
-def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell: Cell = PLAIN) -> Pruned:
+def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell: Cell = PLAIN) -> PruningComparison:
     """Confidence ``fewer`` times as cheap, blocks and encoder as before."""
-    before, after = Costs(FULL_HEAD, BLOCKS, ENCODER), Costs(FULL_HEAD / fewer, BLOCKS, ENCODER)
+    before, after = FlopsPerItem(FULL_HEAD, BLOCKS, ENCODER), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, ENCODER)
     ours, theirs = scores(rng, -lost, cell)
-    return Pruned(where, saving(before, after), theirs, ours)
+    return PruningComparison(where, flop_saving(before, after), theirs, ours)
 
 
-def never(fewer: float, name: str = "simulated") -> tuple[Unexited, ...]:
-    return (Unexited(f"{name}, j=2", saving(Costs(FULL_HEAD, BLOCKS, 0.0), Costs(FULL_HEAD / fewer, BLOCKS, 0.0))),)
+def never(fewer: float, name: str = "simulated") -> tuple[NeverExitingToken, ...]:
+    return (
+        NeverExitingToken(
+            f"{name}, j=2",
+            flop_saving(FlopsPerItem(FULL_HEAD, BLOCKS, 0.0), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, 0.0)),
+        ),
+    )
 
 
 def found(fewer: float, *lost: float, cell: Cell = PLAIN):
     """One task per loss; the token that never exits saves as much."""
 
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> FixedPruningEvidence:
         each = tuple(pruned(rng, f"task {i}", fewer, loss, cell) for i, loss in enumerate(lost))
-        return Found(never(fewer), never(7.4, "papers"), each)
+        return FixedPruningEvidence(never(fewer), never(7.4, "papers"), each)
 
     return draw
 
 
-def untouched(rng: np.random.Generator) -> Found:
+def untouched(rng: np.random.Generator) -> FixedPruningEvidence:
     """A hundredfold and more, and not one score changed."""
     one = pruned(rng, "task 0", 200.0, 0.0)
-    return Found(never(200.0), never(7.4, "papers"), (replace(one, after=one.before),))
+    return FixedPruningEvidence(never(200.0), never(7.4, "papers"), (replace(one, after=one.before),))
 
 
 def says_nothing_of_scores(verdict: Verdict) -> None:
@@ -49,7 +54,7 @@ def says_nothing_of_scores(verdict: Verdict) -> None:
 
 
 def geometry_alone(fewer: float):
-    return lambda rng: Found(never(fewer), never(7.4, "papers"))
+    return lambda rng: FixedPruningEvidence(never(fewer), never(7.4, "papers"))
 
 
 def blames_the_count(verdict: Verdict) -> None:

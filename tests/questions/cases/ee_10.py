@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from emad_ref.questions.early_exits import Contested
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import RuleComparisons
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import LAYERS, contest, near
 from tests.questions.simulation import Case
 
 
 def found(sooner: float, gained: float):
-    return lambda rng: Contested((contest(rng, "task, j=2", sooner=sooner, gained=gained),), LAYERS)
+    return lambda rng: RuleComparisons((contest(rng, "task, j=2", sooner=sooner, gained=gained),), LAYERS)
 
 
 def truth(sooner: float, gained: float):

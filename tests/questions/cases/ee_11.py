@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.evidence.exits.reading import Read
-from emad_ref.questions.early_exits import Readings
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import ExitReadings
+from emad_ref.measurements.early_exits import LayerReadings
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_5 import ITEMS, items
 from tests.questions.simulated_exits import leg_by_name, near
 from tests.questions.simulation import Case
@@ -15,7 +15,7 @@ LAYERS = 5
 TRUTH = {"α = 0.1": (0.9, 0.6), "α′": (0.6, 0.75)}  # what a contrast says, how often it is right
 
 
-def reading(rng: np.random.Generator) -> Read:
+def reading(rng: np.random.Generator) -> LayerReadings:
     item = items(rng)
 
     def contrast(said: float, right: float) -> tuple[np.ndarray, np.ndarray]:
@@ -25,7 +25,9 @@ def reading(rng: np.random.Generator) -> Read:
 
     contrasts = {("weighted_contrast", alpha): contrast(*each) for alpha, each in TRUTH.items()}
     empty = np.zeros((len(item), LAYERS))
-    return Read(item, np.arange(ITEMS), np.ones(empty.shape, dtype=np.int64), empty, empty.astype(bool), contrasts)
+    return LayerReadings(
+        item, np.arange(ITEMS), np.ones(empty.shape, dtype=np.int64), empty, empty.astype(bool), contrasts
+    )
 
 
 def check(verdict: Verdict) -> None:
@@ -36,4 +38,6 @@ def check(verdict: Verdict) -> None:
     assert decaying.endswith("decay rate 1: the paper gives none")
 
 
-CASES = [Case("over- and underconfident", "value", lambda rng: Readings({"task": reading(rng)}), draws=10, check=check)]
+CASES = [
+    Case("over- and underconfident", "value", lambda rng: ExitReadings({"task": reading(rng)}), draws=10, check=check)
+]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.ee_12 import Copied, Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.ee_12 import CopyComparison, StateCopyingEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_10 import truth
 from tests.questions.simulated_exits import ITEMS, LAYERS, contest, leg_by_name
 from tests.questions.simulation import Case
@@ -14,10 +14,10 @@ from tests.questions.simulation import Case
 def found(sooner: float, gained: float):
     """Every fifth text changes."""
 
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> StateCopyingEvidence:
         copied = contest(rng, "task, j=2", sooner=sooner, gained=gained)
         same = copied.ours.score.like(np.arange(ITEMS) % 5 != 0)
-        return Found((Copied(copied, same),), LAYERS)
+        return StateCopyingEvidence((CopyComparison(copied, same),), LAYERS)
 
     return draw
 

@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.questions.early_exits import SAME_EXITS, Contested
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import SAME_EXITS, RuleComparisons
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_3 import says
 from tests.questions.simulated_exits import DEEP, LAYERS, PLAIN, Cell, alike, contest, near
 from tests.questions.simulation import Case, celled
 
 
-def found(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], Contested]:
-    def draw(rng: np.random.Generator) -> Contested:
+def found(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], RuleComparisons]:
+    def draw(rng: np.random.Generator) -> RuleComparisons:
         made = (contest(rng, f"s{i}", sooner=blocks, gained=None, cell=cell) for i, blocks in enumerate(sooner))
-        return Contested(tuple(made), LAYERS)
+        return RuleComparisons(tuple(made), LAYERS)
 
     return draw
 
 
-def untouched(rng: np.random.Generator) -> Contested:
-    return Contested((alike(rng, "s0"),), LAYERS)
+def untouched(rng: np.random.Generator) -> RuleComparisons:
+    return RuleComparisons((alike(rng, "s0"),), LAYERS)
 
 
 def both_exits_are_shown(verdict: Verdict) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.ee_14 import Against, Found
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByPair
+from emad_ref.claims.ee_14 import ExitRuntimeEvidence, RuleTiming
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import leg_by_name, near
 from tests.questions.simulation import Case
 
@@ -14,10 +14,10 @@ PAIRS = 60
 
 
 def found(faster: float, saved: float):
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> ExitRuntimeEvidence:
         shared = 0.01 * np.exp(0.3 * rng.standard_normal(PAIRS))
         full, own = (shared * np.exp(0.05 * rng.standard_normal(PAIRS)) for _ in range(2))
-        return Found((Against("rule", ByPair(full * faster), ByPair(own), saved),))
+        return ExitRuntimeEvidence((RuleTiming("rule", ByPair(full * faster), ByPair(own), saved),))
 
     return draw
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.questions.early_exits import SAME_SCORES, Contest, Contested
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import SAME_SCORES, RuleComparison, RuleComparisons
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_3 import says
 from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, contest, exited, near
 from tests.questions.simulation import Case, celled
@@ -15,29 +15,31 @@ from tests.questions.simulation import Case, celled
 SHALLOW = 0.6  # share of depth that exits leave
 
 
-def against_full(rng: np.random.Generator, where: str, gained: float | None, cell: Cell, share: float) -> Contest:
+def against_full(
+    rng: np.random.Generator, where: str, gained: float | None, cell: Cell, share: float
+) -> RuleComparison:
     """Exits after ``share`` of all blocks, on every item; full depth beside them."""
     made, full = contest(rng, where, gained=gained, cell=cell), np.full(cell.items, float(LAYERS))
     tokens = made.ours.tokens.values
-    return Contest(where, exited(made.ours.score, share * full, tokens), exited(made.theirs.score, full, tokens))
+    return RuleComparison(where, exited(made.ours.score, share * full, tokens), exited(made.theirs.score, full, tokens))
 
 
 def found(
     *gained: float | None, cell: Cell = PLAIN, share: float = SHALLOW
-) -> Callable[[np.random.Generator], Contested]:
+) -> Callable[[np.random.Generator], RuleComparisons]:
     """One task per gain, at one minimum layer; None for the same score on every item."""
 
-    def draw(rng: np.random.Generator) -> Contested:
+    def draw(rng: np.random.Generator) -> RuleComparisons:
         made = (against_full(rng, f"t{i}", gain, cell, share) for i, gain in enumerate(gained))
-        return Contested(tuple(made), LAYERS)
+        return RuleComparisons(tuple(made), LAYERS)
 
     return draw
 
 
-def few(better: int, worse: int) -> Callable[[np.random.Generator], Contested]:
+def few(better: int, worse: int) -> Callable[[np.random.Generator], RuleComparisons]:
     """Of 100 items full depth has half solved; exits change only these."""
 
-    def draw(rng: np.random.Generator) -> Contested:
+    def draw(rng: np.random.Generator) -> RuleComparisons:
         cell, full = Cell(100), np.zeros(100)
         full[:50] = 1.0
         early = full.copy()
@@ -46,7 +48,7 @@ def few(better: int, worse: int) -> Callable[[np.random.Generator], Contested]:
         sides = (
             exited(cell.column(right), LAYERS * share * one, tokens) for right, share in ((early, 0.5), (full, 1.0))
         )
-        return Contested((Contest("t0", *sides),), LAYERS)
+        return RuleComparisons((RuleComparison("t0", *sides),), LAYERS)
 
     return draw
 

@@ -6,40 +6,40 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.questions.early_exits import SAME_EXITS, Contested
-from emad_ref.questions.ee_3 import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import SAME_EXITS, RuleComparisons
+from emad_ref.claims.ee_3 import ContrastiveExitEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest, leg_by_name
 from tests.questions.simulation import Case, celled
 
-NONE = Contested((), LAYERS)
+NONE = RuleComparisons((), LAYERS)
 
 
-def found(*legs: tuple[float, float], cell: Cell = PLAIN) -> Callable[[np.random.Generator], Found]:
+def found(*legs: tuple[float, float], cell: Cell = PLAIN) -> Callable[[np.random.Generator], ContrastiveExitEvidence]:
     """(blocks earlier, score gained) per setting."""
 
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> ContrastiveExitEvidence:
         made = (
             contest(rng, f"s{i}", sooner=sooner, gained=gained, cell=cell) for i, (sooner, gained) in enumerate(legs)
         )
-        return Found(Contested(tuple(made), LAYERS), NONE)
+        return ContrastiveExitEvidence(RuleComparisons(tuple(made), LAYERS), NONE)
 
     return draw
 
 
-def handicapped(rng: np.random.Generator) -> Found:
+def handicapped(rng: np.random.Generator) -> ContrastiveExitEvidence:
     """Alike but for the block that JSD must wait: only the comparison as published shows a difference."""
     published = contest(rng, "s0", sooner=-1.0)
-    return Found(Contested((alike(rng, "s0"),), LAYERS), Contested((published,), LAYERS))
+    return ContrastiveExitEvidence(RuleComparisons((alike(rng, "s0"),), LAYERS), RuleComparisons((published,), LAYERS))
 
 
-def itself(cell: Cell) -> Callable[[np.random.Generator], Found]:
-    return lambda rng: Found(Contested((alike(rng, "s0", cell),), LAYERS), NONE)
+def itself(cell: Cell) -> Callable[[np.random.Generator], ContrastiveExitEvidence]:
+    return lambda rng: ContrastiveExitEvidence(RuleComparisons((alike(rng, "s0", cell),), LAYERS), NONE)
 
 
-def unsolved(rng: np.random.Generator) -> Found:
-    return Found(
-        Contested((), LAYERS, unsolved={"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}), NONE
+def unsolved(rng: np.random.Generator) -> ContrastiveExitEvidence:
+    return ContrastiveExitEvidence(
+        RuleComparisons((), LAYERS, unsolved={"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}), NONE
     )
 
 

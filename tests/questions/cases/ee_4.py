@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from emad_ref.questions.ee_4 import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.ee_4 import AdaptivePruningEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_1 import never, pruned
 from tests.questions.simulated_exits import near
 from tests.questions.simulation import Case
 
 
 def found(fewer: float, lost: float):
-    return lambda rng: Found(never(5.0), (pruned(rng, "task", fewer, lost),))
+    return lambda rng: AdaptivePruningEvidence(never(5.0), (pruned(rng, "task", fewer, lost),))
 
 
 def truth(fewer: float, lost: float):
@@ -28,6 +28,6 @@ def truth(fewer: float, lost: float):
 CASES = [
     Case("1.9 times fewer, nothing lost", "value", found(1.9, 0.0), draws=10, check=truth(1.9, 0.0)),
     Case("more FLOPs, 5 points gained", "value", found(0.9, -0.05), draws=10, check=truth(0.9, -0.05)),
-    Case("random weights: arithmetic alone", "value", lambda rng: Found(never(5.0))),
-    Case("no files", "premise", lambda rng: Found(never(5.0), missing={"items": "no files"})),
+    Case("random weights: arithmetic alone", "value", lambda rng: AdaptivePruningEvidence(never(5.0))),
+    Case("no files", "premise", lambda rng: AdaptivePruningEvidence(never(5.0), missing={"items": "no files"})),
 ]

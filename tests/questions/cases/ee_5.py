@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.evidence.exits.reading import Read
-from emad_ref.questions.early_exits import Readings
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.early_exit_answers import ExitReadings
+from emad_ref.measurements.early_exits import LayerReadings
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import leg_by_name, near
 from tests.questions.simulation import Case
 
@@ -19,12 +19,12 @@ def items(rng: np.random.Generator) -> np.ndarray:
     return np.repeat(np.arange(ITEMS), rng.integers(2, 12, ITEMS))
 
 
-def reading(rng: np.random.Generator) -> Read:
+def reading(rng: np.random.Generator) -> LayerReadings:
     """Every token of a layer says the same, its item a little more or less; that it is right is drawn by token."""
     item = items(rng)
     said = np.array(SAID) + rng.uniform(-0.05, 0.05, ITEMS)[item][:, None]
     right = rng.random((len(item), len(RIGHT))) < np.array(RIGHT)
-    return Read(item, np.arange(ITEMS), np.ones_like(right, dtype=np.int64), said, right, {})
+    return LayerReadings(item, np.arange(ITEMS), np.ones_like(right, dtype=np.int64), said, right, {})
 
 
 def calibration_errors(verdict: Verdict) -> None:
@@ -43,5 +43,11 @@ def check(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case("from overconfident to underconfident", "value", lambda rng: Readings({"task": reading(rng)}), 10, check=check)
+    Case(
+        "from overconfident to underconfident",
+        "value",
+        lambda rng: ExitReadings({"task": reading(rng)}),
+        10,
+        check=check,
+    )
 ]

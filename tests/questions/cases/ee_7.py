@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.evidence.exits.consistency import SET_SIZE, Consistency
-from emad_ref.questions.ee_7 import THRESHOLDS, Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.ee_7 import THRESHOLDS, PromiseEvidence
+from emad_ref.measurements.early_exits import SET_SIZE, TextConsistency
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import leg_by_name
 from tests.questions.simulation import Case
 
@@ -25,16 +25,16 @@ def losses(rng: np.random.Generator, *shape: int, risk: tuple[float, ...] = RISK
 
 def found(
     *misled: float, sets: int = SETS, pool: int = POOL, risk: tuple[float, ...] = RISK
-) -> Callable[[np.random.Generator], Found]:
+) -> Callable[[np.random.Generator], PromiseEvidence]:
     """One task per share of sets that see no loss at all, and so choose the loosest threshold, whatever it risks."""
 
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> PromiseEvidence:
         tasks = {}
         for number, share in enumerate(misled):
             drawn = losses(rng, sets, SET_SIZE, risk=risk)
             drawn[rng.random(sets) < share] = 0.0
-            tasks[f"task {number}"] = Consistency(losses(rng, pool, risk=risk), drawn, MEAN_EXIT)
-        return Found(tasks, LAYERS)
+            tasks[f"task {number}"] = TextConsistency(losses(rng, pool, risk=risk), drawn, MEAN_EXIT)
+        return PromiseEvidence(tasks, LAYERS)
 
     return draw
 

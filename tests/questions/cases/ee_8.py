@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from emad_ref.questions.ee_8 import Found, Gain, gain_at
-from emad_ref.sweep.exits import gain_bound, published_gain
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.ee_8 import FormulaGain, GainFormulaEvidence, gain_at
+from emad_ref.statistics.verdicts import Verdict
+from emad_ref.sweep.diagnostics import gain_bound, published_gain
 from tests.questions.cases.ee_1 import never
 from tests.questions.simulated_exits import leg_by_name
 from tests.questions.simulation import Case
 
 
-def gain(layers: int, vocabulary: int, minimum: int, kept: int) -> Gain:
-    return Gain(minimum, kept, published_gain(layers, vocabulary, minimum, kept), gain_bound(layers, minimum))
+def gain(layers: int, vocabulary: int, minimum: int, kept: int) -> FormulaGain:
+    return FormulaGain(minimum, kept, published_gain(layers, vocabulary, minimum, kept), gain_bound(layers, minimum))
 
 
-def found(*gains: Gain):
-    return lambda rng: Found(gains, never(7.4))
+def found(*gains: FormulaGain):
+    return lambda rng: GainFormulaEvidence(gains, never(7.4))
 
 
 def exactly_a_hundred(verdict: Verdict) -> None:

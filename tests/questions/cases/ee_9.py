@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.questions.early_exits import Contested
+from emad_ref.claims.early_exit_answers import RuleComparisons
 from tests.questions.cases.ee_3 import says
 from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest
 from tests.questions.simulation import Case, celled
@@ -14,16 +14,16 @@ from tests.questions.simulation import Case, celled
 SIZES = "k = 54–545 (adaptive) and 4, 4 (fixed)"
 
 
-def found(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], Contested]:
-    def draw(rng: np.random.Generator) -> Contested:
+def found(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], RuleComparisons]:
+    def draw(rng: np.random.Generator) -> RuleComparisons:
         made = (contest(rng, f"s{i}", sooner=blocks, gained=None, cell=cell) for i, blocks in enumerate(sooner))
-        return Contested(tuple(made), LAYERS)
+        return RuleComparisons(tuple(made), LAYERS)
 
     return draw
 
 
-def identical(cell: Cell) -> Callable[[np.random.Generator], Contested]:
-    return lambda rng: Contested((alike(rng, "s0", cell, SIZES), alike(rng, "s1", cell, SIZES)), LAYERS)
+def identical(cell: Cell) -> Callable[[np.random.Generator], RuleComparisons]:
+    return lambda rng: RuleComparisons((alike(rng, "s0", cell, SIZES), alike(rng, "s1", cell, SIZES)), LAYERS)
 
 
 CASES = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.emad_e1 import Found
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByDocument, DocumentOf
+from emad_ref.claims.emad_e1 import EntropyProfileEvidence
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case, celled, clustered
 
 WINDOWS = 3  # of a document
@@ -16,12 +16,14 @@ SPREAD_NATS = 0.05  # of a layer, between windows
 def profile(steps: list[float], documents: int = 60, icc: float = 0.3, spread: float = SPREAD_NATS):
     """Entropy that changes by ``steps`` nats from layer to layer."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> EntropyProfileEvidence:
         tokens = rng.integers(50, 200, documents * WINDOWS)
         columns = [clustered(rng, documents, WINDOWS, icc) for _ in range(len(steps) + 1)]
         document = DocumentOf(columns[0][1])
         means = 3.0 + np.cumsum([0.0, *steps]) + spread * np.stack([column for column, _ in columns], axis=1)
-        return Found(ByDocument.summed(means * tokens[:, None], document), ByDocument.summed(tokens, document))
+        return EntropyProfileEvidence(
+            ByDocument.summed(means * tokens[:, None], document), ByDocument.summed(tokens, document)
+        )
 
     return found
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.questions.emad_e10 import Found, Selected, Tested
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByDocument
+from emad_ref.claims.emad_e10 import MarginEvidence, MarginTest, SelectedMargin
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions import shapes
 from tests.questions.points import items
 from tests.questions.simulation import Case, celled
 
-MARGIN = Selected("emad m=0.50", 0.3)
+MARGIN = SelectedMargin("emad m=0.50", 0.3)
 ITEMS = 4000
 NOTHING: Mapping[str, float] = {"facts": 0.0, "chart": 0.0}
 
@@ -35,7 +35,7 @@ def lost(
     ``idle``: tasks on which the rule does not act; ``options`` of ``points.items``.
     """
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> MarginEvidence:
         tokens = rng.integers(100, 300, count)
         full = np.log(perplexity) + 0.2 * rng.standard_normal(count)
         nats = full + np.log1p(rise) + spread * rng.standard_normal(count)
@@ -43,13 +43,13 @@ def lost(
         tasks = {task: items(rng, drop, answered, 0.8, **options) for task, drop in drops.items()}
         tasks |= {task: items(rng, drop, answered, 0.8, saving=0.004) for task, drop in (idle or {}).items()}
         measured = float(np.exp((full * tokens).sum() / tokens.sum()))
-        return Found(MARGIN, Tested(*sums, measured, tasks))
+        return MarginEvidence(MARGIN, MarginTest(*sums, measured, tasks))
 
     return found
 
 
-def selected(margin: Selected | None):
-    return lambda rng: Found(margin)
+def selected(margin: SelectedMargin | None):
+    return lambda rng: MarginEvidence(margin)
 
 
 def by_points(verdict: Verdict) -> None:
@@ -81,8 +81,8 @@ def shaped(rises: str):
     """Documents whose rises have this shape, a per cent in all; no tasks."""
 
     def made(n: int, icc: float):
-        def found(rng: np.random.Generator) -> Found:
-            return Found(MARGIN, Tested(*shapes.documents(rng, 0.01, n, rises, "one window"), 5.0))
+        def found(rng: np.random.Generator) -> MarginEvidence:
+            return MarginEvidence(MARGIN, MarginTest(*shapes.documents(rng, 0.01, n, rises, "one window"), 5.0))
 
         return found
 
@@ -125,5 +125,7 @@ CASES = [
         check=not_survived,
     ),
     Case("no margin holds the bounds", "premise", selected(None), check=says_what_was_selected),
-    Case("the margin saves 12 %", "premise", selected(Selected("emad m=0.10", 0.12)), check=says_what_was_selected),
+    Case(
+        "the margin saves 12 %", "premise", selected(SelectedMargin("emad m=0.10", 0.12)), check=says_what_was_selected
+    ),
 ]

@@ -6,31 +6,31 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.evidence.flatness import Gain
-from emad_ref.questions.emad_e11 import Found
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByDocument
+from emad_ref.claims.emad_e11 import FlatProfileEvidence
+from emad_ref.measurements.pareto import MarginGain
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case
 
 DOCUMENTS, LAYERS = 60, 6
 
 
-GAINED = Gain("emad m=0.20", 0.25, 0.004)
-NOTHING = Gain("no margin", 0.0, 0.0)
+GAINED = MarginGain("emad m=0.20", 0.25, 0.004)
+NOTHING = MarginGain("no margin", 0.0, 0.0)
 
 
-def sloped(slope: float, gain: Gain = GAINED):
+def sloped(slope: float, gain: MarginGain = GAINED):
     """``slope`` nats per layer, between documents with a deviation of 0.05 nats."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> FlatProfileEvidence:
         tokens = rng.integers(50, 200, DOCUMENTS)
         means = 3.0 + slope * np.arange(LAYERS) + 0.05 * rng.standard_normal((DOCUMENTS, LAYERS))
-        return Found(ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens), gain)
+        return FlatProfileEvidence(ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens), gain)
 
     return found
 
 
-def reports(slope: float, gain: Gain = GAINED) -> Callable[[Verdict], None]:
+def reports(slope: float, gain: MarginGain = GAINED) -> Callable[[Verdict], None]:
     def check(verdict: Verdict) -> None:
         gained, lost, steep = verdict.legs
         assert gained.name == f"net reduction at equal quality ({gain.point}, chosen on validation)"

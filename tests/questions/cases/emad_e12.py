@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from emad_ref.questions.emad_e12 import Found, Rise
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByDocument, DocumentOf
+from emad_ref.claims.emad_e12 import QuantisationEvidence, QuantisedRise
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case, celled, clustered
 
 TOLERANCE, POSITIONS = 1e-4, 12
@@ -17,7 +17,7 @@ ENOUGH = 800  # documents that let a rise of half the threshold survive
 
 
 def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documents: int = ENOUGH, icc: float = 0.3):
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> QuantisationEvidence:
         differences = moved * (1 - 0.9 * rng.random(POSITIONS))
         differences[0] = moved
         tokens = rng.integers(100, 300, documents * WINDOWS)
@@ -25,7 +25,7 @@ def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documen
         full = tokens * rng.uniform(1.0, 3.0, len(tokens))
         lost = full + tokens * (math.log1p(rise) + SPREAD_NATS * deviation)
         columns = (ByDocument.summed(column, DocumentOf(cluster)) for column in (lost, full, tokens))
-        return Found(differences, TOLERANCE, Rise("emad m=0.00", saves, *columns))
+        return QuantisationEvidence(differences, TOLERANCE, QuantisedRise("emad m=0.00", saves, *columns))
 
     return found
 

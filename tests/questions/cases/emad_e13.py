@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from emad_ref.questions.emad_e13 import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.emad_e13 import TiedEmbeddingEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case
 
 
@@ -14,6 +14,6 @@ def speaks_of_a_premise(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case("one matrix", "holds", lambda rng: Found(tied=True), check=speaks_of_a_premise),
-    Case("two matrices", "fails", lambda rng: Found(tied=False), check=speaks_of_a_premise),
+    Case("one matrix", "holds", lambda rng: TiedEmbeddingEvidence(tied=True), check=speaks_of_a_premise),
+    Case("two matrices", "fails", lambda rng: TiedEmbeddingEvidence(tied=False), check=speaks_of_a_premise),
 ]

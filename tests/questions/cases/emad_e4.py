@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from emad_ref.questions.emad_e4 import Found, Reading
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.claims.emad_e4 import EstimatorRankingEvidence, EstimatorReading
+from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case, celled, clustered
 
 PROBES = (2, 4)
@@ -22,13 +22,13 @@ TOKENS = 12  # of a document
 def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2):
     """Estimators whose rank correlation with full entropy is ``rho``."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> EstimatorRankingEvidence:
         full = columns(rng, documents, icc)
         readings = [
-            Reading(name, with_correlation(full, value, columns(rng, documents, icc)), listed=name == "linear")
+            EstimatorReading(name, with_correlation(full, value, columns(rng, documents, icc)), listed=name == "linear")
             for name, value in rho.items()
         ]
-        return Found(PROBES, full, readings, DocumentOf(np.repeat(np.arange(documents), TOKENS)))
+        return EstimatorRankingEvidence(PROBES, full, readings, DocumentOf(np.repeat(np.arange(documents), TOKENS)))
 
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.emad_e5 import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.emad_e5 import BlockCountEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case
 
 REQUESTS, TOKENS, LAYERS = 4, 23, 12
@@ -14,10 +14,10 @@ REQUESTS, TOKENS, LAYERS = 4, 23, 12
 def executed(more: int = 0, shallowest: int = 1):
     """Depth that only falls; ``more`` blocks run in the last request than were decided, as backfill would."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> BlockCountEvidence:
         depth = np.sort(rng.integers(shallowest, LAYERS + 1, (REQUESTS, TOKENS)))[:, ::-1]
         decided = depth.sum(axis=1)
-        return Found(
+        return BlockCountEvidence(
             decided + more * (np.arange(REQUESTS) == REQUESTS - 1), decided, np.full(REQUESTS, TOKENS * LAYERS)
         )
 
@@ -42,5 +42,5 @@ CASES = [
     Case("one block more at full depth", "fails", executed(more=1, shallowest=LAYERS)),
     Case("one block more", "fails", executed(more=1), draws=5),
     Case("one block fewer", "fails", executed(more=-1), draws=5),
-    Case("no request", "premise", lambda rng: Found(*(np.zeros(0, dtype=np.int64) for _ in range(3)))),
+    Case("no request", "premise", lambda rng: BlockCountEvidence(*(np.zeros(0, dtype=np.int64) for _ in range(3)))),
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.emad_e6 import NO_DAMAGE, Found
+from emad_ref.claims.emad_e6 import NO_DAMAGE, ProfileShiftEvidence
 from emad_ref.record import Floats
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.dominance import Family
+from emad_ref.statistics.fronts import PointFamily
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.duelling import CHOSEN_ON, Curve, Text, family
 from tests.questions.simulation import Case, celled
 
@@ -24,14 +24,14 @@ def losing(nats: float) -> Curve:
 def damaged(plain: float, documents: int = 200, saved: float = 0.5, **remedied: float):
     """Nats per token lost where half the FLOPs are saved: without a remedy, and under each; ``saved`` by each."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> ProfileShiftEvidence:
         texts = Text(rng, CHOSEN_ON), Text(rng, documents)
 
-        def at(name: str, nats: float, savings: Floats = ONE) -> Family:
+        def at(name: str, nats: float, savings: Floats = ONE) -> PointFamily:
             return family(name, texts, losing(nats), savings)
 
         remedies = {name: at(name, nats, np.array([0.0, saved])) for name, nats in remedied.items()}
-        return Found(at("own", OWN), at("foreign", plain), remedies, FOREIGN)
+        return ProfileShiftEvidence(at("own", OWN), at("foreign", plain), remedies, FOREIGN)
 
     return found
 
@@ -40,10 +40,10 @@ def same_damage(documents: int, icc: float):
     return damaged(0.3, documents, position=0.3)
 
 
-def decided_alike(rng: np.random.Generator) -> Found:
+def decided_alike(rng: np.random.Generator) -> ProfileShiftEvidence:
     """All bins fell back to their parent."""
     found = damaged(0.3)(rng)
-    return Found(found.own, found.plain, {"position": found.plain}, FOREIGN)
+    return ProfileShiftEvidence(found.own, found.plain, {"position": found.plain}, FOREIGN)
 
 
 def is_tied(verdict: Verdict) -> None:
@@ -83,10 +83,10 @@ def says_nothing_is_saved(verdict: Verdict) -> None:
     assert verdict.reason == "own and foreign thresholds do not both save 15 % of FLOPs on validation"
 
 
-def idle(rng: np.random.Generator) -> Found:
+def idle(rng: np.random.Generator) -> ProfileShiftEvidence:
     texts = Text(rng, CHOSEN_ON), Text(rng, 40)
     own, plain = (family(name, texts, losing(OWN), ONE / 10) for name in ("own", "foreign"))
-    return Found(own, plain, {}, FOREIGN)
+    return ProfileShiftEvidence(own, plain, {}, FOREIGN)
 
 
 CASES = [

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.questions.emad_e7 import Copied, Found
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByDocument, ByPair
+from emad_ref.claims.emad_e7 import BackfillEvidence, CopyingQuality
+from emad_ref.statistics.units import ByDocument, ByPair
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case, celled
 
 PAIRS, NOISE = 40, 0.05
@@ -18,7 +18,7 @@ COPIED_NATS = 0.2  # per token
 def timed(eager: float, deferred: float, *, quality: bool = False, skipped: float = 0.4, pairs: int = PAIRS):
     """How many times faster than full depth the exact repairs are; requests differ, a pair's noise is 5 %."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> BackfillEvidence:
         request = rng.uniform(0.5, 1.5, pairs)
 
         def faster(ratio: float) -> ByPair:
@@ -26,7 +26,7 @@ def timed(eager: float, deferred: float, *, quality: bool = False, skipped: floa
 
         beside = {"net_reductions": {"eager backfill": 0.01}, "quality": copies(rng)} if quality else {}
         exact = {"eager backfill": faster(eager), "deferred fill": faster(deferred)}
-        return Found(faster(1.0), exact, faster(1.5), faster(1.4), skipped, **beside)
+        return BackfillEvidence(faster(1.0), exact, faster(1.5), faster(1.4), skipped, **beside)
 
     return found
 
@@ -34,18 +34,18 @@ def timed(eager: float, deferred: float, *, quality: bool = False, skipped: floa
 def the_same_arm(pairs: int, icc: float):
     """Both repairs are full depth under another name."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> BackfillEvidence:
         made = timed(1.0, 1.0, pairs=pairs)(rng)
         return replace(made, exact=dict.fromkeys(made.exact, made.full))
 
     return found
 
 
-def copies(rng: np.random.Generator, documents: int = 30) -> Copied:
+def copies(rng: np.random.Generator, documents: int = 30) -> CopyingQuality:
     tokens = rng.integers(20, 30, documents)
     exact = tokens * (2.0 + 0.3 * rng.standard_normal(documents))
     copied = exact + tokens * (COPIED_NATS + 0.02 * rng.standard_normal(documents))
-    return Copied(*(ByDocument.distinct(column) for column in (copied, exact, tokens)))
+    return CopyingQuality(*(ByDocument.distinct(column) for column in (copied, exact, tokens)))
 
 
 def lists_copying_and_no_more(verdict: Verdict) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.questions.emad_e8 import NONE, Found
+from emad_ref.claims.emad_e8 import NONE, ComposedSpeculationEvidence
 from tests.questions.cases.answered import covers, raced
 from tests.questions.simulation import Case
 
@@ -16,8 +16,10 @@ ACCEPTED = {NONE: 0.8, VERIFIER: 0.7, BOTH: 0.6}
 def as_fast(verifier: float, both: float):
     """How many times faster each is than speculation without EMAD."""
 
-    def found(rng: np.random.Generator) -> Found:
-        return Found(raced(rng, {NONE: 1.0, VERIFIER: 1 / verifier, BOTH: 1 / both}, {}, ACCEPTED), 8, 4)
+    def found(rng: np.random.Generator) -> ComposedSpeculationEvidence:
+        return ComposedSpeculationEvidence(
+            raced(rng, {NONE: 1.0, VERIFIER: 1 / verifier, BOTH: 1 / both}, {}, ACCEPTED), 8, 4
+        )
 
     return found
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.emad_e9 import HARD_LEG, Found
-from emad_ref.verdict.claims import Leg, Verdict, load_register
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.claims.emad_e9 import HARD_LEG, ContextDepthEvidence
+from emad_ref.statistics.units import DocumentOf
+from emad_ref.statistics.verdicts import Leg, Verdict, load_register
 from tests.questions.simulation import Case, celled
 
 HARD_NATS = 6.0  # above easy tokens
@@ -30,7 +30,7 @@ def along(
 ):
     """``slope`` nats per doubling within documents; ``easier``: nats fewer with every doubling of their length."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> ContextDepthEvidence:
         lengths = 8 * 2 ** rng.integers(0, 4, documents)
         document = np.repeat(np.arange(documents), lengths)
         doublings = np.log2(1.0 + np.concatenate([np.arange(length) for length in lengths]))
@@ -41,7 +41,7 @@ def along(
         entropy += 0.2 * rng.standard_normal(len(document))
         too_late = is_hard & (rng.random(len(document)) < shares(rng, late, icc, documents)[document])
         depth = 4.0 + DEEPER * doublings + rng.standard_normal(len(document))
-        return Found(doublings, entropy, depth, too_late, DocumentOf(document), blocks_saved)
+        return ContextDepthEvidence(doublings, entropy, depth, too_late, DocumentOf(document), blocks_saved)
 
     return found
 

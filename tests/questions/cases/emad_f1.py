@@ -6,34 +6,34 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.evidence.points import PointEvidence
-from emad_ref.questions.quality import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.quality import QualityEvidence
+from emad_ref.measurements.operating_points import PointMeasurements
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions import shapes
 from tests.questions.points import documents, point
 from tests.questions.simulation import Case, celled
 
 
 def put_forward(**options: Any):
-    def found(rng: np.random.Generator) -> Found:
-        return Found([point(rng, **options)])
+    def found(rng: np.random.Generator) -> QualityEvidence:
+        return QualityEvidence([point(rng, **options)])
 
     return found
 
 
-def two_points(rng: np.random.Generator) -> Found:
-    return Found([point(rng, "good"), point(rng, "bad", rise=0.03)])
+def two_points(rng: np.random.Generator) -> QualityEvidence:
+    return QualityEvidence([point(rng, "good"), point(rng, "bad", rise=0.03)])
 
 
-def unscored(rng: np.random.Generator) -> Found:
-    return Found([point(rng, saves=0.1)], {"humaneval": "it runs generated programs"})
+def unscored(rng: np.random.Generator) -> QualityEvidence:
+    return QualityEvidence([point(rng, saves=0.1)], {"humaneval": "it runs generated programs"})
 
 
-def itself(rng: np.random.Generator) -> Found:
+def itself(rng: np.random.Generator) -> QualityEvidence:
     """Full depth against itself under another name: nothing is lost, and nothing is seen to be saved on any task."""
     nll, _, tokens = documents(rng, 0.0, 200)
     tasks = point(rng, lost={}, idle={"a": 0.0, "b": 0.0, "c": 0.0}).tasks
-    return Found([PointEvidence("full depth again", 0.3, {"world": (nll, nll, tokens)}, tasks)])
+    return QualityEvidence([PointMeasurements("full depth again", 0.3, {"world": (nll, nll, tokens)}, tasks)])
 
 
 def names_the_bad_point(verdict: Verdict) -> None:
@@ -73,10 +73,10 @@ def shaped(rise: float, rises: str, lengths: str, longer_lose_more: bool = False
     """Documents of this shape beside tasks that lose nothing."""
 
     def made(n: int, icc: float):
-        def found(rng: np.random.Generator) -> Found:
+        def found(rng: np.random.Generator) -> QualityEvidence:
             tasks = point(rng, lost={"a": 0.0, "b": 0.0}, answered=500).tasks
             arms = shapes.documents(rng, rise, n, rises, lengths, longer_lose_more)
-            return Found([PointEvidence("p", 0.3, {"world": arms}, tasks)])
+            return QualityEvidence([PointMeasurements("p", 0.3, {"world": arms}, tasks)])
 
         return found
 
@@ -158,5 +158,5 @@ CASES = [
     Case("full depth against itself", "tied", itself, draws=10, check=open_for_want_of_tasks),
     Case("nothing saves enough", "premise", put_forward(rise=0.5, saves=0.149)),
     Case("nothing saves enough, and a task was not scored", "premise", unscored),
-    Case("no point at all", "premise", lambda rng: Found([])),
+    Case("no point at all", "premise", lambda rng: QualityEvidence([])),
 ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.questions.quality import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.quality import QualityEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.points import point
 from tests.questions.simulation import Case
 
@@ -16,10 +16,12 @@ from tests.questions.simulation import Case
 def sweep(rises: Sequence[float], **options: Any):
     """Points that save between 50 % and 10 %, the last of them too little to be judged."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> QualityEvidence:
         saved = np.linspace(0.5, 0.1, len(rises))
         named = enumerate(zip(rises, saved, strict=True))
-        return Found([point(rng, f"m{i}", rise, saves=saves, answered=800, **options) for i, (rise, saves) in named])
+        return QualityEvidence(
+            [point(rng, f"m{i}", rise, saves=saves, answered=800, **options) for i, (rise, saves) in named]
+        )
 
     return found
 
@@ -46,5 +48,7 @@ CASES = [
     Case(
         "every point loses one task, and acts on no other", "tied", sweep([0.0, 0.0], **ALONE), 8, check=never_survives
     ),
-    Case("no point saves enough", "premise", lambda rng: Found([point(rng, saves=0.1), point(rng, saves=-0.2)])),
+    Case(
+        "no point saves enough", "premise", lambda rng: QualityEvidence([point(rng, saves=0.1), point(rng, saves=-0.2)])
+    ),
 ]

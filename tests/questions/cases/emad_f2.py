@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from emad_ref.audit.finding import Finding
-from emad_ref.questions.emad_f2 import Found, Timed
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByPair
+from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case, celled
 
 PAIRS, NOISE = 30, 0.05
@@ -27,7 +27,7 @@ def timed(
 ):
     """Per batch size, the point ``ratio`` times as fast as a baseline of speed 1."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SpeedupEvidence:
         batches = {}
         for batch, ratio in enumerate(ratios, start=1):
             mood = 0.2 * np.exp(0.3 * rng.standard_normal(pairs))
@@ -36,8 +36,8 @@ def timed(
                 return ByPair(mood * np.exp(noise * rng.standard_normal(pairs)) / speed)
 
             baselines = {name: seconds(speed) for name, speed in speeds.items()}
-            batches[batch] = Timed(seconds(ratio), baselines)
-        return Found(batches, unusable, "not tried" if "compiled generate" not in speeds else "")
+            batches[batch] = TimedBatch(seconds(ratio), baselines)
+        return SpeedupEvidence(batches, unusable, "not tried" if "compiled generate" not in speeds else "")
 
     return found
 
@@ -46,17 +46,17 @@ def mixed(total: float, pairs: int = 60):
     """Half of the requests short and twice as fast, half long and hardly: ``total`` times as fast together. The mean of
     each one's own ratio would say 1.45."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SpeedupEvidence:
         long = rng.permutation(pairs) % 2 == 0
         full = np.where(long, 9.0, 1.0)
         point = np.where(long, 10 / total - 0.5, 0.5)
         full, point = (arm * np.exp(NOISE * rng.standard_normal(pairs)) for arm in (full, point))
-        return Found({1: Timed(ByPair(point), {"full depth": ByPair(full)})})
+        return SpeedupEvidence({1: TimedBatch(ByPair(point), {"full depth": ByPair(full)})})
 
     return found
 
 
-def the_same_twice(rng: np.random.Generator) -> Found:
+def the_same_twice(rng: np.random.Generator) -> SpeedupEvidence:
     """One arm under two names."""
     found = timed(1.0)(rng)
     return replace(found, batches={1: replace(found.batches[1], baselines={"full depth": found.batches[1].adaptive})})
@@ -65,7 +65,7 @@ def the_same_twice(rng: np.random.Generator) -> Found:
 def checked(found, passed: bool, detail: str):
     """What was emitted while the clock ran has been looked at."""
 
-    def looked_at(rng: np.random.Generator) -> Found:
+    def looked_at(rng: np.random.Generator) -> SpeedupEvidence:
         made, check = found(rng), Finding("timed", passed, detail, 96, 0)
         return replace(made, batches={rows: replace(each, check=check) for rows, each in made.batches.items()})
 

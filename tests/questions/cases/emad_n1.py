@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.meters.energy import Energies, Unmeasured, paired
-from emad_ref.questions.emad_n1 import Found, found_of
-from emad_ref.verdict.claims import Verdict
+from emad_ref.benchmark.energy import EnergyResult, Unmeasured, measure_pairs
+from emad_ref.claims.emad_n1 import EnergyEvidence, found_of
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case
 from tests.unit.test_energy import Board
 
@@ -16,8 +16,8 @@ WATTS, SECONDS, TOKENS, NOISE = 300.0, 6.0, 100, 0.03
 def read(*ratios: float, pairs: int = 30):
     """Per batch size, windows in which the point draws ``ratio`` times full depth's watts; NaN: it cannot be read."""
 
-    def found(rng: np.random.Generator) -> Found:
-        energies: dict[int, Energies | Unmeasured] = {}
+    def found(rng: np.random.Generator) -> EnergyEvidence:
+        energies: dict[int, EnergyResult | Unmeasured] = {}
         for batch, ratio in enumerate(ratios, start=1):
             board = Board()
 
@@ -30,7 +30,7 @@ def read(*ratios: float, pairs: int = 30):
 
             arms = {"full": arm(WATTS), "adaptive": arm(WATTS * ratio)}
             counter = Unmeasured("no NVML device") if np.isnan(ratio) else board
-            energies[batch] = paired(arms, pairs, rng, counter, clock=board.clock)
+            energies[batch] = measure_pairs(arms, pairs, rng, counter, clock=board.clock)
         return found_of(energies)
 
     return found

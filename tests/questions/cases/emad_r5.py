@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.questions.emad_r5 import ARMS, Found
-from emad_ref.screening.lossless import ASSISTED, LOOKUP
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.counting import TaskAt
-from emad_ref.verdict.units import ByItem, ByPair
+from emad_ref.claims.emad_r5 import ARMS, SpeculationEvidence
+from emad_ref.screening.drafts import ASSISTED, LOOKUP
+from emad_ref.statistics.accuracy import TaskAccuracy
+from emad_ref.statistics.units import ByItem, ByPair
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.answered import covers, raced, right
 from tests.questions.simulation import Case, celled
 
@@ -36,16 +36,16 @@ def emad(
     itself.
     """
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SpeculationEvidence:
         times = dict.fromkeys(arms, 1.0) | {"EMAD": 1 / faster, ASSISTED: assisted}
         drafting = {arm: rate for arm, rate in ACCEPTED.items() if arm in arms}
         made = raced(rng, times, {arm: WORK[arm] for arm in arms if arm in WORK}, drafting, pairs=pairs)
         tasks = {
-            "task": TaskAt(*right(rng, items, 1.0, drop, 0.0), GUESS, saving),
-            "other": TaskAt(*right(rng, items, 1.0, 0.0, 0.0), GUESS, saving),
-            "guessed": TaskAt(*(ByItem.distinct(rng.random(items) < GUESS) for _ in range(2)), GUESS, SAVED),
+            "task": TaskAccuracy(*right(rng, items, 1.0, drop, 0.0), GUESS, saving),
+            "other": TaskAccuracy(*right(rng, items, 1.0, 0.0, 0.0), GUESS, saving),
+            "guessed": TaskAccuracy(*(ByItem.distinct(rng.random(items) < GUESS) for _ in range(2)), GUESS, SAVED),
         }
-        return Found(made, 8, "emad", 4 if "self-speculative" in arms else None, tasks, unusable)
+        return SpeculationEvidence(made, 8, "emad", 4 if "self-speculative" in arms else None, tasks, unusable)
 
     return found
 
@@ -55,7 +55,7 @@ def at_equal_flops(faster: float, drop: float, pairs: int = 40, items: int = 200
     does, which is ``faster`` than speculation."""
     share, point = 0.4, 0.6  # the point's time, full depth's being 1
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SpeculationEvidence:
         made = emad(1 / point, drop / share, items=items, pairs=pairs)(rng)
         spent = {"large": 1.0, "EMAD": 0.5, "speculative": 0.8, "self-speculative": 0.9}
         arms = {
@@ -72,12 +72,12 @@ def at_equal_flops(faster: float, drop: float, pairs: int = 40, items: int = 200
     return found
 
 
-def never_fires(rng: np.random.Generator) -> Found:
+def never_fires(rng: np.random.Generator) -> SpeculationEvidence:
     """EMAD is full depth under another name: no task is exercised."""
     return emad(1.5, 0.0, saving=0.0)(rng)
 
 
-def itself(rng: np.random.Generator) -> Found:
+def itself(rng: np.random.Generator) -> SpeculationEvidence:
     """EMAD is timed as speculation was, by either implementation."""
     found = emad(1.0, 0.0)(rng)
     arms, same = dict(found.arms), found.arms["speculative"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.questions.emad_x1 import Found
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.spending import Measured, Spent
+from emad_ref.claims.emad_x1 import CriterionEvidence
+from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions import shapes
 from tests.questions.simulation import Case, celled
 from tests.questions.spendings import Text
@@ -21,14 +21,16 @@ def criteria(
     chosen: tuple[float, float] | None = None,
     count: int = 800,
     slack: float | None = 0.45,
-) -> Callable[[np.random.Generator], Found]:
+) -> Callable[[np.random.Generator], CriterionEvidence]:
     """Of criteria that each (save, lose) so much the chosen one is screened with the ``others``, too."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> CriterionEvidence:
         text = Text(rng, count)
         one = None if chosen is None else text.spent("chosen", *chosen)
         screened = [text.spent(f"criterion {at}", *each) for at, each in enumerate(others)]
-        return Found(text.measured, one, [*screened, *([] if one is None else [one])], slack, "" if one else WHY)
+        return CriterionEvidence(
+            text.measured, one, [*screened, *([] if one is None else [one])], slack, "" if one else WHY
+        )
 
     return found
 
@@ -37,16 +39,16 @@ WHY = "no criterion is within 1 % on validation"
 DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
 
 
-def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator], Found]]:
+def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator], CriterionEvidence]]:
     """The only criterion saves 30 % and loses a per cent, in documents whose rises have this shape."""
 
-    def made(n: int, icc: float) -> Callable[[np.random.Generator], Found]:
-        def found(rng: np.random.Generator) -> Found:
+    def made(n: int, icc: float) -> Callable[[np.random.Generator], CriterionEvidence]:
+        def found(rng: np.random.Generator) -> CriterionEvidence:
             lost, full, tokens = shapes.documents(rng, 0.01, n, rises, "one window")
             whole = tokens.like(1000.0 * tokens.values)
             less = tokens.like(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
-            measured = Measured(Spent("full depth", full, whole), tokens)
-            return Found(measured, Spent("chosen", lost, less), [], 0.45, "")
+            measured = FullDepthBaseline(DocumentCosts("full depth", full, whole), tokens)
+            return CriterionEvidence(measured, DocumentCosts("chosen", lost, less), [], 0.45, "")
 
         return found
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.questions.emad_x2 import Draws, Found
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByDocument
+from emad_ref.claims.emad_x2 import CalibrationDraws, GuaranteeEvidence
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.emad_x1 import names, says
 from tests.questions.simulation import Case, celled
 
@@ -31,26 +31,28 @@ def promised(
     broken: float = 0.0,
     full: float = 0.0,
     grid: tuple[float, ...] = GRID,
-) -> Callable[[np.random.Generator], Found]:
+) -> Callable[[np.random.Generator], GuaranteeEvidence]:
     """An exit of this mean loss; ``sets`` of which shares are ``broken`` or chose ``full`` depth."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> GuaranteeEvidence:
         fresh = None if mean is None else ByDocument.distinct(losses(rng, mean, count))
         luck = rng.random(sets)
         chosen = np.where(luck < broken, len(grid) - 1, np.where(luck > 1 - full, -1, 1))
         pool = ByDocument.distinct(np.stack([losses(rng, each, POOL) for each in grid], axis=1))
-        draws = Draws(chosen, pool) if sets else None
-        return Found(fresh, RISK, ERROR, 300, power, draws, "" if mean is not None else "nothing was certified")
+        draws = CalibrationDraws(chosen, pool) if sets else None
+        return GuaranteeEvidence(
+            fresh, RISK, ERROR, 300, power, draws, "" if mean is not None else "nothing was certified"
+        )
 
     return found
 
 
-def costly(share: float, count: int, rest: float = 0.0) -> Callable[[np.random.Generator], Found]:
+def costly(share: float, count: int, rest: float = 0.0) -> Callable[[np.random.Generator], GuaranteeEvidence]:
     """A guarantee as screenings give it, B = 0.2 and δ = 0.01: this share of documents lose B, the others ``rest``."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> GuaranteeEvidence:
         lost = np.where(rng.random(count) < share, 0.2, rest)
-        return Found(ByDocument.distinct(lost), 0.01, ERROR, 300, 0.9, cap=0.2)
+        return GuaranteeEvidence(ByDocument.distinct(lost), 0.01, ERROR, 300, 0.9, cap=0.2)
 
     return found
 

@@ -7,19 +7,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from emad_ref.evidence.stopwatch import ADAPTIVE
-from emad_ref.questions.emad_x4 import Found
-from emad_ref.screening.after_prompts import AfterPrompt
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.emad_x4 import SelfSpeculationEvidence
+from emad_ref.measurements.latency import ADAPTIVE
+from emad_ref.screening.drafts import AfterPrompt
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.emad_f2 import COMPILED, checked, timed
 from tests.questions.cases.emad_x1 import says
 from tests.questions.simulation import Case, celled
 
 
-def drafted(raced: Callable, beside: float | None = None, kept: float = 0.6) -> Callable[[np.random.Generator], Found]:
+def drafted(
+    raced: Callable, beside: float | None = None, kept: float = 0.6
+) -> Callable[[np.random.Generator], SelfSpeculationEvidence]:
     """``beside``: how many times faster than full depth prompt lookup is."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> SelfSpeculationEvidence:
         made = raced(rng)
         ways = {}
         if beside is not None:
@@ -27,7 +29,7 @@ def drafted(raced: Callable, beside: float | None = None, kept: float = 0.6) -> 
             full = alone.baselines["full depth"]
             ways = {ADAPTIVE: alone.adaptive, "prompt lookup": full.like(full.values / beside)}
         predicted = AfterPrompt(128, 64, 7104, 0.7, 3.0, 0.001, 0.0015)
-        return Found(made, ways, dict.fromkeys(made.batches, kept), predicted)
+        return SelfSpeculationEvidence(made, ways, dict.fromkeys(made.batches, kept), predicted)
 
     return found
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.emad_x5 import Ceiling, Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.emad_x5 import OracleCeiling, OracleEvidence
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case
 from tests.questions.spendings import Text
 
 
-def found(rng: np.random.Generator) -> Found:
+def found(rng: np.random.Generator) -> OracleEvidence:
     text = Text(rng, 200)
     truths = {"tuned lens, free depth": (0.48, 0.01), "raw lens, depth that only falls": (0.0, 0.0)}
-    return Found(text.measured, [Ceiling(0.01, text.spent(name, *truth)) for name, truth in truths.items()])
+    return OracleEvidence(
+        text.measured, [OracleCeiling(0.01, text.spent(name, *truth)) for name, truth in truths.items()]
+    )
 
 
 def check(verdict: Verdict) -> None:
@@ -30,5 +32,5 @@ def check(verdict: Verdict) -> None:
 
 CASES = [
     Case("what two oracles save", "value", found, draws=10, check=check),
-    Case("no oracle", "premise", lambda rng: Found(Text(rng, 40).measured, [])),
+    Case("no oracle", "premise", lambda rng: OracleEvidence(Text(rng, 40).measured, [])),
 ]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.evidence.exchanged import Exchange
-from emad_ref.questions.emad_x6 import Found
-from emad_ref.verdict.claims import Verdict
+from emad_ref.claims.emad_x6 import ComponentEvidence
+from emad_ref.measurements.learned_exit import ComponentExchange
+from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulation import Case
 from tests.questions.spendings import Text
 
 GAINS = {"readout": 0.0, "monotone rule": 0.2, "criterion": 0.02}
 
 
-def found(rng: np.random.Generator) -> Found:
+def found(rng: np.random.Generator) -> ComponentEvidence:
     text = Text(rng, 200)
     emad = text.spent("EMAD as published", 0.01, 0.0)
     after = {part: text.spent(f"another {part}", 0.01 + gain, 0.005) for part, gain in GAINS.items()}
-    return Found(text.measured, [Exchange(part, emad, spent) for part, spent in after.items()])
+    return ComponentEvidence(text.measured, [ComponentExchange(part, emad, spent) for part, spent in after.items()])
 
 
 def check(verdict: Verdict) -> None:
@@ -33,5 +33,5 @@ def check(verdict: Verdict) -> None:
 
 CASES = [
     Case("the monotone rule fails", "value", found, draws=10, check=check),
-    Case("nothing was exchanged", "premise", lambda rng: Found(Text(rng, 40).measured, [])),
+    Case("nothing was exchanged", "premise", lambda rng: ComponentEvidence(Text(rng, 40).measured, [])),
 ]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from emad_ref.questions.one_constant import Found, Varied
-from emad_ref.verdict.units import ByItem
+from emad_ref.claims.constant_variation import ConstantEvidence, VariedScore
+from emad_ref.statistics.units import ByItem
 from tests.questions.cases.answered import covers
 
 ACCURACY = 0.5
@@ -17,15 +17,15 @@ REFERENCE, SAVING = 4, 0.415
 def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
     """``losses``: value → drop of the expected score; the large model writes a share 1 / value of the tokens."""
 
-    def found(rng: np.random.Generator) -> Found:
+    def found(rng: np.random.Generator) -> ConstantEvidence:
         own = rng.random(items) < ACCURACY
         varied = {}
         for value, loss in losses.items():
             change = rng.random(items) < abs(loss) / (ACCURACY if loss > 0 else 1 - ACCURACY)
             score = own & ~change if loss > 0 else own | change
-            varied[value] = Varied(ByItem.distinct(score.astype(float)), 1 / value)
-        reference = Varied(ByItem.distinct(own.astype(float)), 0.25)
-        return Found("task", symbol, SAVING, REFERENCE, reference, varied)
+            varied[value] = VariedScore(ByItem.distinct(score.astype(float)), 1 / value)
+        reference = VariedScore(ByItem.distinct(own.astype(float)), 0.25)
+        return ConstantEvidence("task", symbol, SAVING, REFERENCE, reference, varied)
 
     return found
 

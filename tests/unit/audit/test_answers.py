@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.answers import KEPT, AuditedDecoder
+from emad_ref.audit.answers import KEPT_REQUESTS, AuditedDecoder
 from emad_ref.audit.finding import Finding
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Step
@@ -57,13 +57,13 @@ def audited(decoder: CachedDecoder) -> AuditedDecoder:
 
 
 def generated(decoder: AuditedDecoder) -> None:
-    for _ in range(2 * KEPT):
+    for _ in range(2 * KEPT_REQUESTS):
         decoder.generate(PROMPTS, NEW, frozenset())
 
 
 def fed(decoder: AuditedDecoder) -> None:
     """Rows are dropped, tokens rolled back, depths forced: what is left of each session is still held."""
-    for _ in range(KEPT):
+    for _ in range(KEPT_REQUESTS):
         session, _ = decoder.start(PROMPTS)
         session.feed(CONTINUATION[:, :1])
         length = session.length.copy()
@@ -110,7 +110,7 @@ def test_which_answers_are_kept_follows_no_seed() -> None:
     for _ in range(20):
         np.random.default_rng(0)
         decoder = audited(CachedDecoder(tiny_neox(), POINT))
-        kept.add(tuple(decoder._place(number, KEPT) for number in range(1, 3 * KEPT)))
+        kept.add(tuple(decoder._place(number, KEPT_REQUESTS) for number in range(1, 3 * KEPT_REQUESTS)))
     assert len(kept) > 1
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import Finding, Replayed, bridge, tolerance
+from emad_ref.audit import Finding, ReplayedDocument, bridge, tolerance
 from emad_ref.audit.lens import consult
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.schedule.monotone import depths
+from emad_ref.schedule.schedules import monotone_depths
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.defective import DEFECTS
 from tests.decoders.foreign import ForeignDecoder
@@ -23,19 +23,19 @@ TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 
 
 @functools.cache
-def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> Replayed:
+def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> ReplayedDocument:
     """Replay by the lens: the running minimum of first fires, and −log p of the next token at that depth."""
     tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
     reference = consult(lens_of(tiny_neox()), tokens, point, adaptive_from)
     logits, signal = reference.logits[:-1], reference.signal[:-1]
-    depth = depths(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
+    depth = monotone_depths(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
     shown = logits[np.arange(len(depth)), depth - 1]
     log_p = shown - np.log(np.exp(shown).sum(axis=-1, keepdims=True))
     nll = -log_p[np.arange(len(depth)), tokens[adaptive_from + 1 :]]
-    return Replayed(tokens, depth, nll, signal, adaptive_from)
+    return ReplayedDocument(tokens, depth, nll, signal, adaptive_from)
 
 
-def crossed(decoder: type, *documents: Replayed) -> Finding:
+def crossed(decoder: type, *documents: ReplayedDocument) -> Finding:
     return bridge(decoder(tiny_neox(), POINT), POINT, documents, TOLERANCE)
 
 

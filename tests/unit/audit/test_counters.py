@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from emad_ref.audit.counters import counters
+from emad_ref.audit.work import counters
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Ints, Work
 

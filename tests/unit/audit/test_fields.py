@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from emad_ref.audit import Finding, tolerance
-from emad_ref.audit.fields import fields
+from emad_ref.audit.fields import VARIANTS, ModelDimensions, PointChange, fields
 from emad_ref.audit.oracle import ModelLens
-from emad_ref.audit.variants import VARIANTS, Ignoring, Sizes
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import (
     EMISSIONS,
@@ -51,7 +50,7 @@ def stepper() -> CausalStepper:
     return CausalStepper(small_model("gpt_neox"))
 
 
-SIZES = Sizes(LAYERS, VOCABULARY, 32)
+SIZES = ModelDimensions(LAYERS, VOCABULARY, 32)
 
 
 def points() -> Iterator[OperatingPoint]:
@@ -63,7 +62,7 @@ def points() -> Iterator[OperatingPoint]:
 def test_every_field_is_used_by_a_variant_or_decides_nothing() -> None:
     covered = {path for variant in VARIANTS.values() for path in variant.fields}
     there = {prefix + field.name for prefix, part in PARTS.items() for field in fields_of(part)} - WHOLE
-    assert there - covered - set(LABELS) == set(), "give it a variant in emad_ref/audit/variants.py"
+    assert there - covered - set(LABELS) == set(), "give it a variant in emad_ref/audit/fields.py"
     assert covered - there - WHOLE == set(), "no such field"
     assert set(LABELS) <= there
 
@@ -85,7 +84,7 @@ def test_every_value_of_a_field_is_used(values: Any, used: Any) -> None:
     assert set(values) - seen - OTHERWISE_RETRIEVED == set()
 
 
-def audited(name: str, by: Ignoring = lambda point: point) -> Finding:
+def audited(name: str, by: PointChange = lambda point: point) -> Finding:
     """Of one variant, a decoder that decodes ``by`` another point than the one it is asked for."""
     rng = np.random.default_rng(3)
     text = rng.integers(0, VOCABULARY, 20)

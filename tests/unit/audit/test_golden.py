@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.golden import BadGolden, Taken, depths, key_of, margins, rooms, same_as
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.audit.token_comparison import (
+    BadGoldenError,
+    GoldenTokens,
+    compare_golden,
+    emitted_depths,
+    golden_key,
+    logit_margins,
+    threshold_distances,
+)
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, small_model
 
 TOLERANCE = 1e-3
-GOLDEN = Taken(
+GOLDEN = GoldenTokens(
     np.array([[5, 6, 7], [8, 9, 1]]),
     np.array([[4, 4, 2], [4, 2, 2]]),
     np.array([[1.0, 1e-3, 1.0], [1.0, 1.0, 1.0]]),
@@ -26,15 +34,15 @@ GOLDEN = Taken(
 )
 
 
-def other(name: str, row: int, at: int, value: int) -> Taken:
+def other(name: str, row: int, at: int, value: int) -> GoldenTokens:
     changed = getattr(GOLDEN, name).copy()
     changed[row, at:] = value
     return replace(GOLDEN, **{name: changed})
 
 
 def test_the_same_is_the_same_through_json() -> None:
-    stored = Taken.from_json(json.loads(json.dumps(GOLDEN.to_json(), allow_nan=False)))
-    finding = same_as(stored, GOLDEN, TOLERANCE)
+    stored = GoldenTokens.from_json(json.loads(json.dumps(GOLDEN.to_json(), allow_nan=False)))
+    finding = compare_golden(stored, GOLDEN, TOLERANCE)
     assert (finding.passed, finding.n, finding.ties) == (True, 6, 0)
     assert stored.room[0, 2] == np.inf
 
@@ -52,8 +60,8 @@ def test_the_same_is_the_same_through_json() -> None:
         (replace(GOLDEN, token=GOLDEN.token[:1]), r"but the golden holds \(2, 3\)"),
     ],
 )
-def test_what_no_rounding_excuses_is_named(found: Taken, said: str) -> None:
-    finding = same_as(GOLDEN, found, TOLERANCE)
+def test_what_no_rounding_excuses_is_named(found: GoldenTokens, said: str) -> None:
+    finding = compare_golden(GOLDEN, found, TOLERANCE)
     assert finding.passed is False
     assert re.search(said, finding.detail), finding.detail
 
@@ -66,38 +74,38 @@ def test_what_no_rounding_excuses_is_named(found: Taken, said: str) -> None:
         other("token", 1, 2, 3),  # after such a one the caches differ
     ],
 )
-def test_what_rounding_excuses_is_a_tie(found: Taken) -> None:
-    finding = same_as(GOLDEN, found, TOLERANCE)
+def test_what_rounding_excuses_is_a_tie(found: GoldenTokens) -> None:
+    finding = compare_golden(GOLDEN, found, TOLERANCE)
     assert (finding.passed, finding.ties) == (True, 1)
     assert "1 of 2 rows part from the golden at a tie" in finding.detail
-    assert same_as(GOLDEN, found, TOLERANCE / 4).passed is False
+    assert compare_golden(GOLDEN, found, TOLERANCE / 4).passed is False
 
 
 def test_a_signal_may_be_further_off_than_a_logit() -> None:
     found = other("depth", 1, 1, 4)
-    assert same_as(GOLDEN, found, TOLERANCE / 4, noise=2.0).passed is True
+    assert compare_golden(GOLDEN, found, TOLERANCE / 4, noise=2.0).passed is True
 
 
 def test_many_ties_are_no_longer_rounding() -> None:
     near = replace(GOLDEN, margin=np.zeros((2, 3)))
     found = replace(near, token=near.token + 1)
-    finding = same_as(near, found, TOLERANCE)
+    finding = compare_golden(near, found, TOLERANCE)
     assert finding.passed is False
     assert "2 of 2 rows part from the golden at a tie" in finding.detail
-    assert same_as(near, found, TOLERANCE, declared=2 * TOLERANCE).passed is True, "but where noise is declared"
+    assert compare_golden(near, found, TOLERANCE, declared=2 * TOLERANCE).passed is True, "but where noise is declared"
 
 
 @pytest.mark.parametrize("damage", [{"token": None}, {"depth": [[1]]}, {"room": "far"}, {"margin": {}}])
 def test_what_is_no_golden_is_said(damage: dict[str, object]) -> None:
-    with pytest.raises(BadGolden, match="record it anew"):
-        Taken.from_json(GOLDEN.to_json() | damage)
-    with pytest.raises(BadGolden, match="record it anew"):
-        Taken.from_json({})
+    with pytest.raises(BadGoldenError, match="record it anew"):
+        GoldenTokens.from_json(GOLDEN.to_json() | damage)
+    with pytest.raises(BadGoldenError, match="record it anew"):
+        GoldenTokens.from_json({})
 
 
 def test_ids_tell_what_was_drawn_by_whom() -> None:
-    assert key_of("ab", "float32", "self", 0, "full") == "ab-float32-self-seed-0-full"
-    assert key_of("ab", "float32", "self", 0, "drawn", "torch-2.13") == "ab-float32-self-seed-0-drawn-torch-2.13"
+    assert golden_key("ab", "float32", "self", 0, "full") == "ab-float32-self-seed-0-full"
+    assert golden_key("ab", "float32", "self", 0, "drawn", "torch-2.13") == "ab-float32-self-seed-0-drawn-torch-2.13"
 
 
 def test_what_is_taken_is_what_was_shown_and_compared() -> None:
@@ -106,7 +114,11 @@ def test_what_is_taken_is_what_was_shown_and_compared() -> None:
     decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point, max_rows=2)
     prompts = [Prompt(np.arange(5)), Prompt(np.arange(3))]
     record = decoder.generate(prompts, 6, frozenset())
-    margin, room, depth = margins(decoder, prompts, record.emitted), rooms(record, point), depths(record)
+    margin, room, depth = (
+        logit_margins(decoder, prompts, record.emitted),
+        threshold_distances(record, point),
+        emitted_depths(record),
+    )
     for row, prompt in enumerate(prompts):
         session, step = decoder.start([prompt])
         for at, token in enumerate(record.emitted[row]):

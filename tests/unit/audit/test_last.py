@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.last import WIDEST, feeds, last_logits
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, last_logits, partly_shown_feeds
 from emad_ref.point import full_depth
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.subject import LAYERS, drawn, lens_of, tiny_neox
 
-FED = sum(n for n, _ in feeds(WIDEST))
+FED = sum(n for n, _ in partly_shown_feeds(WIDEST_PARTLY_SHOWN))
 
 
 @pytest.mark.parametrize("widest", [1, 2, 3, 64])

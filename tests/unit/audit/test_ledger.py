@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.ledger import implied, judge_ledger
-from emad_ref.audit.lens import Readouts
+from emad_ref.audit.lens import ProbeReadouts
 from emad_ref.audit.trajectory import Trajectory
+from emad_ref.audit.work import implied_work, judge_ledger
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.point import OperatingPoint
-from emad_ref.policy.early_exit import early_exit
 from emad_ref.record import READOUTS, Work
 
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
 SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, np.nan]])
 ROW = Trajectory("row 0", np.arange(5), 2, np.array([4, 2, 2]), SIGNAL, np.ones(3, dtype=bool))
 
-WHOLE = Readouts.whole(POINT, 3)
+WHOLE = ProbeReadouts.whole(POINT, 3)
 
 
 def complaint(
@@ -33,17 +33,17 @@ def complaint(
 
 
 def test_implied_work_by_hand() -> None:
-    work = implied(ROW, WHOLE, POINT)
+    work = implied_work(ROW, WHOLE, POINT)
     assert work.tokens.tolist() == [5, 5, 3, 3]
     assert work.context.tolist() == [4 + 3 + 4 + 5, 4 + 3 + 4 + 5, 4 + 3, 4 + 3]
     assert work.readout_rows[0].tolist() == [3, 3, 0, 1]  # layer 2: probed twice, the exit at the cap read once
-    assert implied(ROW, WHOLE, POINT, masked_prompt=False).context[0] == 3 + 3 + 4 + 5
+    assert implied_work(ROW, WHOLE, POINT, masked_prompt=False).context[0] == 3 + 3 + 4 + 5
 
 
 @pytest.mark.parametrize("name", ["tokens", "context", "readout_rows", "readout_macs", "fills"])
 @pytest.mark.parametrize("change", [1, -1])
 def test_one_row_alone_is_exact(name: str, change: int) -> None:
-    work = implied(ROW, WHOLE, POINT)
+    work = implied_work(ROW, WHOLE, POINT)
     assert complaint(work, [ROW]) is None
     array = getattr(work, name).copy()
     array.flat[-1 if name == "readout_macs" else 0] += change  # a full head's multiply-adds stand in the geometry
@@ -53,24 +53,24 @@ def test_one_row_alone_is_exact(name: str, change: int) -> None:
 
 def test_what_a_rule_runs_is_counted_by_kind_and_a_pruned_head_shows_what_is_emitted() -> None:
     """A full head at layer 1, a pruned one at 2, which the exit there needs no other head for."""
-    rule = early_exit("softmax_response", 4, 1000, 1, pruning="fixed", schedule="monotone")
+    rule = early_exit_point("softmax_response", 4, 1000, 1, pruning="fixed", schedule="monotone")
     point = replace(rule, ceiling=4, thresholds=((0.5, 0.5, math.inf),))
     heads = np.zeros((len(READOUTS), 4), dtype=bool)
     heads[READOUTS.index("full"), 0] = heads[READOUTS.index("subset"), 1:3] = True
     shows = np.array([True, True, True, False])
     macs = np.array([[0, 10, 20, 0], [0, 11, 21, 0], [0, 12, 22, 0]])
     signal = np.array([[0.1, 0.2, 0.3], [0.1, 0.6, np.nan], [0.1, 0.7, np.nan]])
-    work = implied(replace(ROW, signal=signal), Readouts(heads, shows, macs), point)
+    work = implied_work(replace(ROW, signal=signal), ProbeReadouts(heads, shows, macs), point)
     assert work.readout_rows[READOUTS.index("full")].tolist() == [3, 0, 0, 1]
     assert work.readout_rows[READOUTS.index("subset")].tolist() == [0, 3, 1, 0]
     assert work.readout_macs[READOUTS.index("subset")].tolist() == [0, 33, 20, 0]
-    forced = implied(replace(ROW, chosen=np.zeros(3, dtype=bool)), Readouts(heads, shows, macs), point)
+    forced = implied_work(replace(ROW, chosen=np.zeros(3, dtype=bool)), ProbeReadouts(heads, shows, macs), point)
     assert forced.readout_rows.sum(axis=0).tolist() == [0, 2, 0, 1], "a depth that was told is read by a full head"
     assert not forced.readout_macs.any()
 
 
 def test_padded_keys_may_cost_more_but_never_less() -> None:
-    work = implied(ROW, WHOLE, POINT, masked_prompt=False)
+    work = implied_work(ROW, WHOLE, POINT, masked_prompt=False)
     assert complaint(work, [ROW], exact=False) is None
     assert complaint(work, [ROW], exact=True) is not None
     assert complaint(replace(work, context=work.context * 7), [ROW], exact=False) is None
@@ -79,7 +79,7 @@ def test_padded_keys_may_cost_more_but_never_less() -> None:
 
 def test_rows_together_may_cost_more_but_never_less() -> None:
     """Three rows padded to four; two of one length leave nothing to pad."""
-    one = implied(ROW, WHOLE, POINT)
+    one = implied_work(ROW, WHOLE, POINT)
     both, three = one + one, one + one + one
     assert complaint(both, [ROW, ROW]) is None
     assert complaint(replace(three, tokens=three.tokens + 3), [ROW] * 3) is None
@@ -90,7 +90,7 @@ def test_rows_together_may_cost_more_but_never_less() -> None:
 def test_rows_together_may_cost_no_more_than_padding_explains() -> None:
     """Prompts of two and of no token before the last: both as long, and both as deep as the deeper one."""
     shallow = Trajectory("row 1", np.arange(3), 0, np.array([2, 2, 2]), SIGNAL[[1] * 3], np.ones(3, dtype=bool))
-    both = implied(ROW, WHOLE, POINT) + implied(shallow, WHOLE, POINT)
+    both = implied_work(ROW, WHOLE, POINT) + implied_work(shallow, WHOLE, POINT)
     padded = replace(both, tokens=2 * np.array([5, 5, 3, 3]))
     assert complaint(both, [ROW, shallow]) is None
     assert complaint(padded, [ROW, shallow]) is None
@@ -105,7 +105,7 @@ def test_rows_together_may_cost_no_more_than_padding_explains() -> None:
 def test_stacks_of_deferred_layers_have_no_bound_beside_other_rows() -> None:
     """Several rows make up for them together, padded to the longest stack: more than steps times rows."""
     deferred = replace(POINT, schedule="free_deferred")
-    both = implied(ROW, WHOLE, deferred) + implied(ROW, WHOLE, deferred)
+    both = implied_work(ROW, WHOLE, deferred) + implied_work(ROW, WHOLE, deferred)
     more = replace(both, tokens=both.tokens + 50)
     assert complaint(more, [ROW, ROW], point=deferred) is None
     assert "at most" in (complaint(more, [ROW, ROW]) or "")
@@ -128,7 +128,7 @@ LONG = replace(ROW, tokens=np.arange(403), first=400)
     ],
 )
 def test_context_has_an_upper_bound(context: Any, complains: str | None) -> None:
-    work = implied(LONG, WHOLE, POINT)
+    work = implied_work(LONG, WHOLE, POINT)
     found = complaint(replace(work, context=context(work)), [LONG], exact=False)
     assert found is None if complains is None else complains in (found or ""), found
 
@@ -136,14 +136,14 @@ def test_context_has_an_upper_bound(context: Any, complains: str | None) -> None
 def test_a_model_of_one_layer_has_a_ledger() -> None:
     point = OperatingPoint("p", "emad", 1, 1)
     row = replace(ROW, depth=np.array([1, 1, 1]), signal=np.empty((3, 0)))
-    readouts = Readouts.whole(point, 3)
+    readouts = ProbeReadouts.whole(point, 3)
     with Tally("t") as tally:
-        judge_ledger(tally, implied(row, readouts, point), [row], [readouts], point, exact_context=True)
+        judge_ledger(tally, implied_work(row, readouts, point), [row], [readouts], point, exact_context=True)
     assert tally.complaint is None
 
 
 def test_tokens_that_are_fed_at_once_may_all_run_as_deep_as_the_deepest() -> None:
-    both = implied(ROW, WHOLE, POINT) + implied(ROW, WHOLE, POINT)
+    both = implied_work(ROW, WHOLE, POINT) + implied_work(ROW, WHOLE, POINT)
     wide = replace(both, tokens=2 * np.array([5, 5, 4, 4]))
     for widest, passes in ((1, False), (2, True)):
         with Tally("t") as tally:
@@ -155,13 +155,13 @@ def test_the_longest_prompt_pads_rows_that_outlive_its_own() -> None:
     """A prompt of 255 tokens that ends at once, beside one token that is followed by three: 258 keys in all."""
     ended = Trajectory("row 1", np.arange(255), 254, ROW.depth[:1], SIGNAL[:1], np.ones(1, dtype=bool))
     alive = replace(ROW, tokens=np.arange(3), first=0)
-    both = implied(ended, WHOLE, POINT) + implied(alive, WHOLE, POINT)
+    both = implied_work(ended, WHOLE, POINT) + implied_work(alive, WHOLE, POINT)
     assert complaint(replace(both, context=both.tokens * 257), [ended, alive], exact=False) is None
 
 
 def test_free_depth_owes_every_layer_a_block_or_a_fill() -> None:
     point = replace(POINT, schedule="free_eager")
-    work = implied(ROW, WHOLE, point)
+    work = implied_work(ROW, WHOLE, point)
     assert "tokens" in (complaint(work, [ROW], point=point) or "")
     work.fills[0, 2:] += 2
     assert complaint(work, [ROW], point=point) is None

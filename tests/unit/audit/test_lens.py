@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from emad_ref.audit.lens import LogitLens, candidate_rows, consult
+from emad_ref.audit.lens import LogitLens, candidate_bins, consult
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
-from emad_ref.policy.early_exit import early_exit
 from emad_ref.signals import LAYERWISE
 from tests.decoders.subject import entropy_nats
 
@@ -55,7 +55,7 @@ def test_an_unusable_answer_is_refused(answer: np.ndarray, what: str) -> None:
 
 @pytest.mark.parametrize(
     "point",
-    [replace(POINT, estimator=Estimator("topk", k=2)), early_exit("saturation", 4, 6, 2)],
+    [replace(POINT, estimator=Estimator("topk", k=2)), early_exit_point("saturation", 4, 6, 2)],
     ids=lambda point: point.signal,
 )
 def test_what_logits_do_not_decide_needs_a_lens_that_leads_the_rule(point: OperatingPoint) -> None:
@@ -74,7 +74,7 @@ def test_bins_are_those_of_the_first_probes_readout() -> None:
 
 def test_a_bin_that_the_tolerance_leaves_open_is_given_both_ways() -> None:
     spec = BinSpec(("confidence",), confidence_edges=(0.5,))
-    rows = candidate_rows(spec, np.arange(3), np.array([0.49, 0.51, 0.9]), [np.zeros(3, dtype=np.int64)], 0.02)
+    rows = candidate_bins(spec, np.arange(3), np.array([0.49, 0.51, 0.9]), [np.zeros(3, dtype=np.int64)], 0.02)
     assert rows[0].tolist() == [0, 1, 1]
     assert np.unique(np.stack(rows)[:, 0]).tolist() == np.unique(np.stack(rows)[:, 1]).tolist() == [0, 1]
     assert np.unique(np.stack(rows)[:, 2]).tolist() == [1]

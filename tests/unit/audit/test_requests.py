@@ -12,15 +12,15 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.requests import (
-    STOPS,
+    MAX_STOP_TOKENS,
     VARIATIONS,
     PrefixLens,
     batches,
-    drawn_stops,
+    draw_stop_tokens,
     endings,
     interleaved,
     prefixes,
-    variations,
+    prompt_variations,
 )
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
@@ -121,8 +121,8 @@ def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None
     emitted = [np.arange(10 * row, 10 * row + 8) for row in range(20)]
     prompts = [Prompt(np.array([900 + row])) for row in range(20)]
     for seed in range(20):
-        stops = drawn_stops(emitted, prompts, np.random.default_rng(seed))
-        assert len(stops) == STOPS
+        stops = draw_stop_tokens(emitted, prompts, np.random.default_rng(seed))
+        assert len(stops) == MAX_STOP_TOKENS
         assert len(stops & {900, 901, *range(902, 920)}) == 2
         assert any(int(tokens[0]) in stops for tokens in emitted)
         assert any(stop % 10 for stop in stops if stop < 900)
@@ -130,7 +130,7 @@ def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None
 
 def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     text, others = np.arange(10), np.arange(50, 60)
-    varied = [each.tolist() for each in variations(text, others)]
+    varied = [each.tolist() for each in prompt_variations(text, others)]
     assert len(varied) == VARIATIONS
     assert varied[0] == varied[1] == text.tolist()
     alike = [each for each in varied[2:] if len(each) == 10]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Refuted
+from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.audit.lens import LogitLens
-from emad_ref.audit.sameness import same_tokens
+from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 
@@ -52,7 +52,7 @@ def test_an_untied_difference_names_the_row_and_both_tokens() -> None:
     finding = compared(found, wanted, prompts=prompts)
     assert finding.passed is False
     assert finding.detail == ("row 1, new token 7: 1 (depth full), but expected 0 (depth full), and no tie excuses it")
-    with pytest.raises(Refuted, match="row 1, new token 7"):
+    with pytest.raises(AuditRefutedError, match="row 1, new token 7"):
         finding.require()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.sampling import Drawn, sampling
+from emad_ref.audit.sampling import SampledRecord, sampling
 from emad_ref.protocol import Capabilities
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
@@ -33,7 +33,8 @@ def checked(
     (prompt, other), _ = drawn((4, 6), 1)
     prompts = [prompt, prompt, other]
     records = [
-        Drawn(seed, decoder(model, point, temperature, seed).generate(prompts, NEW, frozenset())) for seed in seeds
+        SampledRecord(seed, decoder(model, point, temperature, seed).generate(prompts, NEW, frozenset()))
+        for seed in seeds
     ]
     said, rng = Capabilities(logit_noise=noise), np.random.default_rng(0)
     return sampling(records, lens_of(model), point, prompts, NEW, temperature, said, rng, TOLERANCE, needed=50)
@@ -63,7 +64,7 @@ def test_the_error_level_is_the_one_stated(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_places_are_those_of_the_probabilities_in_order() -> None:
-    row = audited._Row(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
+    row = audited._SampledRow(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
     places = audited._places(row, 1.0, np.random.default_rng(0))
     assert 0.7 <= places[0] <= 0.9
     assert 0.0 <= places[1] <= 0.7
@@ -72,13 +73,15 @@ def test_places_are_those_of_the_probabilities_in_order() -> None:
 # ---------------------------------------------------------------- what is rare, and rows that end early
 
 
-def rows_of(draw: Callable[[np.random.Generator, np.ndarray], int], seed: int = 0) -> list[audited._Row]:
+def rows_of(draw: Callable[[np.random.Generator, np.ndarray], int], seed: int = 0) -> list[audited._SampledRow]:
     """Eight rows of a hundred tokens that ``draw`` draws from a long-tailed distribution over 400 tokens."""
     rng = np.random.default_rng(seed)
     logits = np.log(rng.dirichlet(np.full(400, 0.3), (8, 100)))
     p = np.exp(logits)
     return [
-        audited._Row(0, row, np.array([draw(rng, p[row, at] / p[row, at].sum()) for at in range(100)]), logits[row])
+        audited._SampledRow(
+            0, row, np.array([draw(rng, p[row, at] / p[row, at].sum()) for at in range(100)]), logits[row]
+        )
         for row in range(8)
     ]
 
@@ -104,7 +107,7 @@ TRUNCATIONS = {
 }
 
 
-def rare(rows: list[audited._Row], noise: float = 0.0) -> str | None:
+def rare(rows: list[audited._SampledRow], noise: float = 0.0) -> str | None:
     tally = Tally("sampling", 0)
     with tally:
         audited._require_rare_tokens(tally, rows, 1.0, np.random.default_rng(0), noise)
@@ -128,7 +131,7 @@ def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.Mo
 def test_probabilities_of_events_are_sums_of_tokens() -> None:
     (row, *_) = rows_of(plainly)
     p = np.exp(row.log_p(1.0))
-    for what, (happened, chance) in audited.events(row, 1.0, np.random.default_rng(0)).items():
+    for what, (happened, chance) in audited.rare_events(row, 1.0, np.random.default_rng(0)).items():
         assert ((happened == 0) | (happened == 1)).all()
         if what == "tokens beyond the 32 likeliest":
             np.testing.assert_allclose(chance, np.sort(p, axis=-1)[:, :-32].sum(axis=-1))
@@ -140,7 +143,7 @@ def early(parted: int) -> str | None:
     """A complaint of six rows of which the first ends early and the last ``parted`` draw other tokens then."""
     rng = np.random.default_rng(0)
     logits = np.log(np.full((10, 50), 1 / 50))
-    whole = [audited._Row(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
+    whole = [audited._SampledRow(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
     stop = frozenset({int(whole[0].emitted[2])})
     ended = [
         replace(row, emitted=row.emitted[: next((at + 1 for at, t in enumerate(row.emitted) if int(t) in stop), 10)])

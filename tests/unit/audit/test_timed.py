@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import timed, tolerance
+from emad_ref.audit import answers, tolerance
+from emad_ref.audit.answers import TimedRequest, no_faster_than_work, timed_lengths, timed_requests
+from emad_ref.audit.decoding_checks import judge_record
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.generation import judge_record
-from emad_ref.audit.timed import TimedRequest, lengths, no_faster_than_work, requests
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator, full_depth
 from emad_ref.record import Record
@@ -35,7 +35,7 @@ def emitted_by(decoder: type, rows: int = 3) -> TimedRequest:
 
 def judged(request: TimedRequest, *, counted: bool = True, rows: list[int] | None = None) -> Finding:
     noise = dict.fromkeys(("full", "adaptive", "generate"), TOLERANCE)
-    return requests([request], POINTS, NEW, lens_of(tiny_neox()), noise, counted=counted, rows=rows)
+    return timed_requests([request], POINTS, NEW, lens_of(tiny_neox()), noise, counted=counted, rows=rows)
 
 
 def with_record(request: TimedRequest, **changes: object) -> TimedRequest:
@@ -116,7 +116,7 @@ def test_ties_are_counted_and_excused_however_many(honest: TimedRequest, monkeyp
     def all_tied(tally, *_: object) -> None:
         tally.ties += NEW
 
-    monkeypatch.setattr(timed, "judge_tokens", all_tied)
+    monkeypatch.setattr(answers, "judge_tokens", all_tied)
     finding = judged(replace(honest, records={}))
     assert (finding.passed, finding.ties) == (True, 3 * NEW)
     assert finding.detail == f"{3 * NEW} positions compared, {3 * NEW} ties"
@@ -124,12 +124,12 @@ def test_ties_are_counted_and_excused_however_many(honest: TimedRequest, monkeyp
 
 def test_lengths_are_those_asked_for_in_every_request() -> None:
     whole = [np.zeros(NEW, dtype=np.int64)] * 2
-    assert lengths({"full": [whole] * 5, "generate": [whole] * 5}, 2, NEW).passed is True
+    assert timed_lengths({"full": [whole] * 5, "generate": [whole] * 5}, 2, NEW).passed is True
     short = [whole[0], whole[0][:-1]]
-    finding = lengths({"full": [whole] * 5, "generate": [whole, short]}, 2, NEW)
+    finding = timed_lengths({"full": [whole] * 5, "generate": [whole, short]}, 2, NEW)
     assert finding.passed is False
     assert "generate, request 1: [12, 11] new tokens, but 12" in finding.detail
-    assert lengths({"full": [whole[:1]]}, 2, NEW).passed is False, "a row is missing"
+    assert timed_lengths({"full": [whole[:1]]}, 2, NEW).passed is False, "a row is missing"
 
 
 def test_a_record_may_be_read_twice(honest: TimedRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.audit.tolerances import BACKENDS, DTYPES, TABLE, entry, tolerance
+from emad_ref.audit.tolerances import BACKENDS, DTYPES, TOLERANCES, tolerance, tolerance_entry
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAMILIES
 
@@ -13,10 +13,10 @@ from emad_ref.models.families import FAMILIES
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gpt_neox", "llama"])
 def test_every_combination_has_a_value_and_a_reason(family: str, dtype: str, backend: str) -> None:
-    found = entry(family, dtype, backend)
+    found = tolerance_entry(family, dtype, backend)
     assert found.value > 0
     assert len(found.reason) > 20
-    assert found in TABLE.values()
+    assert found in TOLERANCES.values()
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.lens import Readouts, Reference
-from emad_ref.audit.trajectory import Trajectory, discriminating, judge_depths, judge_logits, judge_tokens
+from emad_ref.audit.lens import LensReference, ProbeReadouts
+from emad_ref.audit.trajectory import Trajectory, count_discriminating, judge_depths, judge_logits, judge_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
 
@@ -27,9 +27,11 @@ def made(depth: object = DEPTH, signal: Floats = SIGNAL, **change: object) -> Tr
     return replace(whole, **change)  # type: ignore[arg-type]  # fields by name
 
 
-def said(logits: Floats) -> Reference:
+def said(logits: Floats) -> LensReference:
     """Full heads of ``logits`` [5, L, V], which are also what is emitted."""
-    return Reference(logits, REFERENCE, logits, Readouts.whole(POINT, len(logits)), (np.zeros(5, dtype=np.int64),))
+    return LensReference(
+        logits, REFERENCE, logits, ProbeReadouts.whole(POINT, len(logits)), (np.zeros(5, dtype=np.int64),)
+    )
 
 
 def complaint(trajectory: Trajectory, reference: Floats = REFERENCE, point: OperatingPoint = POINT) -> str | None:
@@ -149,5 +151,5 @@ def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:
 
 
 def test_discriminating_counts_positions_with_a_probe_below_the_cap() -> None:
-    assert discriminating(made(), POINT) == 4
-    assert discriminating(made(), replace(POINT, probes=(), thresholds=((),))) == 0
+    assert count_discriminating(made(), POINT) == 4
+    assert count_discriminating(made(), replace(POINT, probes=(), thresholds=((),))) == 0

@@ -10,27 +10,32 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.entropies import entropies_of, fast_entropy_nats, statistics_of_batch
-from emad_ref.calibration.running import Statistics, statistics_of
+from emad_ref.calibration.entropy_statistics import (
+    EntropyStatistics,
+    batch_entropies,
+    batch_statistics,
+    fast_entropy_nats,
+    trace_statistics,
+)
 from emad_ref.calibration.trace import TokenSequence, trace_batch
 from emad_ref.errors import BadArgument
-from emad_ref.models.loading import Loaded, load
+from emad_ref.exit_rules.bins import frequency_buckets
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
-from emad_ref.policy.bins import frequency_buckets
-from emad_ref.readout.signals import NotFinite, entropy_nats
+from emad_ref.probes.signal_values import NotFinite, entropy_nats
 
 LENGTHS = (40, 7, 2, 23)
 PROBE = 2
 
 
 @pytest.fixture(scope="module")
-def nano() -> Loaded:
+def nano() -> LoadedModel:
     return load("emad-nano")
 
 
 @pytest.fixture
-def batch(nano: Loaded) -> Sequence[TokenSequence]:
+def batch(nano: LoadedModel) -> Sequence[TokenSequence]:
     """Windows of several lengths, some with a prompt."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(1, nano.stepper.vocabulary, length) for length in LENGTHS]
@@ -40,23 +45,25 @@ def batch(nano: Loaded) -> Sequence[TokenSequence]:
 @pytest.mark.parametrize("features", [(), ("position",), ("confidence",), ("position", "frequency")], ids=str)
 @pytest.mark.parametrize("layers", [(PROBE,), (PROBE, 4), None], ids=str)
 def test_statistics_of_a_batch_are_those_of_its_trace(
-    nano: Loaded, batch: Sequence[TokenSequence], features: tuple[str, ...], layers: tuple[int, ...] | None
+    nano: LoadedModel, batch: Sequence[TokenSequence], features: tuple[str, ...], layers: tuple[int, ...] | None
 ) -> None:
     layers = layers or tuple(range(1, nano.stepper.layers + 1))
     columns = [layer - 1 for layer in layers]
     counts = np.arange(nano.stepper.vocabulary)[::-1].astype(np.int64)
     table = frequency_buckets(counts) if "frequency" in features else b""
     spec = BinSpec(features, position_edges=(5, 20), frequency=table)
-    found = statistics_of_batch(nano.stepper, batch, spec, PROBE, layers)
-    traced = statistics_of(trace_batch(nano.stepper, batch), spec, PROBE)
+    found = batch_statistics(nano.stepper, batch, spec, PROBE, layers)
+    traced = trace_statistics(trace_batch(nano.stepper, batch), spec, PROBE)
     there = (each[:, columns] for each in (traced.sums, traced.squares, traced.histogram))
-    assert found == Statistics(traced.tokens, *there, traced.sequences)
+    assert found == EntropyStatistics(traced.tokens, *there, traced.sequences)
     assert found.tokens.sum() == sum(length - 1 - length // 3 for length in LENGTHS)
     assert found.sequences == len(LENGTHS)
-    assert found != Statistics.none(spec.count, len(layers))
+    assert found != EntropyStatistics.none(spec.count, len(layers))
 
 
-def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
+    nano: LoadedModel, batch: Sequence[TokenSequence]
+) -> None:
     class Counting:
         """The model, which notes what it is asked to do."""
 
@@ -75,21 +82,23 @@ def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(nano: Loaded, b
             return nano.stepper.logits(states)
 
     counting = Counting()
-    statistics_of_batch(cast(Stepper, counting), batch, BinSpec(), None, (1, 3))
+    batch_statistics(cast(Stepper, counting), batch, BinSpec(), None, (1, 3))
     assert counting.ran == [(0, 1), (1, 3)]
     assert counting.heads == 2
     assert nano.stepper.layers > 3
 
 
-def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
-    read = entropies_of(nano.stepper, batch, None, (PROBE,))
+def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(
+    nano: LoadedModel, batch: Sequence[TokenSequence]
+) -> None:
+    read = batch_entropies(nano.stepper, batch, None, (PROBE,))
     assert (read.top1 == -1).all()
     assert np.isnan(read.top1_probability).all()
 
 
-def test_bins_that_need_a_probe_are_refused_without_one(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+def test_bins_that_need_a_probe_are_refused_without_one(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
     with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
-        statistics_of_batch(nano.stepper, batch, BinSpec(("confidence",)), None, (PROBE,))
+        batch_statistics(nano.stepper, batch, BinSpec(("confidence",)), None, (PROBE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -106,7 +115,7 @@ def test_the_fast_entropy_is_the_entropy(dtype: torch.dtype) -> None:
     assert torch.isfinite(fast_entropy_nats(logits)).sum() == len(logits) - 1
 
 
-def test_logits_that_are_no_numbers_name_their_layer(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+def test_logits_that_are_no_numbers_name_their_layer(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
     class Broken:
         """The model, whose head gives no number after the second layer."""
 
@@ -122,4 +131,4 @@ def test_logits_that_are_no_numbers_name_their_layer(nano: Loaded, batch: Sequen
             return logits * math.nan if self.heads == 2 else logits
 
     with pytest.raises(NotFinite, match="after layer 2"):
-        entropies_of(cast(Stepper, Broken()), batch, None, (1, 2, 3))
+        batch_entropies(cast(Stepper, Broken()), batch, None, (1, 2, 3))

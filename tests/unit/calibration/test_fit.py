@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.linear_model import Ridge
 
-from emad_ref.calibration.fit import (
-    LinearProbes,
+from emad_ref.calibration.regression import (
+    LinearProbeFit,
     Moments,
-    corrected_estimator,
+    correct_estimator,
     isotonic_targets,
     linear_correction,
     ridge,
@@ -163,16 +163,16 @@ def test_degenerate_corrections_are_refused(raw, full, message):
 
 def test_each_probe_gets_its_own_line(pairs):
     full = np.stack([pairs[1], pairs[1] ** 2], axis=1)
-    corrected = corrected_estimator(Estimator("topk", k=8), (full - [1, 2]) / [0.5, 4], full)
+    corrected = correct_estimator(Estimator("topk", k=8), (full - [1, 2]) / [0.5, 4], full)
     assert corrected.correction == (pytest.approx((0.5, 1)), pytest.approx((4, 2)))
     assert (corrected.kind, corrected.k) == ("topk", 8)
     with pytest.raises(BadArgument, match=r"two arrays \[tokens, probes\]"):
-        corrected_estimator(Estimator("topk", k=8), full[:, :1], full)
+        correct_estimator(Estimator("topk", k=8), full[:, :1], full)
 
 
 def test_linear_probes_take_in_the_normed_states_of_their_layers_only():
     stepper = CausalStepper(small_model("opt_350m"))  # D = 32 states, E = 16 at the head
-    probes = LinearProbes(stepper, (2, 4))
+    probes = LinearProbeFit(stepper, (2, 4))
     generator = torch.Generator().manual_seed(0)
     seen = {}
     with torch.inference_mode():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.calibration.entropy_statistics import EntropyStatistics
 from emad_ref.calibration.profile import (
     MINIMUM_TOKENS,
     BadProfile,
@@ -18,8 +19,7 @@ from emad_ref.calibration.profile import (
     profile_from,
     profile_of,
 )
-from emad_ref.calibration.running import Statistics
-from emad_ref.calibration.trace import Trace, joined
+from emad_ref.calibration.trace import Trace, concatenate_traces
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec
 from tests.traces import layerwise
@@ -432,7 +432,7 @@ def parts(**changes):
 
 def test_merged_profiles_are_the_profile_of_all_their_tokens():
     merged = merge(parts())
-    both = joined([binned_trace(2000, 1), binned_trace(900, 2)])
+    both = concatenate_traces([binned_trace(2000, 1), binned_trace(900, 2)])
     whole = profile_of(both, (1, 2, 3), **OWNER | {"corpus": "a + b"}, bins=GRID)
     assert np.array(merged.bin_targets_nats) == pytest.approx(np.array(whole.bin_targets_nats), rel=1e-12)
     assert merged.mean_nats == pytest.approx(whole.mean_nats, rel=1e-12)
@@ -485,7 +485,7 @@ def test_versions_that_differ_are_all_kept():
     ],
 )
 def test_a_profile_of_statistics_is_of_the_layers_read(probes, read, message):
-    statistics = Statistics.none(1, 3)
+    statistics = EntropyStatistics.none(1, 3)
     with pytest.raises(BadArgument, match=message):
         profile_from(
             statistics, probes, layers=3, read=read, model="m", fingerprint="f", corpora={"c": 1}, dtype="float32"
@@ -496,7 +496,7 @@ def test_a_profile_of_its_probes_alone_is_that_of_all_layers_there(tmp_path):
     whole = profile_of(binned_trace(), (1, 3), **OWNER, bins=GRID)
     held = whole.statistics
     columns = [0, 2]
-    fewer = Statistics(
+    fewer = EntropyStatistics(
         held.tokens, held.sums[:, columns], held.squares[:, columns], held.histogram[:, columns], held.sequences
     )
     owner = {name: OWNER[name] for name in ("model", "fingerprint", "dtype")}

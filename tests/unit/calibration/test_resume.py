@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.calibration import resume as resumable
-from emad_ref.calibration.entropies import statistics_of_batch
+from emad_ref.calibration import run as resumable
+from emad_ref.calibration.entropy_statistics import batch_statistics
 from emad_ref.calibration.profile import profile_of
-from emad_ref.calibration.resume import BadCheckpoint, Plan, calibrate, limited, token_counts
+from emad_ref.calibration.run import BadCheckpoint, CalibrationPlan, calibrate, limit_tokens, token_counts
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -21,7 +21,7 @@ from tests.small import LAYERS, VOCABULARY, small_model
 
 WINDOW, BATCH = 20, 60
 GRID = BinSpec(("position", "confidence"), position_edges=(4, 10), confidence_edges=(0.05, 0.1))
-PLAN = Plan(
+PLAN = CalibrationPlan(
     model="small",
     fingerprint="f00d",
     dtype="float64",
@@ -66,7 +66,7 @@ class Batches:
         if len(self.seen) == self.breaks_at:
             raise PowerCut
         self.seen.append([window.tokens.tolist() for window in batch])
-        return statistics_of_batch(stepper, batch, spec, first_probe, layers)
+        return batch_statistics(stepper, batch, spec, first_probe, layers)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def batches(monkeypatch):
 
     def set_up(breaks_at=None):
         counted = Batches(breaks_at)
-        monkeypatch.setattr(resumable, "statistics_of_batch", counted)
+        monkeypatch.setattr(resumable, "batch_statistics", counted)
         return counted
 
     return set_up
@@ -275,12 +275,15 @@ def test_a_corpus_without_text_is_named(stepper):
 
 def test_a_limit_in_tokens_is_met_exactly(stepper):
     windows = [TokenSequence(np.arange(10)), TokenSequence(np.arange(8), 3), TokenSequence(np.arange(5))]
-    assert [len(w.tokens) for w in limited(windows, None)] == [10, 8, 5]
-    assert [len(w.tokens) for w in limited(windows, 11)] == [10, 6]  # 9 decided, then positions 3 and 4 of the second
-    assert [len(w.tokens) for w in limited(windows, 9)] == [10]
-    assert [len(w.tokens) for w in limited(windows, 99)] == [10, 8, 5]
+    assert [len(w.tokens) for w in limit_tokens(windows, None)] == [10, 8, 5]
+    assert [len(w.tokens) for w in limit_tokens(windows, 11)] == [
+        10,
+        6,
+    ]  # 9 decided, then positions 3 and 4 of the second
+    assert [len(w.tokens) for w in limit_tokens(windows, 9)] == [10]
+    assert [len(w.tokens) for w in limit_tokens(windows, 99)] == [10, 8, 5]
     with pytest.raises(BadArgument, match="tokens=0, but expected a count"):
-        list(limited(windows, 0))
+        list(limit_tokens(windows, 0))
     profile = calibrate(stepper, replace(PLAN, tokens=33), CORPORA)
     assert profile.corpora == {"a": 33, "b": 33}
 

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.calibration.running import (
+from emad_ref.calibration.entropy_statistics import (
     BUCKETS,
     EDGES_NATS,
     HIGHEST_NATS,
-    Entropies,
-    Statistics,
-    counted,
-    statistics_of,
+    BatchEntropies,
+    EntropyStatistics,
+    count_entropies,
+    trace_statistics,
 )
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.bins import ancestors, bin_index
 from emad_ref.point import BinSpec
-from emad_ref.policy.bins import ancestors, bin_index
 from tests.traces import layerwise
 
 LAYERS, WINDOW = 3, 50
@@ -52,7 +52,7 @@ def bins_in(trace):
 
 def test_each_bin_has_the_mean_and_deviation_of_its_own_tokens():
     trace = trace_of(40)
-    found = statistics_of(trace, GRID, 2)
+    found = trace_statistics(trace, GRID, 2)
     index = bins_in(trace)
     assert found.tokens.tolist() == np.bincount(index, minlength=9).tolist()
     assert found.tokens.min() > 0
@@ -65,9 +65,9 @@ def test_each_bin_has_the_mean_and_deviation_of_its_own_tokens():
 
 def test_batches_add_up_to_the_whole():
     batches = [trace_of(3, seed) for seed in range(4)]
-    total = Statistics.none(GRID.count, LAYERS)
+    total = EntropyStatistics.none(GRID.count, LAYERS)
     for batch in batches:
-        total = total + statistics_of(batch, GRID, 1)
+        total = total + trace_statistics(batch, GRID, 1)
     entropy = np.concatenate([batch.entropy_nats for batch in batches]).astype(np.float64)
     together = total.pooled(np.zeros(GRID.count, dtype=np.int64))
     assert together.mean_nats()[0] == pytest.approx(entropy.mean(axis=0), rel=SUMMED)
@@ -78,18 +78,18 @@ def test_batches_add_up_to_the_whole():
 
 def test_the_sums_of_a_layer_do_not_depend_on_the_layers_beside_it():
     trace = trace_of(40)
-    whole, shown = statistics_of(trace, GRID, 2), (trace.top1[:, 1], trace.top1_probability[:, 1])
+    whole, shown = trace_statistics(trace, GRID, 2), (trace.top1[:, 1], trace.top1_probability[:, 1])
     for layer in range(LAYERS):
-        read = Entropies(trace.entropy_nats[:, [layer]], trace.position, *shown, trace.sequences)
-        alone = counted(read, GRID)
+        read = BatchEntropies(trace.entropy_nats[:, [layer]], trace.position, *shown, trace.sequences)
+        alone = count_entropies(read, GRID)
         for name in ("sums", "squares", "histogram"):
             assert np.array_equal(getattr(alone, name)[:, 0], getattr(whole, name)[:, layer]), name
 
 
 def test_pooled_bins_are_the_statistics_of_the_coarser_bins():
     trace = trace_of(20)
-    pooled = statistics_of(trace, GRID, 1).pooled(ancestors(GRID, 1))
-    coarse = statistics_of(trace, BinSpec(("position",), position_edges=(5, 20)), None)
+    pooled = trace_statistics(trace, GRID, 1).pooled(ancestors(GRID, 1))
+    coarse = trace_statistics(trace, BinSpec(("position",), position_edges=(5, 20)), None)
     assert pooled.tokens.tolist() == coarse.tokens.tolist()
     assert np.array_equal(pooled.histogram, coarse.histogram)
     assert pooled.sums == pytest.approx(coarse.sums, rel=SUMMED)
@@ -101,8 +101,8 @@ def test_pooled_bins_are_the_statistics_of_the_coarser_bins():
 def test_a_quantile_lies_in_the_bucket_of_its_order_statistic(quantile, tokens, seed):
     whole = trace_of(8, seed)
     entropy = whole.entropy_nats[:tokens]
-    statistics = statistics_of(whole, BinSpec(), None)
-    statistics = Statistics(
+    statistics = trace_statistics(whole, BinSpec(), None)
+    statistics = EntropyStatistics(
         np.array([tokens]),
         statistics.sums,
         statistics.squares,
@@ -116,7 +116,7 @@ def test_a_quantile_lies_in_the_bucket_of_its_order_statistic(quantile, tokens, 
 
 def test_the_share_of_tokens_at_or_below_a_quantile_is_that_share():
     trace = trace_of(400)
-    statistics = statistics_of(trace, BinSpec(), None)
+    statistics = trace_statistics(trace, BinSpec(), None)
     for quantile in (0.05, 0.3, 0.5, 0.9):
         share = (trace.entropy_nats <= statistics.quantile_nats(quantile)).mean(axis=0)
         # a bucket of 0.41 % holds at most 0.0041 / (3 √(2π)) = 0.05 % of a lognormal of deviation 3; 20,000 tokens
@@ -126,7 +126,7 @@ def test_the_share_of_tokens_at_or_below_a_quantile_is_that_share():
 def test_a_quantile_below_every_bucket_is_below_a_millionth():
     trace = trace_of(1)
     trace.entropy_nats[:] = 0
-    level = statistics_of(trace, BinSpec(), None).quantile_nats(0.5)
+    level = trace_statistics(trace, BinSpec(), None).quantile_nats(0.5)
     assert (level >= 0).all()
     assert (level <= 1e-6).all()
 
@@ -134,13 +134,13 @@ def test_a_quantile_below_every_bucket_is_below_a_millionth():
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -0.1, 1.5, np.nan])
 def test_a_quantile_outside_its_range_is_refused(quantile):
     with pytest.raises(BadArgument, match="but expected a share between 0 and 1, both excluded"):
-        statistics_of(trace_of(1), BinSpec(), None).quantile_nats(quantile)
+        trace_statistics(trace_of(1), BinSpec(), None).quantile_nats(quantile)
 
 
 def test_a_bin_without_tokens_has_no_mean_and_no_quantile():
     trace = trace_of(1)
     trace.top1_probability[:] = 0.9
-    found = statistics_of(trace, GRID, 1)
+    found = trace_statistics(trace, GRID, 1)
     empty = found.tokens == 0
     assert empty.sum() == 6
     for value in (found.mean_nats(), found.deviation_nats(), found.quantile_nats(0.5)):
@@ -151,7 +151,7 @@ def test_a_bin_without_tokens_has_no_mean_and_no_quantile():
 def test_equal_entropies_deviate_by_nothing():
     trace = trace_of(2)
     trace.entropy_nats[:] = 0.1
-    assert np.abs(statistics_of(trace, BinSpec(), None).deviation_nats()).max() < 1e-7
+    assert np.abs(trace_statistics(trace, BinSpec(), None).deviation_nats()).max() < 1e-7
 
 
 @pytest.mark.parametrize("value", [HIGHEST_NATS * 1.001, np.nan, np.inf, -0.01])
@@ -159,12 +159,12 @@ def test_an_entropy_that_no_vocabulary_has_is_refused(value):
     trace = trace_of(1)
     trace.entropy_nats[7, 1] = value
     with pytest.raises(BadArgument, match="entropies within 0–16 nats; check the weights and the dtype"):
-        statistics_of(trace, BinSpec(), None)
+        trace_statistics(trace, BinSpec(), None)
 
 
 def test_features_of_the_first_probe_need_one():
     with pytest.raises(BadArgument, match="first_probe=None, but expected the layer that shows position×confidence"):
-        statistics_of(trace_of(1), GRID, None)
+        trace_statistics(trace_of(1), GRID, None)
 
 
 def test_no_bucket_is_wider_than_promised_and_the_last_is_above_every_vocabulary():

@@ -13,90 +13,90 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.calibration.resume import Plan, calibrate
-from emad_ref.calibration.running import Statistics, statistics_of
-from emad_ref.calibration.shards import Packed, statistics_by, traces_by
-from emad_ref.calibration.trace import take_trace, whole
-from emad_ref.models.again import OtherWeights, Whence, at_hand
-from emad_ref.models.loading import Loaded, load
+from emad_ref.calibration.entropy_statistics import EntropyStatistics, trace_statistics
+from emad_ref.calibration.run import CalibrationPlan, PackedStatistics, calibrate, worker_statistics, worker_traces
+from emad_ref.calibration.trace import assemble_trace, take_trace
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.model_spec import FingerprintMismatch, ModelSpec, load_cached
 from emad_ref.point import BinSpec
 from emad_ref.tuning import windows_of
-from emad_ref.workers.address import workers_at
-from emad_ref.workers.handing import Crew
+from emad_ref.workers.dispatch import WorkerPool, open_workers
 
 BINS = BinSpec(("position", "confidence"))
 
 
 @pytest.fixture(scope="module")
-def nano() -> Loaded:
+def nano() -> LoadedModel:
     return load("emad-nano")
 
 
 @pytest.fixture
-def crew() -> Crew:
+def crew() -> WorkerPool:
     """Threads: at hand at once, and finished in any order."""
-    return Crew("threads", lambda: ThreadPoolExecutor(2), 3)
+    return WorkerPool("threads", lambda: ThreadPoolExecutor(2), 3)
 
 
-def plan_of(loaded: Loaded) -> Plan:
+def plan_of(loaded: LoadedModel) -> CalibrationPlan:
     of = {"model": loaded.name, "fingerprint": loaded.fingerprint, "dtype": "float32", "window": 256}
-    return Plan(**of, probes=(2, 3), bins=BINS, documents=24, minimum_tokens=20, tokens_per_batch=160)
+    return CalibrationPlan(**of, probes=(2, 3), bins=BINS, documents=24, minimum_tokens=20, tokens_per_batch=160)
 
 
-def corpora(loaded: Loaded, windows: int = 24) -> dict[str, Callable[[], object]]:
+def corpora(loaded: LoadedModel, windows: int = 24) -> dict[str, Callable[[], object]]:
     return {"world:premise": lambda: windows_of(loaded, "world:premise", "calibrate", limit=windows)}
 
 
-def test_a_profile_by_workers_is_the_profile_of_one_process_to_the_last_bit(nano: Loaded, crew: Crew) -> None:
+def test_a_profile_by_workers_is_the_profile_of_one_process_to_the_last_bit(
+    nano: LoadedModel, crew: WorkerPool
+) -> None:
     plan = plan_of(nano)
     alone = calibrate(nano.stepper, plan, corpora(nano))
-    together = calibrate(nano.stepper, plan, corpora(nano), parts=statistics_by(crew, Whence.of(nano), plan))
+    together = calibrate(nano.stepper, plan, corpora(nano), parts=worker_statistics(crew, ModelSpec.of(nano), plan))
     assert together.statistics == alone.statistics
     assert together.to_json() == alone.to_json()
 
 
-def test_a_run_that_was_interrupted_goes_on_with_workers(nano: Loaded, crew: Crew, tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew: WorkerPool, tmp_path: Path) -> None:
     plan, checkpoint = plan_of(nano), tmp_path / "checkpoint"
     alone = calibrate(nano.stepper, plan, corpora(nano))
 
     def cut_short(batches):  # type: ignore[no-untyped-def]
-        for number, part in enumerate(statistics_by(crew, Whence.of(nano), plan)(batches)):
+        for number, part in enumerate(worker_statistics(crew, ModelSpec.of(nano), plan)(batches)):
             if number == 1:
                 raise EOFError("the power was cut")
             yield part
 
     with pytest.raises(EOFError):
         calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, parts=cut_short)
-    parts = statistics_by(crew, Whence.of(nano), plan)
+    parts = worker_statistics(crew, ModelSpec.of(nano), plan)
     resumed = calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, resume=True, parts=parts)
     assert resumed.statistics == alone.statistics
 
 
-def test_a_trace_by_workers_is_the_trace_of_one_process(nano: Loaded, crew: Crew) -> None:
+def test_a_trace_by_workers_is_the_trace_of_one_process(nano: LoadedModel, crew: WorkerPool) -> None:
     sequences = list(windows_of(nano, "world:premise", "validate", limit=40))
     alone = take_trace(nano.stepper, sequences)
-    together = whole(sequences, lambda ordered: traces_by(crew, Whence.of(nano), ordered))
+    together = assemble_trace(sequences, lambda ordered: worker_traces(crew, ModelSpec.of(nano), ordered))
     for name in ("nll_nats", "top1", "token", "position", "starts"):
         assert np.array_equal(getattr(together, name), getattr(alone, name))
     assert all(np.array_equal(together.signals[name], alone.signals[name]) for name in alone.signals)
 
 
-def test_nothing_of_the_statistics_is_lost_on_the_way(nano: Loaded) -> None:
+def test_nothing_of_the_statistics_is_lost_on_the_way(nano: LoadedModel) -> None:
     sequences = list(windows_of(nano, "world:premise", "calibrate", limit=6))
-    batches = [statistics_of(take_trace(nano.stepper, sequences[at : at + 2]), BINS, 2) for at in (0, 2, 4)]
-    packed = Packed.of(batches)
-    none = Statistics.none(BINS.count, nano.stepper.layers)
+    batches = [trace_statistics(take_trace(nano.stepper, sequences[at : at + 2]), BINS, 2) for at in (0, 2, 4)]
+    packed = PackedStatistics.of(batches)
+    none = EntropyStatistics.none(BINS.count, nano.stepper.layers)
     assert sum(packed.unpacked(), none) == sum(batches, none)
     assert len(packed.cells) < batches[0].histogram.size / 20
 
 
-def test_a_worker_refuses_other_weights(nano: Loaded) -> None:
-    with pytest.raises(OtherWeights, match="loaded a second time"):
-        at_hand(replace(Whence.of(nano), fingerprint="0" * 64))
+def test_a_worker_refuses_other_weights(nano: LoadedModel) -> None:
+    with pytest.raises(FingerprintMismatch, match="loaded a second time"):
+        load_cached(replace(ModelSpec.of(nano), fingerprint="0" * 64))
 
 
 @pytest.mark.slow
-def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: Loaded, tmp_path: Path) -> None:
+def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: LoadedModel, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     plan = plan_of(nano)
     alone = calibrate(nano.stepper, plan, corpora(nano))
@@ -107,9 +107,9 @@ def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: Loaded,
     workers = [subprocess.Popen([*worker, "--nthreads", "1", "--no-dashboard"]) for _ in range(2)]
     try:
         address = scheduler_address(told, workers=2)
-        with workers_at(address) as crew:
+        with open_workers(address) as crew:
             assert crew is not None
-            taken = statistics_by(crew, Whence.of(nano), plan)
+            taken = worker_statistics(crew, ModelSpec.of(nano), plan)
 
             def killing(batches):  # type: ignore[no-untyped-def]
                 for number, part in enumerate(taken(batches)):

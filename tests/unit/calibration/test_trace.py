@@ -12,12 +12,12 @@ from emad_ref.calibration.trace import (
     EmptyCorpus,
     TokenSequence,
     batched,
-    joined,
+    concatenate_traces,
     lens_logits,
     lens_states,
-    padded,
+    pad_right,
     shared_inputs,
-    stream,
+    stream_traces,
     take_trace,
     trace_batch,
     trace_stepwise,
@@ -26,8 +26,8 @@ from emad_ref.calibration.trace import (
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
-from emad_ref.readout.signals import NotFinite
-from emad_ref.readout.tuned import lens_named
+from emad_ref.probes.lens import attached_lens
+from emad_ref.probes.signal_values import NotFinite
 from emad_ref.signals import LAYERWISE
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -57,7 +57,7 @@ def test_the_divergence_is_that_of_plain_logits_and_none_at_the_end(stepper, tun
     expected = []
     for text in texts:
         for layer, states in enumerate(lens_states(stepper, text.tokens[:-1], text.adaptive_from), start=1):
-            read = states if lens is None else lens_named(stepper, lens)(states, layer)
+            read = states if lens is None else attached_lens(stepper, lens)(states, layer)
             expected.append(stepper.logits(read).double().log_softmax(dim=-1))
     rows = [torch.stack(expected[at : at + LAYERS]) for at in range(0, len(expected), LAYERS)]  # [L, n, V] each
     kl = [(log_p[-1].exp() * (log_p[-1] - log_p)).sum(dim=-1).T.numpy() for log_p in rows]
@@ -75,7 +75,7 @@ def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
     with pytest.raises(BadArgument, match=r"take_trace\(divergence=True\)"):
         plain.divergence()
     with pytest.raises(BadArgument, match="divergence_nats"):
-        joined([plain, asked])
+        concatenate_traces([plain, asked])
 
 
 # ---------------------------------------------------------------- windows
@@ -139,7 +139,7 @@ def test_batches_keep_the_order_and_stay_within_their_size_after_padding():
     batches = list(batched(sequences, 20))
     assert [s for batch in batches for s in batch] == sequences
     assert [len(batch) for batch in batches] == [2, 1, 1, 2]
-    assert all(padded(batch)[0].size <= 20 for batch in batches)
+    assert all(pad_right(batch)[0].size <= 20 for batch in batches)
 
 
 def test_a_sequence_longer_than_a_batch_goes_alone():
@@ -147,7 +147,7 @@ def test_a_sequence_longer_than_a_batch_goes_alone():
 
 
 def test_padding_stands_on_the_right():
-    tokens, lengths = padded([TokenSequence(np.array([7, 8, 9])), TokenSequence(np.array([5, 6]))])
+    tokens, lengths = pad_right([TokenSequence(np.array([7, 8, 9])), TokenSequence(np.array([5, 6]))])
     assert tokens.tolist() == [[7, 8, 9], [5, 6, 0]]
     assert lengths.tolist() == [3, 2]
 
@@ -261,14 +261,14 @@ def test_sequences_come_back_in_the_order_they_were_given(stepper):
     trace = take_trace(stepper, sequences)
     assert trace.lengths.tolist() == [length - 2 for length in lengths]
     assert trace.target.tolist() == np.concatenate([s.tokens[2:] for s in sequences]).tolist()
-    apart = joined([trace_batch(stepper, [s]) for s in sequences])
+    apart = concatenate_traces([trace_batch(stepper, [s]) for s in sequences])
     assert np.abs(trace.nll_nats - apart.nll_nats).max() < ROUNDING
 
 
 def test_streamed_parts_join_to_the_whole(stepper):
     sequences = [sequence(6, 0), sequence(9, 4, 1), sequence(5, 2, 2)]
     parts = [trace_batch(stepper, [s]) for s in sequences]
-    whole, together = joined(parts), next(stream(stepper, sequences))
+    whole, together = concatenate_traces(parts), next(stream_traces(stepper, sequences))
     assert whole.starts.tolist() == together.starts.tolist()
     assert whole.target.tolist() == together.target.tolist()
     assert np.abs(whole.nll_nats - together.nll_nats).max() < ROUNDING

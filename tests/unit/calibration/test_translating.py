@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.calibration.linear_maps import fit_translators
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, states_after
-from emad_ref.calibration.translating import fit_translators
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from tests.small import LAYERS, VOCABULARY, small_model

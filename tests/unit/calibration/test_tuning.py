@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration import tuning
-from emad_ref.calibration.lens_file import BadLens, load_lens, save_lens
-from emad_ref.calibration.resume import BadCheckpoint
+from emad_ref.calibration import lens_fit
+from emad_ref.calibration.lens_files import BadLens, load_lens, save_lens
+from emad_ref.calibration.lens_fit import LensPlan, fit_lens
+from emad_ref.calibration.run import BadCheckpoint
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, states_after, take_trace
-from emad_ref.calibration.tuning import LensPlan, fit_lens
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
-from emad_ref.readout.tuned import attach_lens
+from emad_ref.probes.lens import attach_lens
 from emad_ref.signals import SIGNALS
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -153,7 +153,7 @@ def batches(monkeypatch):
             seen.append([window.tokens.tolist() for window in batch])
             return states_after(stepper, batch)
 
-        monkeypatch.setattr(tuning, "states_after", counted)
+        monkeypatch.setattr(lens_fit, "states_after", counted)
         return seen
 
     return set_up
@@ -195,16 +195,16 @@ def test_killed_for_good_and_resumed_it_is_the_same(stepper, uninterrupted, tmp_
     program = """
         import os, signal, sys
         from pathlib import Path
-        from emad_ref.calibration import tuning
+        from emad_ref.calibration import lens_fit
         from tests.unit.calibration.test_tuning import PLAN, TEXT, CausalStepper, small_model
-        keep, calls = tuning._keep, []
+        keep, calls = lens_fit._save_state, []
         def killed(*args):
             keep(*args)
             calls.append(args)
             if len(calls) == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
-        tuning._keep = killed
-        tuning.fit_lens(CausalStepper(small_model("gpt_neox")), PLAN, TEXT, checkpoint=Path(sys.argv[1]), every=1)
+        lens_fit._save_state = killed
+        lens_fit.fit_lens(CausalStepper(small_model("gpt_neox")), PLAN, TEXT, checkpoint=Path(sys.argv[1]), every=1)
     """
     checkpoint = tmp_path / "c"
     path = os.pathsep.join(part for part in sys.path if part)

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
-from emad_ref.decoding.drafting import Drafting, draft, drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import self_speculate
+from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point, self_speculate
+from emad_ref.decoding.speculation import ACCEPTED, REFUSED
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator
 from emad_ref.protocol import Prompt, Unsupported

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from emad_ref.decoding.sampling import Sampler
+from emad_ref.decoding.reference import Sampler
 from emad_ref.errors import BadArgument
 
 LOGITS = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])

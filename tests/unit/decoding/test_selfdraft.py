@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.decoding.acceptance import ACCEPTED, GATED, REFUSED, UNREACHED
-from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import self_speculate
+from emad_ref.decoding.self_speculation import drafting_point, self_speculate
+from emad_ref.decoding.speculation import ACCEPTED, GATED, REFUSED, UNREACHED
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
+from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Unsupported
-from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY
 from tests.decoders.markov import DRAFTING, SUCCESSOR, MarkovDecoder, V, prompt, wrong_after
 

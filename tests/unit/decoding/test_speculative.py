@@ -8,20 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from emad_ref.decoding.acceptance import (
+from emad_ref.decoding.pair import Partner, entropy_bits
+from emad_ref.decoding.speculation import (
     ACCEPTED,
+    DRAFTER,
     GATED,
     REFUSED,
     UNREACHED,
-    accepts,
+    VERIFIER,
     distribution,
-    drawn,
+    draw_token,
+    is_accepted,
     residual,
+    speculate,
 )
-from emad_ref.decoding.pair import Partner, entropy_bits
-from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.errors import BadArgument
-from emad_ref.readout.signals import NotFinite
+from emad_ref.probes.signal_values import NotFinite
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
 from tests.decoders.markov import POINT, SUCCESSOR, MarkovDecoder, V, prompt, wrong_after
 
@@ -51,7 +53,7 @@ def test_accepting_a_draft_or_drawing_the_residual_is_the_verifiers_distribution
 @pytest.mark.parametrize(("p", "q", "share"), [(0.2, 0.5, 0.4), (0.5, 0.2, 1.0), (0.0, 0.5, 0.0)])
 def test_a_draft_is_accepted_with_probability_p_over_q(p, q, share):
     rng = np.random.default_rng(0)
-    accepted = [accepts(np.array([p, 1 - p]), np.array([q, 1 - q]), 0, rng) for _ in range(4000)]
+    accepted = [is_accepted(np.array([p, 1 - p]), np.array([q, 1 - q]), 0, rng) for _ in range(4000)]
     assert abs(np.mean(accepted) - share) < 0.04  # five standard deviations of 4000 draws
 
 
@@ -62,7 +64,7 @@ def test_equal_distributions_leave_a_residual_that_is_one():
 
 def test_draws_follow_the_distribution_and_never_hit_zero():
     p, rng = np.array([0.0, 0.3, 0.0, 0.7, 0.0]), np.random.default_rng(1)
-    counts = np.bincount([drawn(p, rng) for _ in range(4000)], minlength=5)
+    counts = np.bincount([draw_token(p, rng) for _ in range(4000)], minlength=5)
     assert counts[[0, 2, 4]].tolist() == [0, 0, 0]
     assert abs(counts[1] / 4000 - 0.3) < 0.04
 

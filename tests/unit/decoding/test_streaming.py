@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.streaming import Words, decoded, prompt_of, stream, stream_pair
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.streaming import IncrementalDetokenizer, decode_stream, prompt_of, stream, stream_pair
 from emad_ref.decoding.switching import SwitchingRule, switch
-from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
-from emad_ref.policy.thresholds import fixed_entropy
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
 
-POINT = fixed_entropy(12, (4, 8), 0.05)
+POINT = fixed_entropy_point(12, (4, 8), 0.05)
 TEXT = "In the morning Kai went to the"
 
 
@@ -32,7 +32,7 @@ def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
     prompt = prompt_of(tiny, TEXT)
     stop = frozenset(tiny.tokenizer.encode(".")) if stops else frozenset()
     record = decoder.generate([prompt], 20, stop)
-    found = list(decoded(decoder, prompt, 20, stop))
+    found = list(decode_stream(decoder, prompt, 20, stop))
     assert [token for token, _ in found] == record.emitted[0].tolist()
     assert [depth for _, depth in found] == record.tokens.of(0, DECODE).depth.tolist()
     assert (len(found) < 20) == stops
@@ -60,7 +60,7 @@ def test_texts_of_tokens_are_the_whole_text(tiny):
 def test_a_character_of_several_tokens_is_one_text(name):
     tokenizer = load(name).tokenizer
     ids = tokenizer.encode("Ben: é, 😀!", add_special_tokens=False)
-    words = Words(tokenizer, ids[:2])
+    words = IncrementalDetokenizer(tokenizer, ids[:2])
     texts = [words.add(token) for token in ids[2:]]
     assert "" in texts
     assert "😀" in texts
@@ -71,7 +71,7 @@ def test_a_character_of_several_tokens_is_one_text(name):
 
 def test_a_character_that_never_comes_stands_as_its_replacement(tiny):
     first = tiny.tokenizer.encode("😀", add_special_tokens=False)[0]
-    words = Words(tiny.tokenizer)
+    words = IncrementalDetokenizer(tiny.tokenizer)
     assert words.add(first) == ""
     assert words.rest() == "�"
 
@@ -92,7 +92,7 @@ def test_an_encoder_decoder_reads_the_text_as_its_source():
 
 def test_no_new_token_is_refused(tiny):
     with pytest.raises(BadArgument, match="max_new=0"):
-        next(decoded(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
+        next(decode_stream(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
 
 
 def test_a_prompt_is_clean_text_as_a_document_is(tiny):

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.walked import Closed, WalkedDecoder
+from emad_ref.decoding.reference import SessionClosed, WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
-from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, PROMPT, Work
-from emad_ref.schedule.table import SCHEDULES
+from emad_ref.schedule.schedules import SCHEDULES
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.translators import attached_translators
 
@@ -361,7 +361,7 @@ def test_a_closed_session_says_so(stepper, point, use):
     session, _ = opened(stepper, point)
     session.close()
     session.close()
-    with pytest.raises(Closed, match="session=closed, but expected an open one; start"):
+    with pytest.raises(SessionClosed, match="session=closed, but expected an open one; start"):
         use(session)
 
 

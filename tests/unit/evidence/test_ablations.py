@@ -15,49 +15,45 @@ import pytest
 from scipy.stats import spearmanr
 
 from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.evidence import estimates
-from emad_ref.evidence.ablations import (
-    calibration_corpus,
-    conditioning,
-    estimator,
-    flat_profiles,
-    interpolation,
-    margin,
-    rows,
-    schedule,
-    stride,
-)
-from emad_ref.evidence.ablations.conditioning import fallback_note
-from emad_ref.evidence.ablations.estimator import Estimated, Fit, Recalls, require_bounds, usable
-from emad_ref.evidence.ablations.rows import (
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.exit_rules.rules import default_probes, fixed_entropy_point
+from emad_ref.measurements import ablations, traces
+from emad_ref.measurements.ablations import (
     BEFORE,
-    TRIED,
-    UNTIMED,
-    Rows,
+    DECODED,
+    DECODED_TOKENS,
+    NO_SPEED,
+    TRIED_MARGINS,
+    AblationRows,
+    DecodedOpenings,
+    EstimatorFit,
+    FittedEstimators,
+    RecallCounter,
+    fallback_note,
     margins,
     points,
+    require_bounds,
     require_quality,
-    speeds,
-    strided,
-    tried,
+    speed_columns,
+    strided_probes,
+    tried_margins,
+    usable_estimators,
 )
-from emad_ref.evidence.ablations.schedule import DECODED, DECODED_TOKENS, Openings
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS
+from emad_ref.measurements.attachments import Attachments
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.policy.thresholds import default_probes, fixed_entropy
+from emad_ref.probes.estimators import low_rank_factors
 from emad_ref.protocol import Unsupported
-from emad_ref.readout.lowrank import factors
-from emad_ref.verdict.counting import TaskAt
-from emad_ref.verdict.units import ByItem
+from emad_ref.statistics.accuracy import TaskAccuracy
+from emad_ref.statistics.units import ByItem
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
 
-NEVER = fixed_entropy(LAYERS, PROBES, -1.0)  # a threshold that no entropy passes
+NEVER = fixed_entropy_point(LAYERS, PROBES, -1.0)  # a threshold that no entropy passes
 LOW_RANK = Estimator("lowrank", k=8, rank=12)
 
 
@@ -67,14 +63,24 @@ def stepper() -> Stepper:
 
 
 @pytest.fixture(scope="module")
-def run(stepper: Stepper) -> Evidence:
+def run(stepper: Stepper) -> ModelMeasurements:
     return small_evidence(stepper)
 
 
 # ---------------------------------------------------------------- ingredients
 
 
-ABLATIONS = [calibration_corpus, conditioning, estimator, flat_profiles, interpolation, margin, schedule, stride]
+Ablation = Callable[[ModelMeasurements, np.random.Generator], Attachments]
+ABLATIONS: list[Ablation] = [
+    ablations.ablate_calibration_corpus,
+    ablations.ablate_conditioning,
+    ablations.ablate_estimator,
+    ablations.ablate_flatness,
+    ablations.ablate_interpolation,
+    ablations.ablate_margin,
+    ablations.ablate_schedule,
+    ablations.ablate_stride,
+]
 
 
 def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_decoder() -> None:
@@ -86,10 +92,10 @@ def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_de
         require_quality(sound, SimpleNamespace(refusal="replay does not speak: depth 3, not 2"))
 
 
-@pytest.mark.parametrize("module", ABLATIONS, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_no_ablation_has_a_table_behind_a_bridge_that_failed(stepper: Stepper, module: Any) -> None:
+@pytest.mark.parametrize("ablate", ABLATIONS)
+def test_no_ablation_has_a_table_behind_a_bridge_that_failed(stepper: Stepper, ablate: Ablation) -> None:
     with pytest.raises(Unsupported, match="replay does not speak for this decoder: depth 3, not 2"):
-        module.ablation(refuted(small_evidence(stepper)), np.random.default_rng(0))
+        ablate(refuted(small_evidence(stepper)), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -97,10 +103,10 @@ def test_no_ablation_has_a_table_behind_a_bridge_that_failed(stepper: Stepper, m
     [(12, 4, (4, 8)), (12, 5, (5, 10)), (12, 1, tuple(range(1, 12))), (12, 6, (6,)), (12, 12, ()), (4, 8, ())],
 )
 def test_strided_probes_leave_the_last_layer_out(layers: int, stride: int, probes: tuple[int, ...]) -> None:
-    assert strided(layers, stride) == probes
+    assert strided_probes(layers, stride) == probes
 
 
-def test_a_profile_is_the_mean_entropy_of_the_calibration_text(run: Evidence) -> None:
+def test_a_profile_is_the_mean_entropy_of_the_calibration_text(run: ModelMeasurements) -> None:
     profile = run.traces.calibrated()
     assert profile.probes == default_probes(LAYERS)
     assert (profile.model, profile.fingerprint, profile.corpus, profile.dtype) == ("small", "f", "self", "float64")
@@ -111,7 +117,7 @@ def test_a_profile_is_the_mean_entropy_of_the_calibration_text(run: Evidence) ->
     assert run.traces.calibrated((1, 5)).probes == (1, 5) != profile.probes
 
 
-def test_thresholds_by_position_are_means_of_the_tokens_there(run: Evidence) -> None:
+def test_thresholds_by_position_are_means_of_the_tokens_there(run: ModelMeasurements) -> None:
     profile = replace(run.traces.calibrated((3,), ("position",)), minimum_tokens=0)
     position = run.traces.calibration.position + 1
     inside = [position <= 32, (position > 32) & (position <= 128), position > 128]
@@ -120,7 +126,7 @@ def test_thresholds_by_position_are_means_of_the_tokens_there(run: Evidence) -> 
     assert means[0] == pytest.approx(run.traces.calibration.entropy_nats[inside[0], 2].mean(), rel=1e-6)
 
 
-def test_frequency_is_that_of_tokens_to_be_predicted_in_the_calibration_text(run: Evidence) -> None:
+def test_frequency_is_that_of_tokens_to_be_predicted_in_the_calibration_text(run: ModelMeasurements) -> None:
     buckets = np.frombuffer(run.traces.calibrated(PROBES, ("frequency",)).bins.frequency, dtype=np.uint8)
     counts = Counter(run.traces.calibration.target.tolist())
     by_rank = sorted(range(VOCABULARY), key=lambda token: (-counts[token], token))
@@ -129,16 +135,16 @@ def test_frequency_is_that_of_tokens_to_be_predicted_in_the_calibration_text(run
 
 @pytest.mark.parametrize("budget", list(BUDGETS))
 def test_margins_divide_what_can_be_given_up_as_the_budget_allows(budget: str) -> None:
-    count = TRIED[budget]
+    count = TRIED_MARGINS[budget]
     made = margins(SimpleNamespace(targets_nats=(3.0, 4.0, 2.0)), budget)
     assert made == pytest.approx([4.0 * i / count for i in range(count)])
 
 
-def test_every_profile_is_tried_at_the_margins_of_the_runs_own(run: Evidence) -> None:
-    assert tried(run) == margins(run.traces.profile, "smoke")
+def test_every_profile_is_tried_at_the_margins_of_the_runs_own(run: ModelMeasurements) -> None:
+    assert tried_margins(run) == margins(run.traces.profile, "smoke")
 
 
-def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: Evidence) -> None:
+def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: ModelMeasurements) -> None:
     low, high = sorted(run.traces.profile.targets_nats)
     assert high > low, "equal targets would test nothing"
     made = points(run.traces.profile, [0.0, low, high, high + 0.01])
@@ -149,7 +155,7 @@ def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: Evidence) -> N
     assert len(points(binned, [high + 0.5, high + 1.5])) == 1, "one bin suffices"
 
 
-def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: Evidence) -> None:
+def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: ModelMeasurements) -> None:
     assert fallback_note(run.traces.profile) == ""
     note = fallback_note(run.traces.calibrated(PROBES, ("position",)))
     assert note.startswith("position: fewer than 500 calibration tokens in ")
@@ -178,10 +184,10 @@ def plain_depths(trace: Trace, point: OperatingPoint) -> list[list[int]]:
     return found
 
 
-def test_a_row_says_what_a_plain_loop_over_the_trace_says(run: Evidence) -> None:
+def test_a_row_says_what_a_plain_loop_over_the_trace_says(run: ModelMeasurements) -> None:
     trace, geometry = run.traces.evaluation, run.loaded.geometry
     point = run.traces.profile.point(0.05)
-    (row,) = Rows(run, np.random.default_rng(0)).at([point], {"margin": 0.05})
+    (row,) = AblationRows(run, np.random.default_rng(0)).at([point], {"margin": 0.05})
     by_sequence = plain_depths(trace, point)
     depth = np.concatenate(by_sequence)
     assert len(set(depth.tolist())) == 3, "a depth that nothing reaches would go unread"
@@ -203,22 +209,22 @@ def test_a_row_says_what_a_plain_loop_over_the_trace_says(run: Evidence) -> None
     assert row["rise interval %"][0] < row["rise %"] < row["rise interval %"][1]
 
 
-def test_the_row_of_full_depth_loses_and_saves_nothing(run: Evidence) -> None:
-    row = Rows(run, np.random.default_rng(0)).full({"probes": "none"})
+def test_the_row_of_full_depth_loses_and_saves_nothing(run: ModelMeasurements) -> None:
+    row = AblationRows(run, np.random.default_rng(0)).full({"probes": "none"})
     assert (row["probes"], row["point"], row["mean depth"]) == ("none", "full depth", LAYERS)
     assert (row["rise %"], row["gross reduction %"], row["net reduction %"]) == (0.0, 0.0, 0.0)
     assert row["rise interval %"] is None  # the same in every document: no spread to resample
     assert row[BEFORE] is None, "no probe to be before"
 
 
-def test_where_most_sequences_never_get_down_there_is_no_median(run: Evidence) -> None:
-    (row,) = Rows(run, np.random.default_rng(0)).at([NEVER], {})
+def test_where_most_sequences_never_get_down_there_is_no_median(run: ModelMeasurements) -> None:
+    (row,) = AblationRows(run, np.random.default_rng(0)).at([NEVER], {})
     assert row[BEFORE] is None
     assert row["net reduction %"] < row["gross reduction %"] == 0, "probes that never fire cost"
 
 
 def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
-    run: Evidence, monkeypatch: pytest.MonkeyPatch
+    run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -226,9 +232,9 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
         asked.append((len(mine), len(full), int(np.sum(tokens.values)), id(options["draws"])))
         return rise(mine, full, tokens, **options)
 
-    rise = rows.perplexity_rise
-    monkeypatch.setattr(rows, "perplexity_rise", seen)
-    table = Rows(run, np.random.default_rng(0))
+    rise = ablations.perplexity_rise
+    monkeypatch.setattr(ablations, "perplexity_rise", seen)
+    table = AblationRows(run, np.random.default_rng(0))
     first, again = table.at([run.traces.profile.point(0.0)] * 2, {})
     assert run.traces.evaluation.sequences > DOCUMENTS, "no document has two windows: nothing was tested"
     assert len(set(asked)) == 1
@@ -236,12 +242,12 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
     assert first == again
 
 
-def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: Evidence) -> None:
+def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasurements) -> None:
     """An estimator's point needs the trace that holds its estimates."""
     estimator = Estimator("topk", k=VOCABULARY)
     trace = run.estimates.read("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
-    table = Rows(run, np.random.default_rng(0))
+    table = AblationRows(run, np.random.default_rng(0))
     (full,), (whole,) = table.at([run.traces.profile.point(0.05)], {}), table.at([point], {}, trace)
     assert whole["mean depth"] == pytest.approx(full["mean depth"], rel=1e-3)  # K = V: the same entropy, but rounding
     with pytest.raises(ValueError, match="trace it too"):
@@ -275,18 +281,18 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
     full, fast = rng.uniform(1.0, 1.2, 30), rng.uniform(0.5, 0.6, 30)
     run = clocked({"copying"}, {"full depth": full, "fast": fast})
     points = {"full": replace(NEVER, name="fast"), "state copying": replace(NEVER, name="copying")}
-    found = speeds(run.stopwatch, run.subject, points)
+    found = speed_columns(run.stopwatch, run.subject, points)
     assert list(found) == list(points)
     assert found["full"]["speed ×"] == pytest.approx(full.sum() / fast.sum())
     assert found["full"]["speed interval"][0] < found["full"]["speed ×"] < found["full"]["speed interval"][1]
-    assert found["state copying"] == UNTIMED == {"speed ×": None, "speed interval": None}
+    assert found["state copying"] == NO_SPEED == {"speed ×": None, "speed interval": None}
     assert run.asked == ["point full"], "an arm of this name would take full depth's place"
 
 
 def test_nothing_is_timed_where_every_point_is_declined() -> None:
     run = clocked({"copying"}, {})
     declined = {"state copying": replace(NEVER, name="copying")}
-    assert speeds(run.stopwatch, run.subject, declined) == {"state copying": UNTIMED}
+    assert speed_columns(run.stopwatch, run.subject, declined) == {"state copying": NO_SPEED}
     assert run.asked == []
 
 
@@ -294,23 +300,25 @@ def test_nothing_is_timed_where_every_point_is_declined() -> None:
 
 
 @pytest.fixture(scope="module")
-def openings(run: Evidence) -> Openings:
-    return Openings(run.subject)
+def openings(run: ModelMeasurements) -> DecodedOpenings:
+    return DecodedOpenings(run.subject)
 
 
 def test_openings_are_first_tokens_of_the_evaluated_documents(
-    run: Evidence, openings: Openings, monkeypatch: pytest.MonkeyPatch
+    run: ModelMeasurements, openings: DecodedOpenings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run.subject.sequences("evaluate", DECODED)
     assert len(openings.texts) == min(DECODED, len(whole))
     assert [text.tokens.tolist() for text in openings.texts] == [w.tokens[:DECODED_TOKENS].tolist() for w in whole]
-    monkeypatch.setattr(schedule, "DECODED", 3)
-    monkeypatch.setattr(schedule, "DECODED_TOKENS", 7)
-    assert [len(text.tokens) for text in Openings(run.subject).texts] == [7, 7, 7]
+    monkeypatch.setattr(ablations, "DECODED", 3)
+    monkeypatch.setattr(ablations, "DECODED_TOKENS", 7)
+    assert [len(text.tokens) for text in DecodedOpenings(run.subject).texts] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
-def test_what_can_be_replayed_is_decoded_to_the_same_row(run: Evidence, openings: Openings, schedule: str) -> None:
+def test_what_can_be_replayed_is_decoded_to_the_same_row(
+    run: ModelMeasurements, openings: DecodedOpenings, schedule: str
+) -> None:
     point = run.traces.profile.point(0.05, schedule)
     replayed, decoded = openings.replayed(point), openings.decoded(point)
     assert 2 < replayed["mean depth"] < LAYERS, "one depth for all would test nothing"
@@ -321,7 +329,7 @@ def test_what_can_be_replayed_is_decoded_to_the_same_row(run: Evidence, openings
         assert decoded[name] == pytest.approx(replayed[name], rel=1e-5), name  # a trace keeps float32
 
 
-def test_copies_are_decoded_and_cost_less_than_backfill(run: Evidence, openings: Openings) -> None:
+def test_copies_are_decoded_and_cost_less_than_backfill(run: ModelMeasurements, openings: DecodedOpenings) -> None:
     copied = openings.decoded(run.traces.profile.point(0.05, "copying"))
     eager = openings.decoded(run.traces.profile.point(0.05, "free_eager"))
     assert copied["gross reduction %"] > eager["gross reduction %"]
@@ -330,23 +338,25 @@ def test_copies_are_decoded_and_cost_less_than_backfill(run: Evidence, openings:
         openings.replayed(run.traces.profile.point(0.05, "copying"))
 
 
-def test_a_decoder_that_does_not_count_saves_an_unknown_share(run: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    blind = Openings(run.subject)
+def test_a_decoder_that_does_not_count_saves_an_unknown_share(
+    run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = DecodedOpenings(run.subject)
     texts = blind.texts[:2]
     blind.texts, blind.trace = texts, take_trace(run.subject.stepper, texts)
-    forced = schedule.teacher_forced
-    monkeypatch.setattr(schedule, "teacher_forced", lambda *given: replace(forced(*given), work=None))
+    forced = ablations.teacher_force
+    monkeypatch.setattr(ablations, "teacher_force", lambda *given: replace(forced(*given), work=None))
     row = blind.decoded(run.traces.profile.point(0.05))
     assert (row["gross reduction %"], row["net reduction %"]) == (None, None)
     assert row["mean depth"] >= PROBES[0]
 
 
-def test_a_point_that_the_decoder_declines_is_not_a_row(run: Evidence, openings: Openings) -> None:
+def test_a_point_that_the_decoder_declines_is_not_a_row(run: ModelMeasurements, openings: DecodedOpenings) -> None:
     def declines(request: Any) -> Any:
         raise Unsupported("no copies here")
 
-    refusing = Evidence(run.loaded, run.study, Host(declines))
-    openings = Openings.__new__(Openings)
+    refusing = ModelMeasurements(run.loaded, run.study, RunResources(declines))
+    openings = DecodedOpenings.__new__(DecodedOpenings)
     openings.subject, openings.texts = refusing.subject, [TokenSequence(np.arange(5))]
     openings.trace = take_trace(run.subject.stepper, openings.texts)
     with pytest.raises(Unsupported, match="no copies here"):
@@ -357,15 +367,15 @@ def test_a_point_that_the_decoder_declines_is_not_a_row(run: Evidence, openings:
 
 
 @pytest.fixture(scope="module")
-def estimated(run: Evidence) -> Estimated:
-    return Estimated(run, [Estimator("topk", k=4), LOW_RANK, run.estimates.linear])
+def estimated(run: ModelMeasurements) -> FittedEstimators:
+    return FittedEstimators(run, [Estimator("topk", k=4), LOW_RANK, run.estimates.linear])
 
 
-def named(estimated: Estimated, name: str) -> Estimator:
+def named(estimated: FittedEstimators, name: str) -> Estimator:
     return next(estimator for estimator in estimated.fitted if estimator.name.startswith(name))
 
 
-def raw_columns(run: Evidence, estimator: Estimator) -> np.ndarray:
+def raw_columns(run: ModelMeasurements, estimator: Estimator) -> np.ndarray:
     """[tokens, probes] of an estimator that was never corrected."""
     trace = run.estimates.read("evaluate", run.study.budget.evaluate, [replace(estimator, correction=())])
     return run.estimates.columns(trace.estimates[replace(estimator, correction=())])
@@ -373,7 +383,7 @@ def raw_columns(run: Evidence, estimator: Estimator) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["topk-4", "lowrank-12", "linear"])
 def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
-    run: Evidence, estimated: Estimated, name: str
+    run: ModelMeasurements, estimated: FittedEstimators, name: str
 ) -> None:
     estimator, at = named(estimated, name), [0.0, 0.1]
     fit = estimated.fit(estimator, at)
@@ -391,21 +401,25 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
         assert fit.changed[given] == pytest.approx(moved.mean(axis=0).max(), abs=2 / len(full))  # a tie on either side
 
 
-def test_top_k_bounds_entropy_and_exact_search_misses_nothing(run: Evidence, estimated: Estimated) -> None:
+def test_top_k_bounds_entropy_and_exact_search_misses_nothing(
+    run: ModelMeasurements, estimated: FittedEstimators
+) -> None:
     fit = estimated.fit(named(estimated, "topk-4"), [0.0])
     assert fit.recall == 1
     assert min(fit.bias_nats) > 0
     assert estimated.fit(named(estimated, "linear"), [0.0]).recall is None, "it retrieves nothing"
 
 
-def test_recall_counts_the_true_largest_logits_among_those_retrieved(run: Evidence, estimated: Estimated) -> None:
+def test_recall_counts_the_true_largest_logits_among_those_retrieved(
+    run: ModelMeasurements, estimated: FittedEstimators
+) -> None:
     """Against logits of every layer by a pass of their own; low-rank ones from the factors' product."""
     fit = estimated.fit(named(estimated, "lowrank-12"), [0.0])
-    parts = factors(run.subject.stepper.unembedding.detach(), LOW_RANK.rank)
+    parts = low_rank_factors(run.subject.stepper.unembedding.detach(), LOW_RANK.rank)
     approximation = (parts.inner @ parts.outer).numpy()
     unembedding = run.subject.stepper.unembedding.detach().double().numpy()
     shares = {probe: [] for probe in PROBES}
-    for sequence in run.subject.sequences("evaluate", estimates.READ):
+    for sequence in run.subject.sequences("evaluate", traces.READ):
         logits = lens_logits(run.subject.stepper, sequence.tokens)[:-1]
         for probe in PROBES:
             true = logits[:, probe - 1]
@@ -416,8 +430,8 @@ def test_recall_counts_the_true_largest_logits_among_those_retrieved(run: Eviden
     assert 0.1 < fit.recall < 0.99, "a search that misses nothing, or everything, would test nothing"
 
 
-def test_recall_is_asked_at_probes_only(run: Evidence) -> None:
-    counted = Recalls(
+def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
+    counted = RecallCounter(
         run.subject.stepper, [Estimator("topk", k=4), LOW_RANK, Estimator("topk", k=4, search="ivf")], PROBES
     )
     take_trace(run.subject.stepper, run.subject.sequences("evaluate", 3), observe=counted)
@@ -425,7 +439,7 @@ def test_recall_is_asked_at_probes_only(run: Evidence) -> None:
 
 
 @pytest.mark.parametrize("slope", [2.0, -0.5])
-def test_the_line_of_an_estimator_can_be_undone(run: Evidence, slope: float) -> None:
+def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: float) -> None:
     """Also one that turns the order round."""
     corrected = replace(Estimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
     trace = run.estimates.read("evaluate", 5, [corrected])
@@ -436,7 +450,7 @@ def test_the_line_of_an_estimator_can_be_undone(run: Evidence, slope: float) -> 
     np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 columns of a few nats, slopes of a quarter
 
 
-PROBE_COSTS: dict[str, Callable[[Evidence], float]] = {
+PROBE_COSTS: dict[str, Callable[[ModelMeasurements], float]] = {
     "full": lambda run: len(PROBES) * run.loaded.geometry.head_flops(),
     "topk-4": lambda run: len(PROBES) * 2 * VOCABULARY * run.loaded.geometry.hidden,  # exact search reads every row
     "linear": lambda run: len(PROBES) * 2 * run.loaded.geometry.hidden,
@@ -444,26 +458,28 @@ PROBE_COSTS: dict[str, Callable[[Evidence], float]] = {
 
 
 @pytest.mark.parametrize("name", list(PROBE_COSTS))
-def test_probes_cost_their_readings_beyond_the_head_that_emits(run: Evidence, estimated: Estimated, name: str) -> None:
+def test_probes_cost_their_readings_beyond_the_head_that_emits(
+    run: ModelMeasurements, estimated: FittedEstimators, name: str
+) -> None:
     """At thresholds that never fire every token reads every probe, and the last layer's head emits."""
     estimator = Estimator() if name == "full" else named(estimated, name)
     found = estimated.probe_flops(replace(NEVER, estimator=estimator))
     assert found == pytest.approx(PROBE_COSTS[name](run))
 
 
-def test_full_depth_has_no_probe_to_pay_for(run: Evidence, estimated: Estimated) -> None:
+def test_full_depth_has_no_probe_to_pay_for(run: ModelMeasurements, estimated: FittedEstimators) -> None:
     assert estimated.probe_flops(run.subject.full) == 0
 
 
-def test_estimators_larger_than_the_unembedding_are_left_out(run: Evidence) -> None:
+def test_estimators_larger_than_the_unembedding_are_left_out(run: ModelMeasurements) -> None:
     width = run.subject.stepper.unembedding.shape[1]
     fit = [Estimator("topk", k=VOCABULARY), Estimator("lowrank", k=8, rank=width), Estimator()]
     large = [Estimator("topk", k=VOCABULARY + 1), Estimator("lowrank", k=8, rank=width + 1)]
-    assert usable(run.subject.stepper, [*large, *fit]) == fit
+    assert usable_estimators(run.subject.stepper, [*large, *fit]) == fit
 
 
-def fitted(*bias_nats: float, recall: float = 1.0) -> Fit:
-    return Fit(0.9, bias_nats, 0.1, recall, {0.0: 0.0})
+def fitted(*bias_nats: float, recall: float = 1.0) -> EstimatorFit:
+    return EstimatorFit(0.9, bias_nats, 0.1, recall, {0.0: 0.0})
 
 
 def test_estimators_that_break_their_own_laws_are_no_row() -> None:
@@ -481,9 +497,9 @@ def test_estimators_that_break_their_own_laws_are_no_row() -> None:
 # ---------------------------------------------------------------- tables
 
 
-def shown(run: Evidence, module: Any) -> list[dict[str, Any]]:
+def shown(run: ModelMeasurements, ablate: Ablation) -> list[dict[str, Any]]:
     """The rows of an ablation's one table, which share their columns."""
-    (table,) = module.ablation(run, np.random.default_rng(0)).tables
+    (table,) = ablate(run, np.random.default_rng(0)).tables
     assert len({tuple(row) for row in table.rows}) == 1
     return list(table.rows)
 
@@ -491,92 +507,94 @@ def shown(run: Evidence, module: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are declined: the clock has tests of its own."""
-    for module in (estimator, interpolation, schedule):
-        monkeypatch.setattr(module, "speeds", lambda stopwatch, subject, points: dict.fromkeys(points, UNTIMED))
+    monkeypatch.setattr(ablations, "speed_columns", lambda stopwatch, subject, points: dict.fromkeys(points, NO_SPEED))
 
 
-def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run: Evidence) -> None:
-    assert stride.probed(12) == {
+def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run: ModelMeasurements) -> None:
+    assert ablations.probe_strides(12) == {
         "every 2": (2, 4, 6, 8, 10),
         "every 4 (default)": (4, 8),
         "every 6": (6,),
         "every 8": (8,),
     }
-    found = shown(run, stride)
+    found = shown(run, ablations.ablate_stride)
     assert found[0]["probes"] == "none"
     expected = run.traces.calibrated((4,)).point(0.0)
     (mine,) = [row for row in found if row["layers"] == "4" and row["point"] == expected.name]
-    assert mine["mean depth"] == Rows(run, np.random.default_rng(0)).at([expected], {})[0]["mean depth"]
-    (note,) = stride.ablation(run, np.random.default_rng(0)).notes
+    assert mine["mean depth"] == AblationRows(run, np.random.default_rng(0)).at([expected], {})[0]["mean depth"]
+    (note,) = ablations.ablate_stride(run, np.random.default_rng(0)).notes
     assert note.startswith("small: top-1 tokens that are already the last layer's: ")
 
 
-def test_conditioning_counts_bins_that_fell_back_and_names_them(run: Evidence) -> None:
-    found, notes = shown(run, conditioning), conditioning.ablation(run, np.random.default_rng(0)).notes
+def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasurements) -> None:
+    found, notes = (
+        shown(run, ablations.ablate_conditioning),
+        ablations.ablate_conditioning(run, np.random.default_rng(0)).notes,
+    )
     by_name = {row["features"]: row for row in found}
-    assert len(by_name) == 1 + len(conditioning.CONDITIONINGS)
+    assert len(by_name) == 1 + len(ablations.CONDITIONINGS)
     profile = run.traces.calibrated(features=("position",))
     assert by_name["position"]["bins"] == profile.bins.count == 3
     assert by_name["position"]["fallen back"] == sum(dropped > 0 for dropped in profile.fallbacks) > 0
     assert any(note.startswith("small: position: fewer than") for note in notes)
 
 
-def test_a_bin_that_keeps_thresholds_of_too_few_tokens_is_refused(run: Evidence) -> None:
+def test_a_bin_that_keeps_thresholds_of_too_few_tokens_is_refused(run: ModelMeasurements) -> None:
     profile = run.traces.calibrated(features=("position",))
-    conditioning.require_bins(profile, len(run.traces.calibration))
+    ablations.require_bins(profile, len(run.traces.calibration))
     with pytest.raises(AssertionError, match="keeps its own"):
-        conditioning.require_bins(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
+        ablations.require_bins(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
     with pytest.raises(AssertionError, match="in no bin"):
-        conditioning.require_bins(profile, len(run.traces.calibration) + 1)
+        ablations.require_bins(profile, len(run.traces.calibration) + 1)
 
 
-def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: Evidence) -> None:
-    full, *found = shown(run, margin)
+def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: ModelMeasurements) -> None:
+    full, *found = shown(run, ablations.ablate_margin)
     assert (full["margin, nats"], found[0]["margin, nats"]) == (None, 0.0)
     assert [row["margin, nats"] for row in found] == sorted(row["margin, nats"] for row in found)
     assert found[0]["mean depth"] < found[-1]["mean depth"]
 
 
-def test_the_curve_of_margins_names_the_tasks_that_count(run: Evidence) -> None:
+def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements) -> None:
     held = {"solved": (np.arange(100) < 90, 0.2), "idle": (np.arange(100) < 80, 0.01)}
     full = run.subject.full
 
-    def at(task: str, point: OperatingPoint) -> TaskAt:
+    def at(task: str, point: OperatingPoint) -> TaskAccuracy:
         right, saving = held[task]
-        return TaskAt(ByItem.distinct(right), ByItem.distinct(right), 0.0, 0.0 if point == full else saving)
+        return TaskAccuracy(ByItem.distinct(right), ByItem.distinct(right), 0.0, 0.0 if point == full else saving)
 
     evidence = SimpleNamespace(subject=run.subject, scored=SimpleNamespace(replayed=list(held), at=at))
     shares = {"solved %": 0.9, "idle %": 0.8}
-    assert margin.accuracies(evidence, NEVER) == shares | {"tasks that count": "solved"}
-    assert margin.accuracies(evidence, full) == shares | {"tasks that count": None}
-    assert margin.accuracies(run, NEVER) == {}, "a corpus without tasks has no such column"
+    assert ablations.accuracy_columns(evidence, NEVER) == shares | {"tasks that count": "solved"}
+    assert ablations.accuracy_columns(evidence, full) == shares | {"tasks that count": None}
+    assert ablations.accuracy_columns(run, NEVER) == {}, "a corpus without tasks has no such column"
 
 
 @pytest.mark.usefixtures("untimed")
-def test_interpolation_needs_a_layer_between_probes(run: Evidence) -> None:
-    assert interpolation.layers_between((2, 4)) == []
-    assert interpolation.layers_between((3, 6, 9)) == [7, 8]
-    notes = interpolation.ablation(run, np.random.default_rng(0)).notes
+def test_interpolation_needs_a_layer_between_probes(run: ModelMeasurements) -> None:
+    assert ablations.layers_between((2, 4)) == []
+    assert ablations.layers_between((3, 6, 9)) == [7, 8]
+    notes = ablations.ablate_interpolation(run, np.random.default_rng(0)).notes
     assert [note.split(" leaves ")[0] for note in notes] == ["small: stride 3", "small: stride 4"]
-    off, on = shown(run, interpolation)[:2]
+    off, on = shown(run, ablations.ablate_interpolation)[:2]
     assert (off["interpolation"], on["interpolation"], off["layers between"]) == ("off", "on", 0)
     assert off["mean depth"] == on["mean depth"]
 
 
-def test_exits_to_layers_made_up_and_exits_that_go_deeper_are_refused(run: Evidence) -> None:
+def test_exits_to_layers_made_up_and_exits_that_go_deeper_are_refused(run: ModelMeasurements) -> None:
     trace, fewer, more = run.traces.evaluation, *(run.traces.calibrated(probes).point(0.0) for probes in ((4,), (2, 4)))
-    interpolation.require_layers_between(trace, fewer, more, [2])
+    ablations.require_layers_between(trace, fewer, more, [2])
     for off, on in ((fewer, more), (more, fewer)):
         with pytest.raises(AssertionError):
-            interpolation.require_layers_between(trace, off, on, [])
+            ablations.require_layers_between(trace, off, on, [])
 
 
 @pytest.mark.usefixtures("untimed")
-def test_schedules_stand_beside_copies_that_were_decoded(run: Evidence) -> None:
-    found = shown(run, schedule)
-    names = {row["schedule"] for row in found if row["text"] == schedule.REPLAYED}
+def test_schedules_stand_beside_copies_that_were_decoded(run: ModelMeasurements) -> None:
+    found = shown(run, ablations.ablate_schedule)
+    names = {row["schedule"] for row in found if row["text"] == ablations.REPLAYED}
     assert names >= {"monotone", "eager backfill", "deferred fill", "chunks of 8"}
-    opened = [row["schedule"] for row in found if row["text"] == schedule.OPENED]
+    opened = [row["schedule"] for row in found if row["text"] == ablations.OPENED]
     assert opened == ["monotone", "eager backfill", "state copying"]
 
 
@@ -587,23 +605,23 @@ def test_copies_that_the_decoder_declines_leave_a_note(stepper: Stepper) -> None
             raise Unsupported("no copies here")
         return WalkedDecoder(stepper, request.point, max_rows=request.max_rows)
 
-    found = schedule.ablation(small_evidence(stepper, Host(declines)), np.random.default_rng(0))
+    found = ablations.ablate_schedule(small_evidence(stepper, RunResources(declines)), np.random.default_rng(0))
     assert found.notes == ("small: state copying: not applicable (no copies here)",)
     assert "state copying" not in {row["schedule"] for row in found.tables[0].rows}
 
 
 @pytest.mark.usefixtures("untimed")
-def test_the_full_softmax_comes_first_and_is_its_own_reference(run: Evidence) -> None:
-    found = shown(run, estimator)
+def test_the_full_softmax_comes_first_and_is_its_own_reference(run: ModelMeasurements) -> None:
+    found = shown(run, ablations.ablate_estimator)
     assert found[0]["estimator"] == "full"
     assert (found[0]["ρ"], found[0]["RMSE, nats"], found[0]["recall@K"]) == (1.0, 0.0, None)
     assert {row["estimator"] for row in found} >= {"topk-32", "topk-64", "lowrank-16 top-64", "linear"}
     assert "topk-128" not in {row["estimator"] for row in found}, "the vocabulary holds 101"
 
 
-def test_without_a_second_corpus_none_can_be_foreign(run: Evidence) -> None:
+def test_without_a_second_corpus_none_can_be_foreign(run: ModelMeasurements) -> None:
     with pytest.raises(Unsupported, match="no second corpus beside self"):
-        calibration_corpus.ablation(run, np.random.default_rng(0))
+        ablations.ablate_calibration_corpus(run, np.random.default_rng(0))
 
 
 def test_every_profile_is_tried_on_both_corpora(stepper: Stepper) -> None:
@@ -612,21 +630,21 @@ def test_every_profile_is_tried_on_both_corpora(stepper: Stepper) -> None:
     other.subject.documents = lambda split: [document % 3 for document in one.subject.documents(split)]
     del other.traces.calibration  # taken of the text that both began with
     one.__dict__["shifted"] = other
-    found = shown(one, calibration_corpus)
+    found = shown(one, ablations.ablate_calibration_corpus)
     assert [row["text"] for row in found if row["profile"] == "none"] == ["self", "other"]
     own, foreign = (
         [row["mean depth"] for row in found if (row["text"], row["profile"]) == ("self", profile)]
         for profile in ("self", "other")
     )
-    tried = points(other.traces.calibrated(), calibration_corpus.MARGINS_NATS)
-    assert foreign == [row["mean depth"] for row in Rows(one, np.random.default_rng(0)).at(tried, {})]
+    tried = points(other.traces.calibrated(), ablations.MARGINS_NATS)
+    assert foreign == [row["mean depth"] for row in AblationRows(one, np.random.default_rng(0)).at(tried, {})]
     assert foreign != own, "profiles that decide alike would test nothing"
 
 
-def test_the_trend_over_profiles_needs_enough_of_them(run: Evidence) -> None:
-    (row,) = shown(run, flat_profiles)
+def test_the_trend_over_profiles_needs_enough_of_them(run: ModelMeasurements) -> None:
+    (row,) = shown(run, ablations.ablate_flatness)
     assert (row["model"], row["corpus"]) == ("small", "self")
-    (note,) = flat_profiles.ablation(run, np.random.default_rng(0)).notes
+    (note,) = ablations.ablate_flatness(run, np.random.default_rng(0)).notes
     assert note == "small: 1 profiles are no trend: EMAD-E11 needs 4"
-    dots = [flat_profiles.flatness(run.traces, run.rivals, np.random.default_rng(0))] * 4
-    assert "EMAD-E11 over 4 profiles" in flat_profiles.trend_note("small", dots)
+    dots = [ablations.profile_flatness(run.traces, run.rivals, np.random.default_rng(0))] * 4
+    assert "EMAD-E11 over 4 profiles" in ablations.trend_note("small", dots)

@@ -10,28 +10,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.lens_file import FittedLens
-from emad_ref.decoding.drafting import Drafting
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.claims.base import Answer, RunPlan, ask, question_of
+from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
-from emad_ref.evidence import beyond
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host, walked
-from emad_ref.evidence.lending import Lending
+from emad_ref.measurements import learned_exit
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_reference_decoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName
+from emad_ref.probes.lens import attached_lens
 from emad_ref.protocol import Request, Unsupported
-from emad_ref.questions.asking import Answer, ask
-from emad_ref.questions.company import Docket
-from emad_ref.questions.register import question_of
-from emad_ref.readout.tuned import lens_named
-from emad_ref.report.plots import draw
-from emad_ref.screening.exit import Exit
-from emad_ref.screening.exit_file import save_exit
-from emad_ref.screening.settings import Settings
-from emad_ref.screening.texts import TooLittleText
-from emad_ref.sweep.ceilings import LEVELS
-from emad_ref.sweep.losses import columns
-from emad_ref.verdict.claims import load_register
+from emad_ref.report.figures import draw_figure
+from emad_ref.screening.exit import Exit, save_exit
+from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.traces import TooLittleText
+from emad_ref.statistics.verdicts import load_register
+from emad_ref.sweep.losses import point_columns
+from emad_ref.sweep.oracles import RISE_LEVELS
 from tests.lenses import drawn_lens
 from tests.small import LAYERS, small_model
 from tests.small_evidence import small_evidence
@@ -56,11 +52,11 @@ def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f", copie
     return Exit(FittedLens(lens, {}, nats, nats, 1, gate), point, drafting=drafting)
 
 
-def evidence_with(tmp_path: Path, found: Exit, host: Host | None = None) -> Evidence:
+def evidence_with(tmp_path: Path, found: Exit, host: RunResources | None = None) -> ModelMeasurements:
     path = tmp_path / "some.exit"
     save_exit(path, found)
     evidence = small_evidence(host=host, exit=path)
-    evidence.subject.lending = Lending(evidence.loaded, copied)
+    evidence.subject.lending = ModelIsolation(evidence.loaded, copied)
     return evidence
 
 
@@ -69,8 +65,8 @@ def copied(loaded: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(loaded), "model": model, "stepper": CausalStepper(model)})
 
 
-def answered(evidence: Evidence, claim: str) -> Answer:
-    docket = Docket(load_register(), evidence.study)
+def answered(evidence: ModelMeasurements, claim: str) -> Answer:
+    docket = RunPlan(load_register(), evidence.study)
     return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
 
 
@@ -83,25 +79,25 @@ def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_
 
 
 def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Settings] = []
+    asked: list[ScreeningSettings] = []
 
-    def screened(model: object, settings: Settings, *, progress: bool) -> Exit:
+    def screened(model: object, settings: ScreeningSettings, *, progress: bool) -> Exit:
         asked.append(settings)
         return found_exit()
 
-    monkeypatch.setattr(beyond, "screen", screened)
+    monkeypatch.setattr(learned_exit, "screen", screened)
     evidence = small_evidence(seed=3)
     assert evidence.beyond.missing == ""
     assert evidence.beyond.exit is evidence.beyond.exit
-    assert asked == [Settings(corpus="self", documents=200, seed=3)]
-    assert lens_named(evidence.subject.stepper, evidence.beyond.exit.fitted.lens.digest) is not None
+    assert asked == [ScreeningSettings(corpus="self", documents=200, seed=3)]
+    assert attached_lens(evidence.subject.stepper, evidence.beyond.exit.fitted.lens.digest) is not None
 
 
 def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_little(*args: object, **options: object) -> Exit:
         raise TooLittleText("one document")
 
-    monkeypatch.setattr(beyond, "screen", too_little)
+    monkeypatch.setattr(learned_exit, "screen", too_little)
     for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3", "EMAD-X4", "EMAD-X5", "EMAD-X6"):
         answer = answered(small_evidence(), claim)
         assert (answer.verdict.verdict, answer.refused) == ("unmeasured", ""), claim
@@ -112,7 +108,7 @@ def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPat
 def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit("free_eager"))
     trace = evidence.beyond.evaluated.of(evidence.beyond.exit.point)
-    replayed = columns(trace, evidence.loaded.geometry, [evidence.beyond.exit.point])
+    replayed = point_columns(trace, evidence.loaded.geometry, [evidence.beyond.exit.point])
     chosen = evidence.beyond.chosen
     assert chosen is not None
     by_document = evidence.traces.by_document
@@ -185,9 +181,9 @@ def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> Non
     assert {family.rpartition(", ")[2] for family in ceilings} == {"tuned lens", "own head"}
     assert any("monotone" in family for family in ceilings)
     assert {(row["family"], row["rise %"]) for row in table.rows} == {
-        (family, level) for family in told for level in LEVELS
+        (family, level) for family in told for level in RISE_LEVELS
     }
-    assert draw(figure.figure, figure.rows, "t").endswith("</svg>\n")
+    assert draw_figure(figure.figure, figure.rows, "t").endswith("</svg>\n")
 
 
 # ------------------------------------------------------------ decoders of others
@@ -197,11 +193,11 @@ def declining(request: Request) -> object:
     """As one behind a wire, whose points may name no lens."""
     if request.point.lens is not None:
         raise Unsupported("no lens of that name is held here")
-    return walked(request)
+    return make_reference_decoder(request)
 
 
 def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path: Path) -> None:
-    evidence = evidence_with(tmp_path, found_exit(), Host(declining))
+    evidence = evidence_with(tmp_path, found_exit(), RunResources(declining))
     for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3"):
         answer = answered(evidence, claim)
         assert answer.verdict.verdict == "not applicable"
@@ -213,7 +209,7 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
     """Over a copy of the model, which its lens goes with."""
-    copying = evidence_with(tmp_path, found_exit(), Host(walked))
+    copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
     assert copying.beyond.refusal.startswith(SINCE)
     assert answered(copying, "EMAD-X1").refused == copying.beyond.refusal
-    assert evidence_with(tmp_path, found_exit("free_eager"), Host(walked)).beyond.refusal == ""
+    assert evidence_with(tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)).beyond.refusal == ""

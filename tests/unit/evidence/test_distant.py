@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from emad_ref.evidence.distant import Distant
+from emad_ref.measurements.run_resources import RemoteDecoders
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
-from emad_ref.models.stored import stored_folder
+from emad_ref.models.model_spec import stored_folder
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
 from tests.unit.wire.fake import listening
@@ -25,7 +25,7 @@ def told_of(distant, asked, loaded):
 def test_a_bundled_model_lies_where_it_is():
     loaded = load("emad-nano", dtype=torch.float64)
     with listening() as (where, asked):
-        distant = Distant(where, 10)
+        distant = RemoteDecoders(where, 10)
         assert told_of(distant, asked, loaded) == {
             "name": "emad-nano",
             "folder": str(weights_folder() / "emad-nano"),
@@ -47,7 +47,7 @@ def test_a_folder_is_named_absolutely(tmp_path, monkeypatch):
 def test_a_model_that_lies_nowhere_is_saved_once_and_goes_with_the_run(name):
     loaded = load(name, seed=3)
     with listening() as (where, asked):
-        distant = Distant(where, 10)
+        distant = RemoteDecoders(where, 10)
         folder = Path(told_of(distant, asked, loaded)["folder"])
         saved = load(str(folder))
         weights, found = loaded.model.state_dict(), saved.model.state_dict()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, GENERATE
-from emad_ref.evidence.study import BUDGETS
-from emad_ref.questions import emad_x4
-from emad_ref.screening.after_prompts import AfterPrompt
-from emad_ref.screening.lossless import COPIES, LENS, LOOKUP, SELF
+from emad_ref.claims import emad_x4
+from emad_ref.measurements.latency import ADAPTIVE, FULL, GENERATE
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, LOOKUP, OWN_HEAD_DRAFTS, AfterPrompt
 from tests.unit.evidence.test_beyond import answered, evidence_with, found_exit
 
 BRIEF = replace(BUDGETS["smoke"], pairs=3, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=6)
@@ -25,7 +24,7 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     drafted = evidence.drafted
     assert list(drafted.timed) == [1, 2]
     assert set(drafted.timed[1].seconds) == set(drafted.timed[2].seconds) == {FULL, ADAPTIVE, GENERATE}
-    assert set(drafted.beside.seconds) == {ADAPTIVE, LOOKUP, SELF}
+    assert set(drafted.beside.seconds) == {ADAPTIVE, LOOKUP, OWN_HEAD_DRAFTS}
     for rows in (1, 2):
         assert drafted.checked(rows).passed, drafted.checked(rows).detail
         assert 0 < drafted.stood(rows) <= 1
@@ -40,7 +39,7 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     assert "timed drafts of the exit, 8 prompt + 6 new tokens, 3 pairs in this process alone (the budget" in note
     assert verdict.verdict == "falsified"
     assert any(leg.outcome == "falsified" and leg.name == "batch 2: timed requests" for leg in verdict.legs)
-    assert {f"batch 1, against {way}" for way in (LOOKUP, SELF)} <= {leg.name for leg in verdict.legs}
+    assert {f"batch 1, against {way}" for way in (LOOKUP, OWN_HEAD_DRAFTS)} <= {leg.name for leg in verdict.legs}
     (predicted,) = [leg for leg in verdict.legs if leg.name == emad_x4.PREDICTED]
     assert (predicted.outcome, predicted.estimate) == ("measured", PREDICTED[0].fast), "8 tokens are nearer to 16"
 
@@ -52,13 +51,13 @@ def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Pat
     evidence = evidence_with(tmp_path, replace(found, drafting=replace(found.drafting, copied=3)))
     evidence.subject.budget = replace(BRIEF, batch_sizes=(1,), new_tokens=12)
     beside = evidence.drafted.beside
-    assert set(beside.seconds) == {ADAPTIVE, LOOKUP, SELF, LENS, COPIES}
+    assert set(beside.seconds) == {ADAPTIVE, LOOKUP, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE}
     assert evidence.drafted.checked(1).passed
     (audited, *_) = beside.audited
-    beside.done[COPIES][audited][0, 2] += 1  # type: ignore[index]
+    beside.done[COPIES_ALONE][audited][0, 2] += 1  # type: ignore[index]
     finding = evidence.drafted.checked(1)
     assert finding.passed is False
-    assert finding.detail.startswith(f"{COPIES}, row 0")
+    assert finding.detail.startswith(f"{COPIES_ALONE}, row 0")
 
 
 def test_an_exit_that_holds_no_way_to_draft_leaves_the_row_without_object(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ import pytest
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import TokenSequence, take_trace
-from emad_ref.evidence import scored
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.evidence.subject import Subject
+from emad_ref.measurements import task_scores
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
-from emad_ref.sweep.select import ACCURACY
+from emad_ref.statistics.units import ByItem
+from emad_ref.sweep.losses import MAX_ACCURACY_DROP
 from emad_ref.text.documents import Example
-from emad_ref.verdict.units import ByItem
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
 FEW = replace(BUDGETS["smoke"], items=8)
@@ -32,7 +32,7 @@ def stepper() -> Stepper:
     return CausalStepper(small_model("gpt_neox"))
 
 
-def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self") -> Evidence:
+def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self") -> ModelMeasurements:
     study = Study(corpus=corpus, budget=FEW, margin=margin)
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [len(text) % VOCABULARY, len(text) % 7])
     loaded = SimpleNamespace(
@@ -45,7 +45,7 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
         bundled=False,
         fingerprint="f",
     )
-    made = Evidence(loaded, study, Host())
+    made = ModelMeasurements(loaded, study, RunResources())
     made.traces.__dict__["profile"] = Profile(
         "small", "f", "self", "float64", LAYERS, PROBES, PROBES, (1.0,) * len(PROBES), TARGETS, 100, 10, {}
     )
@@ -85,10 +85,12 @@ def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, na
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:
     """Perplexity lets every margin pass; tasks on the validation split let only those pass that lose nothing."""
     run, drops = evidence(stepper, corpus="world:premise"), {}
-    monkeypatch.setattr("emad_ref.sweep.select.within_bounds", lambda row, reference: True)
+    monkeypatch.setattr("emad_ref.sweep.losses.is_within_bounds", lambda row, reference: True)
     run.traces.__dict__["validation"] = take_trace(stepper, [TokenSequence(np.arange(20))])
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
-    monkeypatch.setattr(scored.Scored, "validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02}))
+    monkeypatch.setattr(
+        task_scores.TaskScores, "validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
+    )
     assert run.points.selected is None
     assert set(drops) == {point.name for point in run.points.margins}
 
@@ -129,20 +131,20 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
         asked.append((task, split, count))
         return [Example("recall", "p" * n, str(n % 3), "exact") for n in range(1, count + 1)]
 
-    monkeypatch.setattr(scored.world, "examples", examples)
-    monkeypatch.setattr(scored.world, "TASKS", {"recall": None})
+    monkeypatch.setattr(task_scores.world, "examples", examples)
+    monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     run.subject.budget = replace(FEW, items=500)
     assert run.scored.guess("recall") == 167 / 500, "the majority of validation, on what is evaluated"
-    assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", scored.VALIDATED_ITEMS)]
-    assert 1 / scored.VALIDATED_ITEMS <= ACCURACY / 2
+    assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", task_scores.VALIDATED_ITEMS)]
+    assert 1 / task_scores.VALIDATED_ITEMS <= MAX_ACCURACY_DROP / 2
 
 
 def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     run = evidence(stepper, corpus="world:premise")
     made = [Example("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
-    monkeypatch.setattr(scored.world, "examples", lambda *asked: made)
-    monkeypatch.setattr(scored.world, "TASKS", {"recall": None})
+    monkeypatch.setattr(task_scores.world, "examples", lambda *asked: made)
+    monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     held = run.scored.at("recall", run.bridging.shallow_point)
     assert len(held.full.independent) == len(held.adaptive.independent) == 3
@@ -158,7 +160,7 @@ def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper
 
 def documents_of(monkeypatch, count: int, tokens: int = 5000) -> None:
     monkeypatch.setattr(
-        Subject, "documents", lambda self, split: (np.zeros(tokens, dtype=np.int64) for _ in range(count))
+        ModelUnderTest, "documents", lambda self, split: (np.zeros(tokens, dtype=np.int64) for _ in range(count))
     )
 
 
@@ -180,7 +182,7 @@ def test_no_document_that_is_judged_gives_more_than_four_windows(stepper, monkey
     """One long document beside short ones had all the windows that were left."""
     run = evidence(stepper)
     lengths = (40, 11 * (run.subject.window - 1), 30)
-    monkeypatch.setattr(Subject, "documents", lambda self, split: (np.zeros(n, dtype=np.int64) for n in lengths))
+    monkeypatch.setattr(ModelUnderTest, "documents", lambda self, split: (np.zeros(n, dtype=np.int64) for n in lengths))
     of = [window.document for window in run.subject.sequences(split, 400)]
     assert np.bincount(of).tolist() == [1, most, 1]
 

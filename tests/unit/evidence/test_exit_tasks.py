@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from emad_ref.errors import RunStopped
-from emad_ref.evidence.exits import tasks as exit_tasks
-from emad_ref.evidence.exits.tasks import ITEMS, TASKS, WORLD, exactly, scored
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.subject import Subject
+from emad_ref.measurements import early_exit_tasks as exit_tasks
+from emad_ref.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import geometry_named
-from emad_ref.models.loading import Loaded, load
-from emad_ref.tasks.local.processing import token_f1
-from emad_ref.text.pairs import pairs
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.tasks.metrics import token_f1
+from emad_ref.text.seq2seq_pairs import generate_pairs
 from tests.small_exits import TUNED, WORLD_TASKS, published, somebodys
 from tests.unit.tasks.test_datasets import write
 
@@ -31,7 +31,7 @@ SAMSUM = [{"id": str(n), "dialogue": f"Ada: Tea, {n} cups?\nBob: Yes.", "summary
 
 
 @pytest.fixture(scope="module")
-def bundled() -> Loaded:
+def bundled() -> LoadedModel:
     return load(TUNED)
 
 
@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(bundled: Loaded) -> Callable[..., Evidence]:
+def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
     return partial(somebodys, bundled)
 
 
@@ -52,7 +52,7 @@ def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(mad
     asked = made(data, bundled=True).exits.asked
     assert asked.names == WORLD_TASKS
     assert (asked.corpus, asked.missing, asked.none) == (WORLD, {}, "")
-    assert asked.items("qa").pairs == tuple(pairs("qa", "evaluate", ITEMS["smoke"], 0))
+    assert asked.items("qa").pairs == tuple(generate_pairs("qa", "evaluate", ITEMS["smoke"], 0))
     assert asked.title("qa") == "world:pairs, qa"
     (note,) = asked.notes
     assert "asked world:pairs, for which it was trained, and not the files of --emad-data" in note
@@ -168,7 +168,7 @@ def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatc
     """An item that never stops is written as long as its task allows."""
     monkeypatch.setitem(exit_tasks.ITEMS, "smoke", 1)
     run, asked = made(data), []
-    monkeypatch.setattr(Subject, "stop", frozenset())
+    monkeypatch.setattr(ModelUnderTest, "stop", frozenset())
     for task in run.exits.tasks:
         asked.append(int(run.exits.under(task, run.exits.full).exited.tokens.values[0]))
     assert asked == [30, 128]
@@ -178,8 +178,8 @@ def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatc
 
 
 @pytest.mark.parametrize("task", WORLD_TASKS)
-def test_no_answer_of_the_world_is_cut(bundled: Loaded, task: str) -> None:
-    longest = max(len(bundled.tokenizer.encode(pair.target)) for pair in pairs(task, "evaluate", 500))
+def test_no_answer_of_the_world_is_cut(bundled: LoadedModel, task: str) -> None:
+    longest = max(len(bundled.tokenizer.encode(pair.target)) for pair in generate_pairs(task, "evaluate", 500))
     assert longest < TASKS[task].new
 
 
@@ -188,26 +188,26 @@ def test_no_answer_of_the_world_is_cut(bundled: Loaded, task: str) -> None:
 
 @pytest.mark.parametrize("task", ["qa", "squad"])
 def test_an_answer_has_the_f1_of_the_reference_that_fits_best(task: str) -> None:
-    assert scored(task, "the red box", ["nothing", "a red box"]) == 1.0
-    assert scored(task, "red", ["red box", "barn"]) == pytest.approx(2 / 3) == token_f1("red", "red box")
-    assert exactly(task, "The red box.", ["barn", "red box"]) == 1.0
-    assert exactly(task, "red", ["red box"]) == 0.0
+    assert score_answer(task, "the red box", ["nothing", "a red box"]) == 1.0
+    assert score_answer(task, "red", ["red box", "barn"]) == pytest.approx(2 / 3) == token_f1("red", "red box")
+    assert exact_match(task, "The red box.", ["barn", "red box"]) == 1.0
+    assert exact_match(task, "red", ["red box"]) == 0.0
 
 
 @pytest.mark.parametrize("task", ["summary", "samsum"])
 def test_a_summary_has_rouge_l_and_no_exact_match(task: str) -> None:
     pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
-    assert scored(task, "Kai lost the box.", ["nobody", "Kai lost the box."]) == 1.0
-    assert scored(task, "Kai lost", ["Kai lost the box"]) == pytest.approx(2 / 3)  # 2 of 2 words, 2 of 4
-    assert exactly(task, "Kai lost the box.", ["Kai lost the box."]) is None
+    assert score_answer(task, "Kai lost the box.", ["nobody", "Kai lost the box."]) == 1.0
+    assert score_answer(task, "Kai lost", ["Kai lost the box"]) == pytest.approx(2 / 3)  # 2 of 2 words, 2 of 4
+    assert exact_match(task, "Kai lost the box.", ["Kai lost the box."]) is None
 
 
 def test_a_chain_is_right_where_its_last_number_is() -> None:
     right = "12 + 3 = 15. So Ala has 15 tincups."
-    assert scored("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 1.0
-    assert scored("count", "12 + 3 = 15. So Ala has 1 tincups.", [right]) == 0.0
-    assert scored("count", "no number", ["none here either"]) == 0.0
-    assert exactly("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 0.0
+    assert score_answer("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 1.0
+    assert score_answer("count", "12 + 3 = 15. So Ala has 1 tincups.", [right]) == 0.0
+    assert score_answer("count", "no number", ["none here either"]) == 0.0
+    assert exact_match("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 0.0
 
 
 # ---------------------------------------------------------------- what is independent, and an honest guess

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import TokenSequence
-from emad_ref.decoding.branching import Walk
+from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.evidence.explorer import explorer, pieces, swept, token_rows
-from emad_ref.evidence.pair.turns import turns
+from emad_ref.measurements.operating_points import explorer_tables, margin_losses, token_rows, token_texts
+from emad_ref.measurements.pair_routing import turn_table
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.replay import replay
-from emad_ref.report.passages import fits
-from emad_ref.report.plots import require_drawable
+from emad_ref.report.depth_explorer import has_matching_lists
+from emad_ref.report.figures import require_drawable
 from tests.small_evidence import PROBES, small_evidence
 
 
@@ -31,11 +31,11 @@ def points():
 
 @pytest.fixture(scope="module")
 def tables(points):
-    return {table.figure: list(table.rows) for table in explorer(points).tables}
+    return {table.figure: list(table.rows) for table in explorer_tables(points).tables}
 
 
 def test_rows_of_margins_are_losses_of_the_evaluation_split(points, tables):
-    rows, losses = tables["depth by margin"], swept(points)
+    rows, losses = tables["depth by margin"], margin_losses(points)
     assert [row["margin, nats"] for row in rows] == [loss.point.margin_nats for loss in losses]
     assert rows[0]["point"] == points.full_loss.point.name
     for row, loss in zip(rows, losses, strict=True):
@@ -53,7 +53,7 @@ def test_depths_of_the_text_are_those_that_replay_gives_it(points, tables):
     ids = np.array([int(row["token"].strip("⟨⟩")) for row in rows])
     read = sum(row["part"] == "prompt" for row in rows)
     trace = subject.trace([TokenSequence(ids, adaptive_from=read - 1)], "again")
-    for at, loss in enumerate(swept(points)):
+    for at, loss in enumerate(margin_losses(points)):
         found = replay(trace, loss.point)
         assert [row["depths"][at] for row in rows[read:]] == found.depth.tolist()
         said = [row["instead"][at] for row in rows[read:]]
@@ -80,7 +80,7 @@ def test_depths_follow_from_the_signals_and_thresholds_shown(tables):
 
 
 def test_the_tables_are_what_the_page_and_the_figures_read(tables):
-    assert fits(tables["depth by margin"], tables["depth by token"])
+    assert has_matching_lists(tables["depth by margin"], tables["depth by token"])
     for figure, rows in tables.items():
         require_drawable(figure, rows)
         assert not [value for row in rows for value in row.values() if isinstance(value, np.generic)]
@@ -92,7 +92,7 @@ def test_thresholds_that_differ_from_token_to_token_have_no_explorer(points, mon
     binned = replace(loss, point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)))
     monkeypatch.setitem(points.__dict__, "emad_sweep", [binned])
     with pytest.raises(Unsupported, match="depend on the token"):
-        explorer(points)
+        explorer_tables(points)
 
 
 def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(points, monkeypatch):
@@ -109,14 +109,14 @@ def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(po
 
 
 def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():
-    assert pieces(SimpleNamespace(decode=lambda ids: f"<{ids}>"), np.array([3, 4])) == ["<[3]>", "<[4]>"]
-    assert pieces(None, np.array([3])) == ["⟨3⟩"]
+    assert token_texts(SimpleNamespace(decode=lambda ids: f"<{ids}>"), np.array([3, 4])) == ["<[3]>", "<[4]>"]
+    assert token_texts(None, np.array([3])) == ["⟨3⟩"]
 
 
 # ---------------------------------------------------------------- a pair
 
 
-def rules(*walks: Walk) -> SimpleNamespace:
+def rules(*walks: SwitchedText) -> SimpleNamespace:
     """As far as ``turns`` reads them."""
     model = SimpleNamespace(subject=SimpleNamespace(loaded=SimpleNamespace(tokenizer=None)))
     prompts = [Prompt(np.array([number])) for number in range(len(walks))]
@@ -128,13 +128,13 @@ def rules(*walks: Walk) -> SimpleNamespace:
     )
 
 
-def walk(*model: int) -> Walk:
+def walk(*model: int) -> SwitchedText:
     count = len(model)
-    return Walk(1, np.arange(10, 10 + count), np.array(model), np.arange(count) / 2, np.ones(count))
+    return SwitchedText(1, np.arange(10, 10 + count), np.array(model), np.arange(count) / 2, np.ones(count))
 
 
 def test_the_text_shown_is_the_first_on_which_both_models_write():
-    (table,) = turns(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
+    (table,) = turn_table(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
     assert [row["token"] for row in table.rows] == ["⟨1⟩", "⟨10⟩", "⟨11⟩", "⟨12⟩"]
     assert [row["model"] for row in table.rows] == ["large", "large", "small", "large"]
     assert [row["entropy, bits"] for row in table.rows] == [None, 0.0, 0.5, 1.0]
@@ -144,6 +144,6 @@ def test_the_text_shown_is_the_first_on_which_both_models_write():
 
 
 def test_a_pair_whose_models_never_take_turns_shows_its_first_text_and_one_that_writes_none_shows_nothing():
-    (table,) = turns(rules(walk(1, 1), walk(0)), "recall").tables
+    (table,) = turn_table(rules(walk(1, 1), walk(0)), "recall").tables
     assert [row["token"] for row in table.rows] == ["⟨0⟩", "⟨10⟩", "⟨11⟩"]
-    assert turns(rules(), "recall").tables == ()
+    assert turn_table(rules(), "recall").tables == ()

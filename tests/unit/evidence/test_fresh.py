@@ -16,16 +16,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from emad_ref.decoding.drafting import Drafting
-from emad_ref.evidence.afresh import AfreshFailed, answer, carried_out
-from emad_ref.evidence.drafted import race
-from emad_ref.evidence.fresh import Fresh, Share, joined
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Afresh, Host
-from emad_ref.evidence.stopwatch import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, at_point
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.models.again import OtherWeights
+from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, time_point
+from emad_ref.measurements.learned_exit import time_self_speculation
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.process_replicates import (
+    ProcessReplicates,
+    SubprocessFailed,
+    TimingShare,
+    join_shares,
+    run_in_subprocess,
+    run_task_file,
+)
+from emad_ref.measurements.run_resources import RunResources, SubprocessRunner
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
+from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Record
@@ -40,7 +46,7 @@ BUDGET = replace(
 class Number:
     """A task that any process can do."""
 
-    def run(self, host: Host) -> int:
+    def run(self, host: RunResources) -> int:
         return os.getpid()
 
 
@@ -54,17 +60,17 @@ class Here:
     def __call__(self, task: Path, output: Path, seconds: float) -> int:
         self.started += 1
         self.limits.append(seconds)
-        answer(task, Host())
+        run_task_file(task, RunResources())
         return 0
 
 
-def evidence(host: Host, budget=BUDGET) -> Evidence:
-    made = Evidence(load("emad-nano"), Study(corpus="world:premise", budget=budget), host)
+def evidence(host: RunResources, budget=BUDGET) -> ModelMeasurements:
+    made = ModelMeasurements(load("emad-nano"), Study(corpus="world:premise", budget=budget), host)
     made.stopwatch._shape = SHAPE
     return made
 
 
-def point_of(made: Evidence) -> OperatingPoint:
+def point_of(made: ModelMeasurements) -> OperatingPoint:
     layers = made.subject.stepper.layers
     return OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
 
@@ -72,7 +78,7 @@ def point_of(made: Evidence) -> OperatingPoint:
 @pytest.fixture(scope="module")
 def divided():
     here = Here()
-    made = evidence(Host(afresh=Afresh(here)))
+    made = evidence(RunResources(afresh=SubprocessRunner(here)))
     return made, made.stopwatch.timed(point_of(made)), here
 
 
@@ -91,7 +97,7 @@ def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
 
 def test_together_the_shares_are_the_requests_of_one_process(divided):
     _, timed, _ = divided
-    alone = evidence(Host(), replace(BUDGET, processes=1))
+    alone = evidence(RunResources(), replace(BUDGET, processes=1))
     whole = alone.stopwatch.timed(point_of(alone))
     for rows, found in timed.items():
         for mine, theirs in zip(found.prompts, whole[rows].prompts, strict=True):
@@ -111,7 +117,9 @@ def _emitted(done):
 def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
     def limit(pairs, new):
         here = Here()
-        made = evidence(Host(afresh=Afresh(here, allowed_s=7.0)), replace(BUDGET, pairs=pairs, processes=2))
+        made = evidence(
+            RunResources(afresh=SubprocessRunner(here, allowed_s=7.0)), replace(BUDGET, pairs=pairs, processes=2)
+        )
         made.stopwatch._shape = SHAPE[0], new
         made.stopwatch._tried = lambda length: (length / 8, 0.5)  # a second a prompt, half a second a token
         made.stopwatch.timed(point_of(made))
@@ -145,26 +153,27 @@ def test_the_note_says_where_pairs_were_timed(divided):
 @pytest.mark.parametrize(
     ("processes", "afresh", "said"),
     [
-        (1, Afresh(Here()), "in this process alone (the budget smoke starts no others)"),
-        (3, Afresh(without="nobody can"), "in this process alone (nobody can)"),
+        (1, SubprocessRunner(Here()), "in this process alone (the budget smoke starts no others)"),
+        (3, SubprocessRunner(without="nobody can"), "in this process alone (nobody can)"),
     ],
 )
 def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
-    made = evidence(Host(afresh=afresh), replace(BUDGET, processes=processes, batch_sizes=(1,)))
+    made = evidence(RunResources(afresh=afresh), replace(BUDGET, processes=processes, batch_sizes=(1,)))
     assert made.stopwatch.timed(point_of(made))[1].process is None
     assert said in made.stopwatch.note(point_of(made), 1.1, 4)
 
 
 def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
     made, _, _ = divided
-    shares: list[Share] = []
+    shares: list[TimingShare] = []
     monkeypatch.setattr(
-        "emad_ref.evidence.fresh.carried_out", lambda afresh, share, expected_s: shares.append(share) or {}
+        "emad_ref.measurements.process_replicates.run_in_subprocess",
+        lambda afresh, share, expected_s: shares.append(share) or {},
     )
-    monkeypatch.setattr("emad_ref.evidence.fresh.joined", lambda parts: None)
+    monkeypatch.setattr("emad_ref.measurements.process_replicates.join_shares", lambda parts: None)
     with pytest.raises(KeyError):
-        Fresh(Afresh(Here()), made.subject).races(
-            made.stopwatch, partial(at_point, point_of(made)), (), {1: made.stopwatch.drawn(1)}
+        ProcessReplicates(SubprocessRunner(Here()), made.subject).races(
+            made.stopwatch, partial(time_point, point_of(made)), (), {1: made.stopwatch.drawn(1)}
         )
     drawn = [share.drawn[1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
@@ -174,7 +183,7 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
 
 def test_what_points_name_goes_with_them():
     """A point that reads by a tuned lens is timed, at the same depths, by a process that has read no lens."""
-    made = evidence(Host(afresh=Afresh(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
+    made = evidence(RunResources(afresh=SubprocessRunner(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
     point = replace(point_of(made), lens=attached(made.subject.stepper, [2]))
     assert made.stopwatch.timed(point)[1].process.tolist() == [0, 1, 2]
     finding = made.stopwatch.checked(point, 1)
@@ -184,7 +193,7 @@ def test_what_points_name_goes_with_them():
 def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_on_it():
     """And every record comes back, by which it is known what was left out."""
     here = Here()
-    made = evidence(Host(afresh=Afresh(here)), replace(BUDGET, pairs=4, processes=2))
+    made = evidence(RunResources(afresh=SubprocessRunner(here)), replace(BUDGET, pairs=4, processes=2))
     points = {"eager": replace(point_of(made), schedule="free_eager"), "monotone": point_of(made)}
     alone = made.stopwatch.against_full(points)
     assert (alone.process, here.started) == (None, 0)
@@ -198,9 +207,9 @@ def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_o
 
 
 def test_drafts_are_timed_in_processes_too():
-    made = evidence(Host(afresh=Afresh(Here())), replace(BUDGET, pairs=4, processes=2))
+    made = evidence(RunResources(afresh=SubprocessRunner(Here())), replace(BUDGET, pairs=4, processes=2))
     lens = attached(made.subject.stepper, [2], scale=0.0)
-    timed = made.stopwatch.races(partial(race, Drafting(2, 3, lens=lens)))
+    timed = made.stopwatch.races(partial(time_self_speculation, Drafting(2, 3, lens=lens)))
     assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
     for rows, found in timed.items():
@@ -214,9 +223,9 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
     def make(request):
         if request.point.probes:
             raise Unsupported("full depth alone")
-        return Host().make_decoder(request)
+        return RunResources().make_decoder(request)
 
-    made = evidence(Host(make, afresh=Afresh(here)))
+    made = evidence(RunResources(make, afresh=SubprocessRunner(here)))
     with pytest.raises(Unsupported, match="full depth alone"):
         made.stopwatch.timed(point_of(made))
     assert here.started == 0
@@ -224,16 +233,16 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
 
 def test_a_model_that_has_changed_is_refused(divided):
     made, _, _ = divided
-    share = Share("emad-nano", "f" * 64, made.study, partial(at_point, point_of(made)), SHAPE, {}, {})
-    with pytest.raises(OtherWeights, match="not the model any more"):
-        share.run(Host())
+    share = TimingShare("emad-nano", "f" * 64, made.study, partial(time_point, point_of(made)), SHAPE, {}, {})
+    with pytest.raises(FingerprintMismatch, match="not the model any more"):
+        share.run(RunResources())
 
 
 def test_shares_that_timed_other_arms_are_not_put_together(divided):
     _, timed, _ = divided
     fewer = replace(timed[1].timings, seconds={"full": timed[1].seconds["full"]})
-    with pytest.raises(AfreshFailed, match="one process timed full, adaptive, generate, another full"):
-        joined([timed[1], replace(timed[1], timings=fewer)])
+    with pytest.raises(SubprocessFailed, match="one process timed full, adaptive, generate, another full"):
+        join_shares([timed[1], replace(timed[1], timings=fewer)])
 
 
 # ------------------------------------------------------------ processes that fail
@@ -241,9 +250,9 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
 
 ANSWERS = """import sys
 from pathlib import Path
-from emad_ref.evidence.afresh import answer
-from emad_ref.evidence.host import Host
-answer(Path(sys.argv[1]), Host())"""
+from emad_ref.measurements.process_replicates import run_task_file
+from emad_ref.measurements.run_resources import RunResources
+run_task_file(Path(sys.argv[1]), RunResources())"""
 
 
 @pytest.mark.slow  # compiles once, and loads torch twice more
@@ -261,7 +270,7 @@ def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp
         return status
 
     largest = replace(BUDGETS["full"], pairs=4, processes=2, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=4)
-    made = evidence(Host(afresh=Afresh(start)), largest)
+    made = evidence(RunResources(afresh=SubprocessRunner(start)), largest)
     timed = made.stopwatch.timed(point_of(made))
     assert set() < kept[0] == kept[1]
     for rows, found in timed.items():
@@ -275,13 +284,13 @@ def built(folder: Path) -> set[Path]:
     return {path.relative_to(folder) for path in folder.rglob("*.so")}
 
 
-def running(program: str) -> Afresh:
+def running(program: str) -> SubprocessRunner:
     def start(task: Path, output: Path, seconds: float) -> int:
         command = [sys.executable, "-c", program]
         with open(output, "wb") as file:
             return subprocess.run(command, stdout=file, stderr=file, check=False, timeout=seconds).returncode
 
-    return Afresh(start, allowed_s=2.0)
+    return SubprocessRunner(start, allowed_s=2.0)
 
 
 @pytest.mark.parametrize(
@@ -299,13 +308,13 @@ def running(program: str) -> Afresh:
 def test_a_process_that_fails_names_what_it_printed(program, said, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with pytest.raises(AfreshFailed, match=said) as failed:
-        carried_out(running(program), Number(), 0.1)
+    with pytest.raises(SubprocessFailed, match=said) as failed:
+        run_in_subprocess(running(program), Number(), 0.1)
     (kept,) = tmp_path.glob("emad-afresh-*/output")
     assert str(kept) in str(failed.value)
 
 
 def test_nothing_is_left_of_one_that_succeeds(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert carried_out(Afresh(Here()), Number(), 0.1) == os.getpid()
+    assert run_in_subprocess(SubprocessRunner(Here()), Number(), 0.1) == os.getpid()
     assert list(tmp_path.iterdir()) == []

@@ -10,20 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host, ours, walked
-from emad_ref.evidence.lending import Lending, copied, judges_own
-from emad_ref.evidence.study import Study
-from emad_ref.evidence.subject import Subject
-from emad_ref.models import seal
-from emad_ref.models.again import OtherWeights
-from emad_ref.models.loading import Loaded, load
-from emad_ref.models.quantised import int8_copy
-from emad_ref.models.seal import Meddled, Seal
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.run_resources import (
+    ModelIsolation,
+    RunResources,
+    copy_model,
+    judge_model,
+    make_judge_decoder,
+    make_reference_decoder,
+)
+from emad_ref.measurements.study import Study
+from emad_ref.models import snapshots
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.model_spec import FingerprintMismatch
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint
+from emad_ref.probes.lens import attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
-from emad_ref.readout.tuned import lens_named
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.meddling import AROUND, CHANGES, careless, dawdle, meddling
@@ -34,17 +40,19 @@ STUDY = Study(corpus="self")
 
 
 @pytest.fixture
-def nano() -> Loaded:
+def nano() -> LoadedModel:
     """Fresh: these tests change it."""
     return load("emad-nano")
 
 
-def under(loaded: Loaded, decoder: type, study: Study = STUDY) -> Subject:
+def under(loaded: LoadedModel, decoder: type, study: Study = STUDY) -> ModelUnderTest:
     """``loaded`` beside a decoder of somebody else's, made as a hook would make it."""
-    return Subject(loaded, study, Host(lambda request: decoder(request.model.load().model, request.point)))
+    return ModelUnderTest(
+        loaded, study, RunResources(lambda request: decoder(request.model.load().model, request.point))
+    )
 
 
-def decoded(subject: Subject) -> np.ndarray:
+def decoded(subject: ModelUnderTest) -> np.ndarray:
     (prompt,) = subject.prompts(1, 4)
     with subject.open(subject.full) as decoder:
         return decoder.generate([prompt], 3, frozenset()).emitted[0]
@@ -54,7 +62,7 @@ def decoded(subject: Subject) -> np.ndarray:
 
 
 def test_a_decoder_gets_a_copy_that_is_equal_and_nowhere_the_same(nano):
-    copy = Lending(nano).ref.load()
+    copy = ModelIsolation(nano).ref.load()
     assert copy.fingerprint == nano.fingerprint
     assert copy.facts == nano.facts
     mine, theirs = ({tensor.data_ptr() for tensor in each.model.parameters()} for each in (nano, copy))
@@ -63,7 +71,7 @@ def test_a_decoder_gets_a_copy_that_is_equal_and_nowhere_the_same(nano):
 
 def test_the_copy_is_loaded_when_asked_for_and_once(nano):
     asked = []
-    lending = Lending(nano, lambda loaded: asked.append(loaded) or copied(loaded))
+    lending = ModelIsolation(nano, lambda loaded: asked.append(loaded) or copy_model(loaded))
     assert (asked, lending.copies) == ([], ())
     assert lending.ref.load() is lending.ref.load() is lending.copies[0]
     assert asked == [nano]
@@ -71,20 +79,20 @@ def test_the_copy_is_loaded_when_asked_for_and_once(nano):
 
 def test_the_copy_of_random_weights_is_drawn_from_the_same_seed():
     loaded = load("random:emad-nano", seed=7, dtype=torch.float64)
-    copy = Lending(loaded).copy
+    copy = ModelIsolation(loaded).copy
     assert copy.fingerprint == loaded.fingerprint
     assert copy.facts == loaded.facts
 
 
 def test_files_that_changed_in_between_are_an_error(nano):
-    lending = Lending(dataclasses.replace(nano, fingerprint="0" * 64))
-    with pytest.raises(OtherWeights, match=r"name='emad-nano'.*loaded a second time it has the fingerprint"):
+    lending = ModelIsolation(dataclasses.replace(nano, fingerprint="0" * 64))
+    with pytest.raises(FingerprintMismatch, match=r"name='emad-nano'.*loaded a second time it has the fingerprint"):
         lending.ref.load()
 
 
 def test_a_model_made_in_memory_is_copied_there(nano):
     int8 = int8_copy(nano)
-    subject = Evidence(nano, STUDY, Host()).of(int8).subject
+    subject = ModelMeasurements(nano, STUDY, RunResources()).of(int8).subject
     copy = subject.lending.ref.load()
     assert copy.model is not int8.model
     assert copy.fingerprint == int8.fingerprint
@@ -93,25 +101,25 @@ def test_a_model_made_in_memory_is_copied_there(nano):
 
 def test_the_copy_reads_through_the_judges_lenses_and_through_none_of_their_tensors(nano):
     """Attached before the copy was first asked for, or after."""
-    lending = Lending(nano)
+    lending = ModelIsolation(nano)
     for seed in (0, 1):
         digest = attached(nano.stepper, [1, 2], seed=seed)
         copy = lending.ref.load().stepper
-        mine, lent = (lens_named(stepper, digest) for stepper in (nano.stepper, copy))
+        mine, lent = (attached_lens(stepper, digest) for stepper in (nano.stepper, copy))
         state = torch.randn(3, nano.geometry.hidden)
         assert torch.equal(mine(state, 2), lent(state, 2))
         lent.translators[2].bias.zero_()
         assert not torch.equal(mine(state, 2), lent(state, 2))
     assert lending.ref.load().stepper is copy
-    assert not lens_named(copy, digest).translators[2].bias.any(), "what a decoder did to its own is left to it"
+    assert not attached_lens(copy, digest).translators[2].bias.any(), "what a decoder did to its own is left to it"
 
 
 def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
     digest = attached(nano.stepper, [1], scale=0.05)
     layers = nano.stepper.layers
     point = OperatingPoint("p", "fixed_entropy", layers, layers, (1,), ((9.0,),), lens=digest)
-    subject = Subject(nano, STUDY, Host(walked))
-    ours_too = Subject(nano, STUDY, Host(ours))
+    subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
+    ours_too = ModelUnderTest(nano, STUDY, RunResources(make_judge_decoder))
     (prompt,) = subject.prompts(1, 4)
     emitted = []
     for each in (subject, ours_too):
@@ -121,23 +129,23 @@ def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
 
 
 def test_a_subject_that_shares_the_model_shares_the_copy():
-    evidence = Evidence(load("emad-nano"), Study(corpus="world:premise"), Host())
+    evidence = ModelMeasurements(load("emad-nano"), Study(corpus="world:premise"), RunResources())
     assert evidence.shifted.subject.lending is evidence.subject.lending
 
 
 def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
-    subject = Subject(nano, STUDY, Host(ours))
+    subject = ModelUnderTest(nano, STUDY, RunResources(make_judge_decoder))
     with subject.open(subject.full) as decoder:
         assert isinstance(decoder, WalkedDecoder)
         assert decoder.stepper is nano.stepper
         assert subject.is_ours(decoder)
     assert subject.decoder_is_ours
     assert subject.lending.copies == ()
-    assert judges_own() is None, "the door is open while a host is asked, and no longer"
+    assert judge_model() is None, "the door is open while a host is asked, and no longer"
 
 
 def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
-    subject = Subject(nano, STUDY, Host(walked))
+    subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
     with subject.open(subject.full) as decoder:
         assert decoder.stepper.model is subject.lending.copy.model is not nano.model
         assert not subject.is_ours(decoder)
@@ -151,7 +159,7 @@ def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
         opened.append(request.point)
         return CachedDecoder(request.model.load().model, request.point)
 
-    subject = Subject(nano, STUDY, Host(make))
+    subject = ModelUnderTest(nano, STUDY, RunResources(make))
     assert subject.capabilities == CachedDecoder.capabilities
     assert subject.capabilities == CachedDecoder.capabilities
     assert not subject.decoder_is_ours
@@ -160,7 +168,9 @@ def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
 
 def test_what_a_request_leads_to_is_not_the_judges_model(nano):
     """A request holds a name, and a door to the copy."""
-    subject = Subject(nano, STUDY, Host(lambda request: held.append(request) or ours(request)))
+    subject = ModelUnderTest(
+        nano, STUDY, RunResources(lambda request: held.append(request) or make_judge_decoder(request))
+    )
     held: list[Request] = []
     decoded(subject)
     (request,) = held
@@ -186,18 +196,20 @@ def test_a_change_of_the_judges_model_is_named(nano, defect):
             change(nano.model)
 
     subject = under(nano, Meddler)
-    with pytest.raises(Meddled) as complaint, subject.open(subject.full) as decoder:
+    with pytest.raises(ModelMutatedError) as complaint, subject.open(subject.full) as decoder:
         decoder.synchronize()
     assert str(complaint.value).startswith("the judge's own model was changed: ")
     assert f"{named} " in str(complaint.value).replace(",", " ")
-    with pytest.raises(Meddled, match="was changed"):
+    with pytest.raises(ModelMutatedError, match="was changed"):
         _ = subject.stepper  # whatever is asked from now on would be about another model
 
 
 def test_a_model_found_among_all_objects_of_the_process_is_no_less_the_judges(nano):
     gc.collect()
     subject = under(nano, meddling(CHANGES["a weight in place"][0]))
-    with pytest.raises(Meddled, match=r"gpt_neox\.layers\.1\.mlp\.dense_h_to_4h\.weight of emad-nano differs"):
+    with pytest.raises(
+        ModelMutatedError, match=r"gpt_neox\.layers\.1\.mlp\.dense_h_to_4h\.weight of emad-nano differs"
+    ):
         decoded(subject)
 
 
@@ -210,7 +222,7 @@ def test_a_hook_that_is_taken_off_again_at_the_end_is_seen_all_the_same(nano):
         def close(self) -> None:
             self.left.remove()
 
-    with pytest.raises(Meddled, match=r"layers\.0 \(forward pre hooks\)"):
+    with pytest.raises(ModelMutatedError, match=r"layers\.0 \(forward pre hooks\)"):
         decoded(under(nano, Tidy))
 
 
@@ -219,7 +231,7 @@ def test_a_change_of_what_it_runs_in_is_named_and_put_back(nano, defect):
     change, named = AROUND[defect]
     subject = under(nano, careless(change))
     before = torch.get_num_threads(), torch.get_default_dtype(), torch.nn.functional.linear, time.perf_counter
-    with pytest.raises(Meddled, match=named):
+    with pytest.raises(ModelMutatedError, match=named):
         decoded(subject)
     assert (*before,) == (
         torch.get_num_threads(), torch.get_default_dtype(), torch.nn.functional.linear, time.perf_counter
@@ -233,8 +245,8 @@ def test_whoever_changes_the_model_and_then_declines_is_named_too(nano):
         change(nano.model)
         raise Unsupported("no room")
 
-    subject = Subject(nano, STUDY, Host(declines))
-    with pytest.raises(Meddled, match="differs"), subject.open(subject.full):
+    subject = ModelUnderTest(nano, STUDY, RunResources(declines))
+    with pytest.raises(ModelMutatedError, match="differs"), subject.open(subject.full):
         pass
 
 
@@ -265,13 +277,13 @@ def small() -> torch.nn.Module:
 
 def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
     """Every byte within as many looks as there are shares; the first piece of each tensor at each."""
-    monkeypatch.setattr(seal, "PIECE", 64)
-    monkeypatch.setitem(seal.AT_ONCE, "cpu", 600)
+    monkeypatch.setattr(snapshots, "PIECE", 64)
+    monkeypatch.setitem(snapshots.BYTES_PER_CHECK, "cpu", 600)
     model = small()
-    sealed = Seal(model)
+    sealed = ModelSnapshot(model)
     assert sealed.broken() == ""
     model[1].weight.data[-1, -1] += 1
-    looks = [sealed.broken() for _ in range(seal._shares(seal._tensors(model)))]
+    looks = [sealed.broken() for _ in range(snapshots._shares(snapshots._named_tensors(model)))]
     assert [each for each in looks if each] == ["1.weight"]
     model[1].weight.data[0, 0] += 1
     assert sealed.broken() == sealed.broken() == "1.weight"
@@ -280,22 +292,22 @@ def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
 def test_the_digest_of_an_accelerator_sees_any_byte():
     rng = np.random.default_rng(0)
     piece = torch.from_numpy(rng.integers(0, 256, 500, dtype=np.uint8))
-    whole = seal._reduced(piece)
+    whole = snapshots._weighted_sum(piece)
     for at in range(len(piece)):
         other = piece.clone()
         other[at] += 1
-        assert seal._reduced(other) != whole
-    assert seal._reduced(piece.flip(0)) != whole, "nor is order lost"
+        assert snapshots._weighted_sum(other) != whole
+    assert snapshots._weighted_sum(piece.flip(0)) != whole, "nor is order lost"
 
 
 def test_many_differences_are_counted():
     model = small()
-    sealed = Seal(model)
+    sealed = ModelSnapshot(model)
     for parameter in model.parameters():
         parameter.data.zero_()
     assert sealed.broken() == "0.weight, 0.bias, 1.weight and 1 more"
 
 
 def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
-    request = Request(ModelRef("emad-nano", lambda: nano), Subject(nano, STUDY, Host()).full)
-    assert ours(request).stepper is walked(request).stepper is nano.stepper
+    request = Request(ModelRef("emad-nano", lambda: nano), ModelUnderTest(nano, STUDY, RunResources()).full)
+    assert make_judge_decoder(request).stepper is make_reference_decoder(request).stepper is nano.stepper

@@ -10,39 +10,43 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.finding import Refuted
-from emad_ref.decoding.acceptance import ACCEPTED, UNREACHED
-from emad_ref.decoding.selfdraft import self_speculate
-from emad_ref.decoding.speculative import speculate
+from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.benchmark.flops import flops
+from emad_ref.claims.pair_answers import timed_arms
+from emad_ref.decoding.self_speculation import self_speculate
+from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.host import Host, ours
-from emad_ref.evidence.pair import arms, constants, library
-from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, longest
-from emad_ref.evidence.pair.arms import Timed, alone, speculating
-from emad_ref.evidence.pair.asked import TEXTS
-from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
-from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.library import LIBRARY
-from emad_ref.evidence.pair.rules import PAPER, Compared, Constants
-from emad_ref.evidence.pair.sizes import SIZES, Sizes
-from emad_ref.evidence.pair.speculation import DRAFTED, self_speculation, speculation
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.meters.flops import flops
+from emad_ref.measurements import pair as pair_module
+from emad_ref.measurements import pair_timing
+from emad_ref.measurements.pair import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
+from emad_ref.measurements.pair_models import (
+    DRAFT_TOKENS,
+    GENERATED_LINE,
+    TEXTS,
+    ItemAnswers,
+    is_right,
+    max_answer_tokens,
+    self_speculative_decoder,
+    speculative_decoder,
+)
+from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
+from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, PairTimings, single_model_arm, speculative_arm
+from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
+from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.questions.paired import raced
 from emad_ref.record import DECODE, DRAFT, VERIFY
-from emad_ref.screening.lossless import ASSISTED, LOOKUP
-from emad_ref.tasks.scoring import Item
+from emad_ref.screening.drafts import ASSISTED, LOOKUP
+from emad_ref.statistics.accuracy import accuracy_drop
+from emad_ref.statistics.units import ByItem
+from emad_ref.tasks.scoring import TaskItem
 from emad_ref.text.documents import Example
-from emad_ref.verdict.shares import accuracy_drop
-from emad_ref.verdict.units import ByItem
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)
-FEW = Sizes(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
+FEW = PairSizes(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
 TASK = "inventory"
 ITEMS = (TASK, "evaluate", FEW.judged)
 
@@ -52,18 +56,18 @@ def models():
     return tuple(load(name) for name in NAMES)
 
 
-def paired(small, large, make=ours, size=None, **study) -> Pair:
-    return Pair(small, large, Study(**study), Host(make), names=NAMES, savings=SAVINGS, size=size)
+def paired(small, large, make=make_judge_decoder, size=None, **study) -> PairMeasurements:
+    return PairMeasurements(small, large, Study(**study), RunResources(make), names=NAMES, savings=SAVINGS, size=size)
 
 
 @pytest.fixture(scope="module")
-def bundled(models) -> Pair:
+def bundled(models) -> PairMeasurements:
     """Answers are kept: the tests below share a few items."""
     return paired(*models, size=FEW)
 
 
 @pytest.fixture
-def pair(models) -> Pair:
+def pair(models) -> PairMeasurements:
     """Nothing gathered yet: validation results are put in by hand."""
     return paired(*models)
 
@@ -77,7 +81,7 @@ def worth(gap: float = 0.5, worth_routing: bool = True, standing: str = "") -> S
 
 
 def test_a_pair_is_called_by_the_names_it_was_given(models) -> None:
-    named = Pair(*models, Study(), Host(), names=("./small", "./large"), savings=SAVINGS)
+    named = PairMeasurements(*models, Study(), RunResources(), names=("./small", "./large"), savings=SAVINGS)
     assert named.name == named.names.name == "./small + ./large"
     assert named.corpus == "world tasks"
     assert named.fingerprint == "+".join(model.fingerprint for model in models)
@@ -89,8 +93,8 @@ def test_what_a_study_says_of_the_model_under_test_is_not_said_of_a_pair(models,
     pair = paired(*models, margin=0.5, profile=tmp_path / "profile.json", budget=BUDGETS["standard"])
     for evidence in pair.models.both:
         assert (evidence.study.margin, evidence.study.profile) == (None, None)
-        assert evidence.study.budget == replace(BUDGETS["standard"], calibrate=SIZES["standard"].calibrate)
-    assert pair.size is SIZES["standard"]
+        assert evidence.study.budget == replace(BUDGETS["standard"], calibrate=PAIR_SIZES["standard"].calibrate)
+    assert pair.size is PAIR_SIZES["standard"]
 
 
 # ------------------------------------------------------------ who may form a pair
@@ -156,11 +160,11 @@ def test_random_weights_leave_nothing_to_judge(models) -> None:
 # ------------------------------------------------------------ tasks and thresholds
 
 
-def compared(pair, small, large, guess=0.0, items=60) -> Compared:
+def compared(pair, small, large, guess=0.0, items=60) -> PairComparison:
     """Both models alone: [items] right by either, in the order of the items."""
     rights = [ByItem.distinct(np.arange(items) < right) for right in (small, large)]
     gap = accuracy_drop(rights[1], rights[0], threshold=0.1)
-    return Compared(*(Answered(right, np.ones(items), np.ones(items), None) for right in rights), guess, gap)
+    return PairComparison(*(ItemAnswers(right, np.ones(items), np.ones(items), None) for right in rights), guess, gap)
 
 
 def test_a_task_counts_where_the_large_model_is_shown_to_beat_a_guess_and_the_small_one_by_ten_points(pair) -> None:
@@ -211,10 +215,10 @@ def test_share_and_saving_are_inverse(pair) -> None:
         )  # float64 arithmetic
 
 
-def done(large_share, score, items=20) -> Answered:
+def done(large_share, score, items=20) -> ItemAnswers:
     right = ByItem.distinct(np.arange(items) < round(score * items))
     emitted = np.full(items, 100)
-    return Answered(right, emitted, np.full(items, round(100 * large_share)), None)
+    return ItemAnswers(right, emitted, np.full(items, round(100 * large_share)), None)
 
 
 @pytest.fixture
@@ -271,7 +275,13 @@ def test_without_a_score_the_nearest_rule_is_taken(tabled, saving, chosen) -> No
 
 @pytest.mark.parametrize(
     ("median", "constants"),
-    [(7, Constants(1, 1)), (12, Constants(3, 3)), (24, Constants(5, 6)), (40, PAPER), (400, PAPER)],
+    [
+        (7, SwitchingConstants(1, 1)),
+        (12, SwitchingConstants(3, 3)),
+        (24, SwitchingConstants(5, 6)),
+        (40, PAPER),
+        (400, PAPER),
+    ],
 )
 def test_the_papers_constants_are_shortened_to_a_quarter_of_the_median_answer(pair, monkeypatch, median, constants):
     monkeypatch.setattr(pair.rules, "median_answer", lambda task: median)
@@ -291,7 +301,7 @@ def test_rules_are_tried_with_either_model_first_and_both_models_alone_are_among
 
 
 def test_no_rule_is_chosen_on_fewer_than_sixty_items_or_judged_on_fewer_than_a_hundred() -> None:
-    for size in SIZES.values():
+    for size in PAIR_SIZES.values():
         assert size.compared >= size.tried >= 60
         assert size.judged >= 100
 
@@ -336,7 +346,7 @@ def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundl
     found, alone = bundled.answers.speculated(*ITEMS), bundled.answers.alone(LARGE, *ITEMS)
     assert found.right.values.tolist() == alone.right.values.tolist()
     assert 0 < found.large_share < 1
-    shared = bundled.answers.gated(DRAFTED, None, *ITEMS)
+    shared = bundled.answers.gated(DRAFT_TOKENS, None, *ITEMS)
     assert shared.by_large.tolist() == found.by_large.tolist()
     assert shared.right.values.tolist() == found.right.values.tolist()
     assert shared.flops is None, "tokens read off shared texts executed nothing"
@@ -369,11 +379,11 @@ def test_acceptance_is_of_all_runs_together(bundled) -> None:
 def refusing(request):
     if request.point.schedule == "free_deferred":
         raise Unsupported("depth never rises here")
-    return ours(request)
+    return make_judge_decoder(request)
 
 
 def shallow_only(request):
-    decoder = ours(request)
+    decoder = make_judge_decoder(request)
     decoder.capabilities = replace(decoder.capabilities, deepens=False)
     return decoder
 
@@ -389,7 +399,7 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
         pair.answers.self_speculated(4, *ITEMS)
 
 
-@pytest.mark.parametrize(("make", "more"), [(ours, {"self-speculative"}), (refusing, set())])
+@pytest.mark.parametrize(("make", "more"), [(make_judge_decoder, {"self-speculative"}), (refusing, set())])
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
     pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
@@ -397,7 +407,7 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
 
     def timed(arms, pairs):
         ran.append({name: arm(prompts[0], 6) for name, arm in arms.items()})
-        return Timed({}, {name: [done] for name, done in ran[0].items()}, 6, prompts)
+        return PairTimings({}, {name: [done] for name, done in ran[0].items()}, 6, prompts)
 
     monkeypatch.setattr(pair.timing, "timed", timed)
     try:
@@ -405,8 +415,8 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
     except Unsupported as refusal:  # which the plugin would report as a skipped test
         pytest.fail(f"one arm's refusal took the others along: {refusal}")
     (done,) = ran
-    assert set(done) == {"large", "EMAD", "speculative", *LIBRARY} | more
-    for name in LIBRARY:
+    assert set(done) == {"large", "EMAD", "speculative", *TRANSFORMERS_NAMES} | more
+    for name in TRANSFORMERS_NAMES:
         assert done[name].tolist() == done["large"].emitted[0].tolist(), name
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
@@ -420,7 +430,9 @@ def test_answers_are_decoded_once(bundled) -> None:
 def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
     bundled.rules.__dict__["compared"] = {TASK: worth()}
     with bundled.models.partners() as (small, large):
-        timed = bundled.timing.timed({"large": alone(large.decoder), "speculative": speculating(small, large)}, 2)
+        timed = bundled.timing.timed(
+            {"large": single_model_arm(large.decoder), "speculative": speculative_arm(small, large)}, 2
+        )
     assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"large": 2, "speculative": 2}
     for one, other in zip(timed.results["large"], timed.results["speculative"], strict=True):
         assert len(one.emitted[0]) == timed.new
@@ -446,10 +458,10 @@ class OneTokenOff:
 
 @pytest.mark.parametrize(
     ("liar", "said"),
-    [("speculating", "row 0, new token .* no tie excuses it"), ("alone", "EMAD, row 0")],
+    [("speculative_arm", "row 0, new token .* no tie excuses it"), ("single_model_arm", "EMAD, row 0")],
 )
 def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
-    honest = getattr(arms, liar)
+    honest = getattr(pair_timing, liar)
     point = bundled.large.subject.full
     monkeypatch.setattr(bundled.timing, "_pairs", 2)
     emad = []
@@ -457,25 +469,27 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
     def lies(decoder, *more):
         arm = honest(decoder, *more)
         emad.append(arm)
-        return arm if liar == "alone" and len(emad) == 1 else OneTokenOff(arm)  # the first one alone is the large model
+        return (
+            arm if liar == "single_model_arm" and len(emad) == 1 else OneTokenOff(arm)
+        )  # the first one alone is the large model
 
-    monkeypatch.setattr(arms, liar, lies)
-    with pytest.raises(Refuted, match=said):
+    monkeypatch.setattr(pair_timing, liar, lies)
+    with pytest.raises(AuditRefutedError, match=said):
         bundled.timing.emad_rivals(point)
 
 
 def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_large_models_tokens(bundled) -> None:
     bundled.rules.__dict__["compared"] = {TASK: worth()}
     with bundled.models.partners() as (_, large):
-        timed = bundled.timing.timed({"large": alone(large.decoder), **bundled.timing.library.arms}, 1)
+        timed = bundled.timing.timed({"large": single_model_arm(large.decoder), **bundled.timing.library.arms}, 1)
     assert {name: len(timed.recorded(name)) for name in timed.results} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
-    made = raced(bundled, timed, ("large", *LIBRARY))
+    made = timed_arms(bundled, timed, ("large", *TRANSFORMERS_NAMES))
     assert {name: one.spent is None for name, one in made.items()} == {"large": False, ASSISTED: True, LOOKUP: True}
     bundled.timing.require_lossless(timed, large.decoder.capabilities)
-    for name in LIBRARY:
+    for name in TRANSFORMERS_NAMES:
         (emitted,) = timed.results[name]
         lies = replace(timed, results={**timed.results, name: [np.append(emitted[:-1], emitted[-1] + 1)]})
-        with pytest.raises(Refuted, match=r"row 0, new token .* no tie excuses it"):
+        with pytest.raises(AuditRefutedError, match=r"row 0, new token .* no tie excuses it"):
             bundled.timing.require_lossless(lies, large.decoder.capabilities)
 
 
@@ -486,7 +500,7 @@ def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monke
 
         return arm
 
-    monkeypatch.setattr(library, "by_assistant", refuses)
+    monkeypatch.setattr(pair_timing, "by_assistant", refuses)
     pair = paired(*models)
     pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
     found = pair.timing.library
@@ -498,8 +512,8 @@ def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
     with bundled.models.partners() as (_, large):
         whole = large.decoder.generate(bundled.timing.prompts(1), bundled.timing.new, frozenset())
         early = replace(whole, emitted=[whole.emitted[0][:-1]])
-        with pytest.raises(Refuted, match="short, request 0"):
-            bundled.timing.timed({"large": alone(large.decoder), "short": lambda prompt, new: early}, 1)
+        with pytest.raises(AuditRefutedError, match="short, request 0"):
+            bundled.timing.timed({"large": single_model_arm(large.decoder), "short": lambda prompt, new: early}, 1)
 
 
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
@@ -514,7 +528,7 @@ def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
 def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
     prompts = bundled.timing.prompts(2)[:1]
     with bundled.models.partners() as (draft, verifier):
-        decoder = speculation(draft, verifier)
+        decoder = speculative_decoder(draft, verifier)
         record = decoder.generate(prompts, 8, frozenset())
         own = verifier.decoder.generate(prompts, 8, frozenset())
         with pytest.raises(Unsupported, match="no session"):
@@ -532,7 +546,7 @@ def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
 def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
     prompts = bundled.timing.prompts(2)[:1]
     with bundled.models.drafting() as model:
-        decoder = self_speculation(model, 4)
+        decoder = self_speculative_decoder(model, 4)
         record = decoder.generate(prompts, 8, frozenset())
         own = model.decoder.generate(prompts, 8, frozenset())
     kept = record.tokens.kept
@@ -546,9 +560,9 @@ def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
 # ------------------------------------------------------------ scores
 
 
-def item(scoring: str, answer: str, **more) -> Item:
+def item(scoring: str, answer: str, **more) -> TaskItem:
     example = Example("t", more.pop("prompt", "p"), answer, scoring, **more)
-    return Item(example, np.array([1]), (np.arange(3), np.arange(5)))
+    return TaskItem(example, np.array([1]), (np.arange(3), np.arange(5)))
 
 
 def test_an_answer_counts_by_its_beginning_and_a_program_by_running() -> None:
@@ -561,15 +575,15 @@ def test_an_answer_counts_by_its_beginning_and_a_program_by_running() -> None:
 
 
 def test_room_for_the_longest_answer() -> None:
-    assert longest([item("exact", "a"), item("choice", "a")]) == 5
-    assert longest([item("runs", "a")]) == GENERATED_LINE
+    assert max_answer_tokens([item("exact", "a"), item("choice", "a")]) == 5
+    assert max_answer_tokens([item("runs", "a")]) == GENERATED_LINE
 
 
 # ------------------------------------------------------------ the table of constants
 
 
 def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> None:
-    rules, own = varied(bundled, TASK), bundled.rules.constants(TASK)
+    rules, own = varied_rules(bundled, TASK), bundled.rules.constants(TASK)
     assert len(set(rules)) == len(rules)
     base = next(rule for rule in rules if rule.window != own.window)
     changed = [
@@ -578,26 +592,26 @@ def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> N
         for rule in rules
     ]
     assert all(len(fields) <= 1 for fields in changed)
-    assert [rule.window for rule in rules if rule.window != own.window] == [w for w in WINDOWS if w != own.window]
+    assert [rule.window for rule in rules if rule.window != own.window] == [w for w in TRIED_WINDOWS if w != own.window]
     runs = [rule.least_run for rule in rules if rule.least_run != own.least_run]
     assert runs == [least for least in LEAST_RUNS if least != own.least_run]
 
 
-@pytest.mark.parametrize(("make", "reason"), [(ours, ""), (refusing, "depth never rises here")])
+@pytest.mark.parametrize(("make", "reason"), [(make_judge_decoder, ""), (refusing, "depth never rises here")])
 def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
     pair = paired(*models, make, FEW)
     pair.rules.__dict__["compared"] = {TASK: worth()}
-    for name, few in (("WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
-        monkeypatch.setattr(constants, name, few)
-    shown = constants.exhibited(pair)
+    for name, few in (("TRIED_WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
+        monkeypatch.setattr(pair_module, name, few)
+    shown = pair_module.constants_table(pair)
     (table,) = shown.tables
-    assert table.title == f"{constants.TITLE}, {TASK}"
+    assert table.title == f"{pair_module.TITLE}, {TASK}"
     rows = {row["decoding"]: row for row in table.rows}
     assert (rows["small alone"]["large-model share %"], rows["large alone"]["large-model share %"]) == (0.0, 1.0)
     assert all(row["tokens/s"] > 0 and row["task"] == TASK for row in table.rows)
     drafting = [name for name in rows if name.startswith("self-speculative")]
     assert len(drafting) == (0 if reason else 2)
     assert all(("speculative" in name) is (row["acceptance %"] is not None) for name, row in rows.items())
-    for name in LIBRARY:
+    for name in TRANSFORMERS_NAMES:
         assert (rows[name]["score"], rows[name]["MFLOPs per token"]) == (None, None), "no record to read them off"
     assert [reason in note for note in shown.notes] == ([True] if reason else [])

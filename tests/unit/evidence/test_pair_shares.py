@@ -12,15 +12,19 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref.decoding.switching import SMALL, SwitchingRule
-from emad_ref.evidence.afresh import AfreshFailed, answer
-from emad_ref.evidence.host import Afresh, Host, ours
-from emad_ref.evidence.pair.arms import WARM_UP, emitted_of
-from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.library import LIBRARY
-from emad_ref.evidence.pair.shares import Share, joined
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.models.again import OtherWeights
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_timing import (
+    TRANSFORMERS_NAMES,
+    WARM_UP,
+    PairTimingShare,
+    emitted_tokens,
+    join_pair_shares,
+)
+from emad_ref.measurements.process_replicates import SubprocessFailed, run_task_file
+from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
+from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
 from tests.lenses import attached
@@ -39,19 +43,21 @@ class Here:
 
     def __call__(self, task: Path, output: Path, seconds: float) -> int:
         self.started += 1
-        answer(task, Host())
+        run_task_file(task, RunResources())
         return 0
 
 
-def pair_of(here: Here | None, make=ours, budget=BUDGET) -> Pair:
-    afresh = Afresh(here) if here else Afresh(without="nobody can")
-    made = Pair(*map(load, NAMES), Study(budget=budget), Host(make, afresh=afresh), names=NAMES, savings=(0.415,))
+def pair_of(here: Here | None, make=make_judge_decoder, budget=BUDGET) -> PairMeasurements:
+    afresh = SubprocessRunner(here) if here else SubprocessRunner(without="nobody can")
+    made = PairMeasurements(
+        *map(load, NAMES), Study(budget=budget), RunResources(make, afresh=afresh), names=NAMES, savings=(0.415,)
+    )
     made.rules.__dict__["compared"] = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), worth_routing=True)}
     made.timing.__dict__.update(rule=RULE, new=NEW)
     return made
 
 
-def point_of(made: Pair, **more) -> OperatingPoint:
+def point_of(made: PairMeasurements, **more) -> OperatingPoint:
     layers = made.large.subject.stepper.layers
     return OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),), **more)
 
@@ -66,7 +72,7 @@ def divided():
 def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
     made, timed, here = divided
     assert here.started == PROCESSES
-    assert set(timed.seconds) == set(timed.results) == {"large", "speculative", "EAD", *LIBRARY}
+    assert set(timed.seconds) == set(timed.results) == {"large", "speculative", "EAD", *TRANSFORMERS_NAMES}
     for seconds in timed.seconds.values():
         assert (seconds.values > 0).all()
         assert seconds.process.tolist() == [0, 0, 0, 1, 1]
@@ -86,8 +92,8 @@ def test_together_the_shares_are_the_requests_of_one_process(divided):
     for found in (timed, whole):
         assert [prompt.tokens.tolist() for prompt in found.prompts] == prompts
     for arm, done in timed.results.items():
-        emitted = [emitted_of(one)[0].tolist() for one in done]
-        assert emitted == [emitted_of(one)[0].tolist() for one in whole.results[arm]]
+        emitted = [emitted_tokens(one)[0].tolist() for one in done]
+        assert emitted == [emitted_tokens(one)[0].tolist() for one in whole.results[arm]]
     spent = [made.models.spent(found.recorded("EAD")).tolist() for made, found in ((alone, timed), (alone, whole))]
     assert spent[0] == spent[1]
 
@@ -105,7 +111,7 @@ def test_what_a_decoder_declines_is_declined_here_and_no_process_is_started():
     def make(request):
         if request.point.probes:
             raise Unsupported("full depth alone")
-        return ours(request)
+        return make_judge_decoder(request)
 
     here = Here()
     made = pair_of(here, make)
@@ -116,13 +122,13 @@ def test_what_a_decoder_declines_is_declined_here_and_no_process_is_started():
 
 def test_models_that_have_changed_are_refused(divided):
     made, _, _ = divided
-    share = Share(NAMES, "f" * 64, made.study, made.size, None, ({}, {}), None)
-    with pytest.raises(OtherWeights, match="emad-nano \\+ emad-tiny are not the models any more"):
-        share.run(Host())
+    share = PairTimingShare(NAMES, "f" * 64, made.study, made.size, None, ({}, {}), None)
+    with pytest.raises(FingerprintMismatch, match="emad-nano \\+ emad-tiny are not the models any more"):
+        share.run(RunResources())
 
 
 def test_shares_that_timed_other_arms_are_not_put_together(divided):
     _, timed, _ = divided
     fewer = replace(timed, seconds={"large": timed.seconds["large"]})
-    with pytest.raises(AfreshFailed, match=r"one process timed large, speculative, EAD, .* another large"):
-        joined([timed, fewer])
+    with pytest.raises(SubprocessFailed, match=r"one process timed large, speculative, EAD, .* another large"):
+        join_pair_shares([timed, fewer])

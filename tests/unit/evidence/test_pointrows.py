@@ -9,37 +9,37 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.pointrows import (
+from emad_ref.claims import emad_f1
+from emad_ref.claims.base import ClaimContext, ask
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.operating_points import (
+    CandidatePoints,
     best_truncations,
     collapse_note,
-    point_exhibits,
+    point_attachments,
     point_rows,
     reading_note,
-    task_exhibits,
+    task_attachments,
 )
-from emad_ref.evidence.points import Points
-from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
-from emad_ref.questions import emad_f1
-from emad_ref.questions.asking import Asked, ask
-from emad_ref.verdict.claims import load_register
+from emad_ref.statistics.verdicts import load_register
 
 FEW = replace(BUDGETS["smoke"], calibrate=12, validate=6, evaluate=9, items=4)
 
 
 @pytest.fixture(scope="module")
-def evidence() -> Evidence:
-    return Evidence(load("emad-nano"), Study(corpus="world:premise", budget=FEW), Host())
+def evidence() -> ModelMeasurements:
+    return ModelMeasurements(load("emad-nano"), Study(corpus="world:premise", budget=FEW), RunResources())
 
 
 @pytest.fixture(scope="module")
-def points(evidence: Evidence) -> Points:
+def points(evidence: ModelMeasurements) -> CandidatePoints:
     return evidence.points
 
 
-def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: Points):
+def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: CandidatePoints):
     rows = point_rows(points, {points.losses[0].point.name: (0.001, 0.002)})
     names = [loss.point.name for loss in (points.full_loss, *points.losses, *best_truncations(points))]
     assert [row["name"] for row in rows] == names
@@ -49,7 +49,7 @@ def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points
     json.dumps(rows, allow_nan=False)
 
 
-def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(points: Points):
+def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(points: CandidatePoints):
     saving = [loss for loss in points.losses if loss.net_reduction > 0]
     rivals = best_truncations(points)
     assert rivals
@@ -62,7 +62,7 @@ def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(p
     assert all(full == same for full, same in rows["full depth"]["accuracy"].values())
 
 
-def test_a_row_says_which_tasks_do_not_count_and_why(points: Points):
+def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
     rows = {row["name"]: row for row in point_rows(points, {})}
     assert rows["full depth"]["not_counted"] == {}, "nothing is asked of full depth"
     for loss in points.losses:
@@ -72,8 +72,8 @@ def test_a_row_says_which_tasks_do_not_count_and_why(points: Points):
         assert said, "four items of a task show nothing"
 
 
-def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: Points):
-    notes = point_exhibits(points, {}).notes
+def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: CandidatePoints):
+    notes = point_attachments(points, {}).notes
     assert notes[0] == reading_note(points)
     assert notes[0].startswith("emad-nano: perplexity on world:premise, 9 documents in 9 windows of up to 512 tokens")
     assert len(notes) == 1 + len(points.losses)
@@ -81,8 +81,8 @@ def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: Points):
     assert collapse_note(points, points.full_loss) == "emad-nano: full depth: no probes, depth is fixed"
 
 
-def test_tasks_make_a_table_only_where_some_were_scored(points: Points):
-    assert task_exhibits(points).tables == task_exhibits(points).notes == ()
+def test_tasks_make_a_table_only_where_some_were_scored(points: CandidatePoints):
+    assert task_attachments(points).tables == task_attachments(points).notes == ()
     asked = []
 
     def rows(at):
@@ -91,14 +91,14 @@ def test_tasks_make_a_table_only_where_some_were_scored(points: Points):
 
     published = SimpleNamespace(rows=rows, note="lm-eval's arc_easy")
     held = SimpleNamespace(scored=SimpleNamespace(published=published), put_forward=points.put_forward)
-    (table,) = task_exhibits(held).tables
+    (table,) = task_attachments(held).tables
     assert table.title == "lm-eval's tasks at the points put forward"
     assert len(table.rows) == len(asked) == len(points.put_forward)
-    assert task_exhibits(held).notes == ("lm-eval's arc_easy",)
+    assert task_attachments(held).notes == ("lm-eval's arc_easy",)
 
 
-def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence: Evidence):
-    asked = Asked(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
+def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence: ModelMeasurements):
+    asked = ClaimContext(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
     answer = ask(emad_f1.QUESTION, evidence, asked)
     by_leg = {leg.name: leg.interval for leg in answer.verdict.legs}
     judged = [row for row in answer.exhibits.points if row["interval"] is not None]

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Refuted
+from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.errors import RunStopped
-from emad_ref.evidence import published
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.models.loading import Loaded, load
+from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.measurements import task_scores
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
-from emad_ref.policy.thresholds import fixed_entropy
 from tests.decoders.foreign import ForeignDecoder
 from tests.unit.tasks.test_datasets import write, write_folder
 
@@ -26,18 +26,18 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.evaluation import evaluate_tasks
 from emad_ref.tasks.harness import EmadLM
 
-EARLY = fixed_entropy(4, (1, 2, 3), 1.0)
+EARLY = fixed_entropy_point(4, (1, 2, 3), 1.0)
 FULL = full_depth(4)
 SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
 )  # fmt: skip
 
-Make = Callable[..., Evidence]
+Make = Callable[..., ModelMeasurements]
 
 
 @pytest.fixture(scope="module")
-def nano() -> Loaded:
+def nano() -> LoadedModel:
     return load("emad-nano")
 
 
@@ -52,12 +52,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def made(nano: Loaded, data: Path) -> Make:
+def made(nano: LoadedModel, data: Path) -> Make:
     """Evidence of a run with these options; ``decoder`` makes the decoder under test, ours by default."""
 
-    def make(*tasks: str, decoder: Any = None, loaded: Loaded = nano, **options: Any) -> Evidence:
+    def make(*tasks: str, decoder: Any = None, loaded: LoadedModel = nano, **options: Any) -> ModelMeasurements:
         study = Study(**{"corpus": "self", "data": data, "tasks": frozenset(tasks), **options})
-        return Evidence(loaded, study, Host() if decoder is None else Host(decoder))
+        return ModelMeasurements(loaded, study, RunResources() if decoder is None else RunResources(decoder))
 
     return make
 
@@ -65,7 +65,7 @@ def made(nano: Loaded, data: Path) -> Make:
 # ---------------------------------------------------------------- what is scored
 
 
-def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: Loaded, data: Path) -> None:
+def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: LoadedModel, data: Path) -> None:
     scored = made("arc_easy", "gsm8k", limit=3).scored
     assert scored.tasks == ["arc_easy", "gsm8k"]
     for point in (FULL, EARLY):
@@ -91,10 +91,12 @@ def test_the_worlds_own_tasks_say_what_a_guess_from_their_input_gets(made: Make)
     assert made("world_facts", corpus="self", limit=60).scored.guess("world_facts") == pytest.approx(1 / 60)
 
 
-def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(made: Make, nano: Loaded, data: Path) -> None:
+def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
+    made: Make, nano: LoadedModel, data: Path
+) -> None:
     """Always at the first layer saves most, full depth nothing; generated answers are read as full depth wrote them."""
     scored = made("arc_easy", "gsm8k", limit=2).scored
-    shallow = fixed_entropy(4, (1,), 1e9)
+    shallow = fixed_entropy_point(4, (1,), 1e9)
     for task in scored.tasks:
         assert scored.at(task, FULL).saving == 0.0
         assert 0.3 < scored.at(task, shallow).saving < 0.8
@@ -120,7 +122,7 @@ def test_questions_about_one_paragraph_are_one_cluster(made: Make, tmp_path: Pat
     assert first == second != third
 
 
-def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make, nano: Loaded, data: Path) -> None:
+def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make, nano: LoadedModel, data: Path) -> None:
     scored = made("wikitext", "arc_easy").scored
     ((name, (nll, full, tokens)),) = scored.published.corpora(EARLY).items()
     assert name == "lm-eval's wikitext"
@@ -168,7 +170,7 @@ def test_the_worlds_own_tasks_are_not_counted_again_on_a_corpus_of_the_world(mad
 
 
 def test_margins_are_chosen_without_published_tasks(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published.Published, "result", lambda *_: pytest.fail("a published task was scored"))
+    monkeypatch.setattr(task_scores.LmEvalScores, "result", lambda *_: pytest.fail("a published task was scored"))
     assert made("arc_easy").scored.validation_drops(EARLY) == {}
 
 
@@ -187,7 +189,9 @@ def test_as_many_documents_as_asked_for_else_all_else_what_the_smallest_budget_h
 # ---------------------------------------------------------------- under whose decoder
 
 
-def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(made: Make, nano: Loaded, tmp_path) -> None:
+def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(
+    made: Make, nano: LoadedModel, tmp_path
+) -> None:
     asked = []
 
     def foreign(request: Any) -> ForeignDecoder:
@@ -207,9 +211,11 @@ def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(made: Ma
 @pytest.mark.parametrize("task", ["wikitext", "gsm8k"])
 def test_what_a_foreign_decoder_gets_wrong_is_refuted(made: Make, task: str) -> None:
     """Scores come from the decoder under test: one that always exits first is not full depth, and is not scored."""
-    shallow = fixed_entropy(4, (1,), 1e9)
+    shallow = fixed_entropy_point(4, (1,), 1e9)
     lying = made(task, decoder=lambda request: ForeignDecoder(request.model.load().model, shallow), limit=1)
-    with pytest.raises(Refuted, match=r"answers that this verdict reads, session, row 0, position \d+") as complaint:
+    with pytest.raises(
+        AuditRefutedError, match=r"answers that this verdict reads, session, row 0, position \d+"
+    ) as complaint:
         lying.scored.published.result(task, FULL)
     assert complaint.value.finding is not None
     assert complaint.value.finding.check == "answers"
@@ -233,18 +239,18 @@ def test_results_are_kept_beside_the_report_and_not_run_again(
 def test_programs_need_leave_and_a_sandbox(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     (refused,) = made("humaneval").scored.published.unmeasured.values()
     assert "--emad-allow-code-execution allows that" in refused
-    monkeypatch.setattr(published, "availability", lambda: "no namespaces")
+    monkeypatch.setattr(task_scores, "sandbox_obstacle", lambda: "no namespaces")
     (refused,) = made("humaneval", allow_code_execution=True).scored.published.unmeasured.values()
     assert refused.endswith("they cannot be confined here: no namespaces")
 
 
 def test_a_model_too_short_for_the_answers_says_so(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "availability", lambda: "")
+    monkeypatch.setattr(task_scores, "sandbox_obstacle", lambda: "")
     (reason,) = made("humaneval", allow_code_execution=True).scored.published.unmeasured.values()
     assert reason == "it takes 1024 new tokens, and the model has 512 positions"
 
 
-def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: Loaded) -> None:
+def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: LoadedModel) -> None:
     (reason,) = made("arc_easy", loaded=replace(nano, tokenizer=None)).scored.published.unmeasured.values()
     assert "without a tokenizer" in reason
 
@@ -252,7 +258,7 @@ def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: Loaded) -> 
 def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emad_ref.tasks.datasets.reachable", lambda: False)
+    monkeypatch.setattr("emad_ref.tasks.datasets.is_hub_reachable", lambda: False)
     monkeypatch.setenv("HF_DATASETS_CACHE", "nowhere")
     (reason,) = made("arc_easy", data=None).scored.published.unmeasured.values()
     assert "out of reach" in reason
@@ -272,7 +278,7 @@ def test_a_task_that_is_not_there_ends_the_run(made: Make, tmp_path: Path, task:
 
 
 def test_without_lm_eval_the_extra_is_named(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "find_spec", lambda name: None)
+    monkeypatch.setattr(task_scores, "find_spec", lambda name: None)
     with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy', but expected the extra .*pytest-emad\[tasks\]"):
         made("arc_easy").scored.published.check()
     assert made().scored.tasks == []

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import transformers as hf
 
-from emad_ref.audit.shapes import BRIEF
+from emad_ref.audit.positions import MAX_SHORT_LENGTH
 from emad_ref.calibration.trace import TokenSequence
 from emad_ref.errors import EmadError
-from emad_ref.evidence.bridging import Bridging
-from emad_ref.evidence.subject import Subject
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.models.causal import CausalStepper
 from tests.small import small_model
 
@@ -25,15 +25,15 @@ def test_a_model_of_one_layer_has_a_probing_point_without_probes() -> None:
     stepper = CausalStepper(small_model("llama", config=config))
     texts = [TokenSequence(np.arange(12), 0), TokenSequence(np.arange(20, 32), 1)]
     subject: Any = SimpleNamespace(stepper=stepper, tolerance=1e-6, sequences=lambda split, count: texts)
-    point = Bridging(subject).probing_point
+    point = ReplayValidity(subject).probing_point
     assert (point.layers, point.probes, point.thresholds) == (1, (), ((),))
 
 
 def test_prompts_leave_room_for_what_is_fed_after_them() -> None:
     rng = np.random.default_rng(0)
     for window, fed in ((48, 24), (30, 29), (512, 24)):
-        model = cast(Subject, SimpleNamespace(window=window, name="m"))
-        lengths = Subject.brief(model, rng, 50, fed)
-        assert 1 <= min(lengths) <= max(lengths) <= min(BRIEF, window - fed)
+        model = cast(ModelUnderTest, SimpleNamespace(window=window, name="m"))
+        lengths = ModelUnderTest.brief(model, rng, 50, fed)
+        assert 1 <= min(lengths) <= max(lengths) <= min(MAX_SHORT_LENGTH, window - fed)
     with pytest.raises(EmadError, match="holds 24 positions, but this audit feeds 24 tokens"):
-        Subject.brief(cast(Subject, SimpleNamespace(window=24, name="m")), rng, 4, 24)
+        ModelUnderTest.brief(cast(ModelUnderTest, SimpleNamespace(window=24, name="m")), rng, 4, 24)

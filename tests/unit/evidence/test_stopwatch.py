@@ -11,29 +11,30 @@ import pytest
 import torch
 from transformers import StaticCache
 
-from emad_ref.evidence import stopwatch
-from emad_ref.evidence.apart import each_apart, sentence
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.stopwatch import (
+from emad_ref.benchmark.clock import PairedTimings
+from emad_ref.measurements import latency
+from emad_ref.measurements.latency import (
     AUDITED_ROWS,
     FEWEST_NEW,
     FEWEST_PROMPT,
     TIMING_SECONDS,
-    Requests,
-    affordable,
-    decidable,
-    tries_compiling,
+    TimingResult,
+    affordable_request,
+    decidable_speedups,
+    has_compiled_baseline,
+    latency_sentence,
+    split_latency,
 )
-from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.evidence.subject import Subject
-from emad_ref.meters.clock import Timings
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.compiling import graphs_traced
+from emad_ref.models.generation import count_traced_graphs
 from emad_ref.models.loading import load
 from emad_ref.record import Record
-from emad_ref.verdict.times import total_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
 from tests.small import LAYERS, small_model
 from tests.small_evidence import FEW, small_evidence
 
@@ -46,7 +47,7 @@ def seconds(prompt: int, new: int, prefill_per_token: float, step: float) -> flo
 
 
 def shortened(prompt: int, new: int, prefill: float, step: float, arms: int = ARMS) -> tuple[int, int]:
-    return affordable(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
+    return affordable_request(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
 
 
 def test_a_fast_model_keeps_the_budgets_request():
@@ -68,7 +69,7 @@ def test_no_request_is_shorter_than_decoding_needs_nor_longer_than_asked():
 
 def test_timings_become_pairs_for_intervals():
     taken = {"full": np.array([2.0, 4.0, 3.0]), "adaptive": np.array([1.0, 2.0, 1.0])}
-    arms = Requests(Timings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).by_pair()
+    arms = TimingResult(PairedTimings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).by_pair()
     assert list(arms) == ["full", "adaptive"]
     ratio = total_ratio(arms["full"], arms["adaptive"])
     assert (ratio.n, ratio.noun) == (3, "pairs")
@@ -86,7 +87,7 @@ def drawn(speedup: float, rng: np.random.Generator, spread: float = 0.05) -> dic
 def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_promises():
     """400 simulated runs on either side, 4 standard errors of a share of 80 %: 8 points."""
     rng, legs = np.random.default_rng(0), 8
-    above, below = np.mean([decidable(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
+    above, below = np.mean([decidable_speedups(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
     assert below < 1.1 < above
     shown = {"above": 0, "below": 0}
     for _ in range(400):
@@ -99,7 +100,7 @@ def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_prom
 
 def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
     made = drawn(1.1, np.random.default_rng(1))
-    (up, alone), (still_up, crowded) = (decidable(made, 1.1, legs) for legs in (1, 60))
+    (up, alone), (still_up, crowded) = (decidable_speedups(made, 1.1, legs) for legs in (1, 60))
     assert up == still_up
     assert crowded < alone < 1.1
     assert alone == pytest.approx(1.1**2 / up), "one leg: the same on either side"
@@ -108,18 +109,18 @@ def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
 def test_the_noisiest_baseline_sets_what_is_decided():
     quiet = drawn(1.1, np.random.default_rng(1))
     noisy = quiet | {"generate": np.exp(0.5 * np.random.default_rng(2).standard_normal(PAIRS))}
-    assert decidable(noisy, 1.1, 4)[0] > decidable(quiet, 1.1, 4)[0]
+    assert decidable_speedups(noisy, 1.1, 4)[0] > decidable_speedups(quiet, 1.1, 4)[0]
 
 
 # ------------------------------------------------------------ arms and what is kept of them
 
 
 @pytest.fixture(scope="module")
-def timed_evidence() -> Evidence:
-    return timing(Host())
+def timed_evidence() -> ModelMeasurements:
+    return timing(RunResources())
 
 
-def timing(host: Host) -> Evidence:
+def timing(host: RunResources) -> ModelMeasurements:
     """Few and short requests of a small model in batches of one, two and eight."""
     budget = replace(FEW, pairs=3, batch_sizes=(1, 2, 8), prompt_tokens=SHAPE[0], new_tokens=SHAPE[1])
     made = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
@@ -128,14 +129,14 @@ def timing(host: Host) -> Evidence:
     return made
 
 
-def test_the_work_that_explains_a_speed_is_that_of_decoded_tokens(timed_evidence: Evidence):
+def test_the_work_that_explains_a_speed_is_that_of_decoded_tokens(timed_evidence: ModelMeasurements):
     """A prompt of any length runs at full depth in either arm, at once: it must not hide how much less a step does."""
     watch = timed_evidence.stopwatch
     for rows, timed in watch.timed(watch.point).items():
         assert (timed.executed["full"][:, 0] == rows * SHAPE[1] * LAYERS).all()
 
 
-def point_of(evidence: Evidence):
+def point_of(evidence: ModelMeasurements):
     return evidence.traces.profile.point(0.0)
 
 
@@ -173,13 +174,13 @@ def lying(change):
     """A decoder that is ours but for the records of ``generate`` at an adaptive point."""
 
     def make(request):
-        decoder = Host().make_decoder(request)
+        decoder = RunResources().make_decoder(request)
         honest = decoder.generate
         if request.point.probes:
             decoder.generate = lambda *asked: change(honest(*asked))
         return decoder
 
-    return Host(make_decoder=make)
+    return RunResources(make_decoder=make)
 
 
 def one_token_short(record: Record) -> Record:
@@ -227,14 +228,14 @@ def test_prefill_and_decoding_are_told_apart(timed_evidence):
         assert set(found.opening) == {"full", "adaptive"}
         assert all((seconds > 0).all() and len(seconds) == 3 for seconds in found.opening.values())
     whole, first = {"full": np.full(3, 0.010)}, {"full": np.full(2, 0.004)}
-    assert each_apart(first, whole, new=6)["full"] == pytest.approx((0.004, 0.0012))
+    assert split_latency(first, whole, new=6)["full"] == pytest.approx((0.004, 0.0012))
     geometry = timed_evidence.loaded.geometry
     held = 2 * LAYERS * geometry.kv_heads * geometry.head_dim * 8  # float64
     said = watch.apart(point)
     skipped = watch.timed(point)[1].skipped("adaptive", LAYERS)
     assert f"K/V at full depth: {held:,} bytes a token, {100 * skipped:.1f} % of it may be freed" in said
     assert said.count("batch ") == 3
-    assert "none may be freed under the free_eager schedule" in sentence({}, held, skipped, "free_eager")
+    assert "none may be freed under the free_eager schedule" in latency_sentence({}, held, skipped, "free_eager")
 
 
 def test_blocks_left_out_are_counted_off_records(timed_evidence):
@@ -262,12 +263,12 @@ def test_blocks_left_out_are_counted_off_records(timed_evidence):
     ],
 )
 def test_compiling_is_tried_on_an_accelerator_or_where_all_is_asked_for(study, tried):
-    assert tries_compiling(study) is tried
+    assert has_compiled_baseline(study) is tried
 
 
 def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     """Compilation itself takes minutes on a CPU: the twin's step is the plain one here."""
-    evidence = timing(Host())
+    evidence = timing(RunResources())
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
     evidence.stopwatch.__dict__["without_compiled"] = ""
     asked, own = [], evidence.subject.own_greedy
@@ -280,7 +281,7 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     watch, point = evidence.stopwatch, point_of(evidence)
     assert watch.arms == 4
     assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled"]
-    assert asked.count(True) == asked.count(False) == 3 + stopwatch.WARM_UP
+    assert asked.count(True) == asked.count(False) == 3 + latency.WARM_UP
     assert watch.checked(point, 1).passed is True
     watch._compiled_in = 36.29
     assert watch.note(point, 1.1, 1).endswith("; compiled in 36.3 s, outside the clock")
@@ -297,7 +298,7 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     ],
 )
 def test_why_a_compiled_baseline_cannot_run_is_said(monkeypatch, greedy, reason):
-    evidence = timing(Host())
+    evidence = timing(RunResources())
 
     def refuse(prompts, new, compiled):
         assert compiled
@@ -309,7 +310,7 @@ def test_why_a_compiled_baseline_cannot_run_is_said(monkeypatch, greedy, reason)
 
 
 def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
-    evidence = timing(Host())
+    evidence = timing(RunResources())
     monkeypatch.setattr(evidence.subject, "own_greedy", lambda *asked, **options: None)
     evidence.loaded.model = SimpleNamespace(_compiled_call=None)
     assert evidence.subject.without_compiling() == ""
@@ -317,7 +318,7 @@ def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
 
 def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monkeypatch):
     """``torch.compile`` itself is left out, which takes seconds: what is handed to it runs as it is."""
-    evidence, handed, steps = timing(Host()), [], []
+    evidence, handed, steps = timing(RunResources()), [], []
 
     def as_it_is(step, **options):
         handed.append(options)
@@ -340,7 +341,7 @@ def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monk
 
 
 def test_every_batch_size_is_tried_before_the_race(monkeypatch):
-    evidence, tried = timing(Host()), []
+    evidence, tried = timing(RunResources()), []
 
     def greedy(prompts, new, compiled):
         tried.append((len(prompts), len(prompts[0].tokens)))
@@ -354,7 +355,7 @@ def test_every_batch_size_is_tried_before_the_race(monkeypatch):
 
 
 def test_steps_of_which_nothing_was_traced_are_not_called_compiled(monkeypatch):
-    evidence = timing(Host())
+    evidence = timing(RunResources())
 
     def untraced(prompts, new, compiled):
         evidence.loaded.model._compiled_call = evidence.loaded.model.__call__  # transformers', and no more
@@ -366,10 +367,10 @@ def test_steps_of_which_nothing_was_traced_are_not_called_compiled(monkeypatch):
 @pytest.mark.slow  # it compiles: half a minute
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_bundled_models_steps_compile_for_every_batch_size_and_emit_its_tokens():
-    subject = Subject(load("emad-nano"), Study(), Host())
+    subject = ModelUnderTest(load("emad-nano"), Study(), RunResources())
     assert subject.without_compiling((1, 2)) == ""
-    before = graphs_traced()
+    before = count_traced_graphs()
     for rows in (1, 2, 4):
         prompts = subject.prompts(rows, 12)
         assert subject.own_greedy(prompts, 4, compiled=True).tolist() == subject.own_greedy(prompts, 4).tolist()
-    assert graphs_traced() - before <= 1, "one row of any length; any rows of any length were there already"
+    assert count_traced_graphs() - before <= 1, "one row of any length; any rows of any length were there already"

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.evidence import swept
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS
+from emad_ref.claims import emad_f2
+from emad_ref.measurements import latency
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
-from emad_ref.questions import emad_f2
 from emad_ref.report.tables import plain_table
 from tests.questions.simulation import asked
 from tests.small import small_model
@@ -26,13 +26,13 @@ PAIRS, DECIDING = 2, 3
     ("name", "batches"), [("smoke", ()), ("standard", (2, 8)), ("full", (2, 4, 16))]
 )  # fmt: skip
 def test_batch_sizes_that_decide_are_not_timed_again_and_smoke_sweeps_none(name, batches):
-    assert swept.beside(BUDGETS[name]) == batches
-    assert set(batches) | set(BUDGETS[name].batch_sizes) >= set(swept.BATCHES) or name == "smoke"
+    assert latency.extra_batch_sizes(BUDGETS[name]) == batches
+    assert set(batches) | set(BUDGETS[name].batch_sizes) >= set(latency.SWEEP_BATCH_SIZES) or name == "smoke"
 
 
-def sweeping(monkeypatch: pytest.MonkeyPatch, host: Host | None = None) -> Evidence:
+def sweeping(monkeypatch: pytest.MonkeyPatch, host: RunResources | None = None) -> ModelMeasurements:
     """A small model's short requests: 1 and 4 rows decide, 2, 8 and 16 stand beside, from fewer pairs."""
-    monkeypatch.setattr(swept, "PAIRS", PAIRS)
+    monkeypatch.setattr(latency, "SWEEP_PAIRS", PAIRS)
     budget = replace(FEW, name="standard", pairs=DECIDING, batch_sizes=(1, 4), prompt_tokens=8, new_tokens=4)
     evidence = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
     evidence.loaded.model = evidence.subject.stepper.model
@@ -53,15 +53,15 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
         assert {len(prompts) for prompts in requests.prompts} == {rows}
         assert evidence.swept.checked(point, rows).passed is True
     assert list(evidence.stopwatch.timed(point)) == [1, 4], "what decides is what decided before"
-    found = emad_f2.found_at(evidence, point, "")
+    found = emad_f2.speedup_evidence_at(evidence, point, "")
     assert list(found.every) == [1, 2, 4, 8, 16]
     question = asked("EMAD-F2", np.random.default_rng(0))
     verdict = emad_f2.decide(found, question)
     legs = {leg.name: leg for leg in verdict.legs}
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", PAIRS)
     assert legs["batch 8: timed requests"].n > 0
-    exhibits = emad_f2.shown(found, evidence, point, question)
-    said = emad_f2.vanished(found.every).said
+    exhibits = emad_f2.speedup_exhibits(found, evidence, point, question)
+    said = emad_f2.speedup_limit_of(found.every).said
     assert legs[emad_f2.ENDS].reason == said
     assert verdict.reason.endswith(said)
     assert any(note.endswith(said) for note in exhibits.notes)
@@ -77,7 +77,7 @@ def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeyp
     """And its times end nowhere."""
     evidence = sweeping(monkeypatch, lying(another_token))
     point = evidence.traces.profile.point(0.0)
-    found = emad_f2.found_at(evidence, point, "")
+    found = emad_f2.speedup_evidence_at(evidence, point, "")
     honest = {rows: replace(timed, check=None) for rows, timed in found.batches.items()}
     verdict = emad_f2.decide(replace(found, batches=honest), asked("EMAD-F2", np.random.default_rng(0)))
     assert verdict.verdict == "falsified"

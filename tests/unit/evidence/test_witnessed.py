@@ -9,26 +9,33 @@ import sys
 import numpy as np
 import pytest
 
-from emad_ref.evidence import witnessed as module
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host, walked
-from emad_ref.evidence.study import FLOP_EVIDENCE, Study
-from emad_ref.evidence.witnessed import DENIED, PAIRS, SHOWN, Witnessed, judged, one_token
-from emad_ref.meters.flops import flops
+from emad_ref.benchmark.flops import flops
+from emad_ref.claims.premises import with_flop_evidence
+from emad_ref.measurements import verification as module
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
+from emad_ref.measurements.study import FLOP_EVIDENCE, Study
+from emad_ref.measurements.verification import (
+    DENIED_SHARE,
+    PAIRS,
+    SHOWN_SHARE,
+    FlopVerification,
+    judge_speedup,
+    one_token,
+)
 from emad_ref.models.geometry import geometry_named
-from emad_ref.models.loading import Loaded, load
+from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Unsupported
-from emad_ref.questions.flop_counts import with_evidence
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.times import total_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Verdict
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.defective import AllLayersThenRoute, ReadsEveryLayer
 from tests.decoders.foreign import ForeignDecoder
 
 
 @pytest.fixture(scope="module")
-def nano() -> Loaded:
+def nano() -> LoadedModel:
     return load("emad-nano")
 
 
@@ -44,11 +51,13 @@ def elsewhere(nano) -> type:
     return Elsewhere
 
 
-def of(loaded: Loaded, decoder: type | None = None) -> Witnessed:
+def of(loaded: LoadedModel, decoder: type | None = None) -> FlopVerification:
     def make(request):
         return decoder(request.model.load().model, request.point)
 
-    return Evidence(loaded, Study(corpus="world:premise"), Host() if decoder is None else Host(make)).witnessed
+    return ModelMeasurements(
+        loaded, Study(corpus="world:premise"), RunResources() if decoder is None else RunResources(make)
+    ).witnessed
 
 
 def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
@@ -70,7 +79,7 @@ def test_ours_is_witnessed_fused_steps_and_all(nano):
 
 
 def test_ours_over_a_copy_is_watched_there(nano):
-    witnessed = Evidence(nano, Study(corpus="world:premise"), Host(walked)).witnessed
+    witnessed = ModelMeasurements(nano, Study(corpus="world:premise"), RunResources(make_reference_decoder)).witnessed
     assert witnessed.evidence == "witnessed"
 
 
@@ -192,18 +201,18 @@ def speedup(quarter: float, spread: float = 0.03, seed: int = 0):
 @pytest.mark.parametrize("share", [0.25, 0.6])
 @pytest.mark.parametrize(("saved", "passed"), [(1.0, True), (0.7, True), (0.35, None), (0.0, False), (-0.5, False)])
 def test_it_is_judged_by_how_much_of_the_promised_time_is_saved(share, saved, passed):
-    assert judged(speedup(1 - saved * (1 - share)), share, 3).passed is passed
+    assert judge_speedup(speedup(1 - saved * (1 - share)), share, 3).passed is passed
 
 
 def test_noise_decides_no_more_often_than_it_may():
-    found = [judged(speedup(1 - 0.35 * 0.75, 0.5, seed), 0.25, 3).passed for seed in range(200)]
+    found = [judge_speedup(speedup(1 - 0.35 * 0.75, 0.5, seed), 0.25, 3).passed for seed in range(200)]
     assert found.count(None) >= 180
 
 
 def test_errors_at_either_bound_are_rare():
     """Of 400, 2.5 % by the interval; 5 % is three standard errors more."""
-    for saved, wrong in ((SHOWN, True), (DENIED, False)):
-        found = [judged(speedup(1 - saved * 0.75, 0.1, seed), 0.25, 3).passed for seed in range(400)]
+    for saved, wrong in ((SHOWN_SHARE, True), (DENIED_SHARE, False)):
+        found = [judge_speedup(speedup(1 - saved * 0.75, 0.1, seed), 0.25, 3).passed for seed in range(400)]
         assert found.count(wrong) <= 20
 
 
@@ -222,8 +231,8 @@ def verdict(outcome: str) -> Verdict:
 
 
 def test_a_verdict_says_on_what_it_stands(nano):
-    said = with_evidence(verdict("survived"), of(nano))
+    said = with_flop_evidence(verdict("survived"), of(nano))
     assert [leg.name for leg in said.legs] == ["evidence: witnessed"]
     assert said.legs[0].outcome == "measured"
-    assert with_evidence(verdict("not applicable"), of(nano)).legs == ()
+    assert with_flop_evidence(verdict("not applicable"), of(nano)).legs == ()
     assert FLOP_EVIDENCE == ("claimed", "timed", "witnessed")

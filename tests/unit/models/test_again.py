@@ -9,25 +9,25 @@ from threading import Lock
 
 import pytest
 
-from emad_ref.models.again import Whence, at_hand
+from emad_ref.models.model_spec import ModelSpec, load_cached
 
-SOMEWHERE = Whence("somewhere", "cpu", "float32", None, 0, "f00d", "fast")
+SOMEWHERE = ModelSpec("somewhere", "cpu", "float32", None, 0, "f00d", "fast")
 
 
 def test_threads_of_a_worker_load_one_after_another_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two loads at once leave transformers' classes as patched for loading: tied weights are then missing for good."""
     alone, loads = Lock(), []
 
-    def load(self: Whence) -> object:
+    def load(self: ModelSpec) -> object:
         assert alone.acquire(blocking=False), "another load is under way"
         time.sleep(0.05)
         alone.release()
         loads.append(self.name)
         return object()
 
-    monkeypatch.setattr(Whence, "load", load)
+    monkeypatch.setattr(ModelSpec, "load", load)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(at_hand, [SOMEWHERE] * 4))
-        others = list(pool.map(at_hand, [replace(SOMEWHERE, name="elsewhere")] * 2))
+        found = list(pool.map(load_cached, [SOMEWHERE] * 4))
+        others = list(pool.map(load_cached, [replace(SOMEWHERE, name="elsewhere")] * 2))
     assert len(set(map(id, found))) == len(set(map(id, others))) == 1
     assert loads == ["somewhere", "elsewhere"]

@@ -10,11 +10,9 @@ import torch
 import transformers as hf
 from torch import nn
 
-from emad_ref.models import pages
-from emad_ref.models.beside import GAP, by_columns, joined, siblings
-from emad_ref.models.fused.beside import Beside
-from emad_ref.models.fused.parts import Given, parameters
-from emad_ref.models.layout import lay_out
+from emad_ref.models import weight_layout
+from emad_ref.models.fused.operations import AttentionInputs, PackedLinear, parameter_table
+from emad_ref.models.weight_layout import RUN_GAP, column_major, lay_out_weights, packable_layers, packed_view
 from tests.small import lay_out_as_large, small_model
 
 WIDTH = 768
@@ -31,12 +29,12 @@ def large():
         if name.endswith("bias"):
             nn.init.normal_(parameter)
     laid = deepcopy(made)
-    lay_out(laid)
+    lay_out_weights(laid)
     return made, laid
 
 
 def wholes(model):
-    return [joined([layer.weight for layer in layers]) for layers in siblings(model)]
+    return [packed_view([layer.weight for layer in layers]) for layers in packable_layers(model)]
 
 
 def test_joined_they_are_all_of_them_in_order(large):
@@ -44,35 +42,35 @@ def test_joined_they_are_all_of_them_in_order(large):
     attention, mlp = laid.model.layers[0].self_attn, laid.model.layers[0].mlp
     for layers in ([getattr(attention, f"{name}_proj") for name in "qkv"], [mlp.gate_proj, mlp.up_proj]):
         weights = [layer.weight for layer in layers]
-        whole = joined(weights)
+        whole = packed_view(weights)
         assert torch.equal(whole, torch.cat(weights))
-        assert whole.data_ptr() % pages.PAGE == 0
+        assert whole.data_ptr() % weight_layout.PAGE == 0
         assert not whole.requires_grad
-        assert joined(weights[::-1]) is None
-        assert joined([weights[0], *weights[:-1]]) is None
-        assert joined([weights[0], weights[-1].clone()]) is None
+        assert packed_view(weights[::-1]) is None
+        assert packed_view([weights[0], *weights[:-1]]) is None
+        assert packed_view([weights[0], weights[-1].clone()]) is None
     biases = [getattr(attention, f"{name}_proj").bias for name in "qkv"]
-    assert torch.equal(joined(biases), torch.cat(biases))
+    assert torch.equal(packed_view(biases), torch.cat(biases))
 
 
 def test_runs_of_whole_pages_have_a_gap_behind_them(large):
     _, laid = large
     attention, mlp = laid.model.layers[0].self_attn, laid.model.layers[0].mlp
-    assert {layer.weight.stride() for layer in (mlp.gate_proj, mlp.up_proj)} == {(1, 2048 + GAP)}
+    assert {layer.weight.stride() for layer in (mlp.gate_proj, mlp.up_proj)} == {(1, 2048 + RUN_GAP)}
     assert attention.k_proj.weight.stride() == (1, 768 + 2 * 384), "too short for one"
 
 
-@pytest.mark.parametrize(("out", "wide", "gap"), [(2048, 512, GAP), (2100, 512, 0), (1536, 768, 0), (2048, 128, 0)])
+@pytest.mark.parametrize(("out", "wide", "gap"), [(2048, 512, RUN_GAP), (2100, 512, 0), (1536, 768, 0), (2048, 128, 0)])
 def test_a_gap_is_where_it_gains_time(out, wide, gap):
     """Behind long runs that begin at the same places of the cache, of a large weight."""
-    assert by_columns([torch.ones(out, wide)])[0].stride() == (1, out + gap)
+    assert column_major([torch.ones(out, wide)])[0].stride() == (1, out + gap)
 
 
 def test_numbers_stay_and_a_second_time_moves_nothing(large):
     made, laid = large
     assert all(torch.equal(one, other) for one, other in zip(made.parameters(), laid.parameters(), strict=True))
     places = [(each.data_ptr(), each.stride()) for each in laid.parameters()]
-    lay_out(laid)
+    lay_out_weights(laid)
     assert [(each.data_ptr(), each.stride()) for each in laid.parameters()] == places
 
 
@@ -88,7 +86,7 @@ def test_it_is_saved_copied_and_laid_out_anew(large, tmp_path):
     for numbers in (read.state_dict(), torch.load(buffer), copied.state_dict()):
         assert list(numbers) == list(made.state_dict())
         assert all(torch.equal(numbers[name], value) for name, value in made.state_dict().items())
-    lay_out(copied)
+    lay_out_weights(copied)
     assert all(whole is not None for whole in wholes(copied))
     own = {each.data_ptr() for each in laid.parameters()}
     assert own.isdisjoint(each.data_ptr() for each in copied.parameters())
@@ -96,7 +94,7 @@ def test_it_is_saved_copied_and_laid_out_anew(large, tmp_path):
 
 def test_what_one_of_them_is_given_changes_no_other(large):
     laid = deepcopy(large[1])
-    lay_out(laid)
+    lay_out_weights(laid)
     attention = laid.model.layers[0].self_attn
     before = [attention.q_proj.weight.clone(), attention.v_proj.weight.clone()]
     with torch.no_grad():
@@ -107,13 +105,13 @@ def test_what_one_of_them_is_given_changes_no_other(large):
 
 def test_neighbours_by_chance_are_not_joined():
     """The first one's storage ends where the next one's begins."""
-    memory = pages.memory_for(16)
-    assert joined([memory(0, 8), memory(8, 8)]) is None
-    assert joined([memory(0, 16)[:8], memory(8, 8)]) is not None
+    memory = weight_layout.allocate(16)
+    assert packed_view([memory(0, 8), memory(8, 8)]) is None
+    assert packed_view([memory(0, 16)[:8], memory(8, 8)]) is not None
 
 
 def test_one_weight_outlives_the_others():
-    key = by_columns([torch.ones(1024, 1024), torch.full((1024, 1024), 2.0)])[1]
+    key = column_major([torch.ones(1024, 1024), torch.full((1024, 1024), 2.0)])[1]
     assert torch.equal(key, torch.full((1024, 1024), 2.0))
 
 
@@ -123,8 +121,8 @@ def test_weights_that_two_layers_share_stay_apart(monkeypatch):
     attention.v_proj.weight = attention.k_proj.weight
     lay_out_as_large(model, monkeypatch)
     assert attention.v_proj.weight is attention.k_proj.weight
-    assert all(attention.q_proj not in layers for layers in siblings(model))
-    assert len(list(siblings(model))) == 2 * model.config.num_hidden_layers - 1
+    assert all(attention.q_proj not in layers for layers in packable_layers(model))
+    assert len(list(packable_layers(model))) == 2 * model.config.num_hidden_layers - 1
 
 
 @pytest.mark.parametrize("biased", [(True, False, False), (False, True, True)])
@@ -134,7 +132,7 @@ def test_with_a_bias_for_some_alone_they_stay_apart(biased, monkeypatch):
         module.add_module(f"{name}_proj", nn.Linear(8, 4, bias=bias))
     before = [each.clone() for each in module.parameters()]
     lay_out_as_large(module, monkeypatch)
-    assert list(siblings(module)) == []
+    assert list(packable_layers(module)) == []
     assert all(torch.equal(*both) for both in zip(module.parameters(), before, strict=True))
 
 
@@ -142,9 +140,9 @@ def test_with_a_bias_for_some_alone_they_stay_apart(biased, monkeypatch):
 @torch.inference_mode()
 def test_with_a_bias_for_some_alone_they_are_taken_one_by_one(biased):
     layers = [nn.Linear(8, 4, bias=bias) for bias in biased]
-    for layer, weight in zip(layers, by_columns([layer.weight for layer in layers]), strict=True):
+    for layer, weight in zip(layers, column_major([layer.weight for layer in layers]), strict=True):
         layer.weight.data = weight
     state = torch.randn(8)
-    parts = Beside(*map(parameters, layers))(state, Given(None, None, None, False))
+    parts = PackedLinear(*map(parameter_table, layers))(state, AttentionInputs(None, None, None, False))
     for part, layer in zip(parts, layers, strict=True):
         torch.testing.assert_close(part, layer(state))

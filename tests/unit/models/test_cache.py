@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.cache import Cache, MissingEntry
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.kv_cache import KVCache, MissingEntry
 from emad_ref.models.stepper import Stepper
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -22,7 +22,7 @@ def stepper() -> Stepper:
     return CausalStepper(small_model("gpt_neox"))
 
 
-def filled(stepper: Stepper, rows: int = 3, length: int = 6) -> tuple[Cache, torch.Tensor]:
+def filled(stepper: Stepper, rows: int = 3, length: int = 6) -> tuple[KVCache, torch.Tensor]:
     """A cache that holds ``length`` tokens of every row in every layer, and the tokens."""
     ids = torch.randint(0, VOCABULARY, (rows, 12), generator=torch.Generator().manual_seed(1))
     cache = stepper.new_cache(rows, 4)
@@ -31,14 +31,14 @@ def filled(stepper: Stepper, rows: int = 3, length: int = 6) -> tuple[Cache, tor
 
 
 def step(
-    stepper: Stepper, cache: Cache, ids: torch.Tensor, first: list[int], depth: int, rows: Any = None
+    stepper: Stepper, cache: KVCache, ids: torch.Tensor, first: list[int], depth: int, rows: Any = None
 ) -> torch.Tensor:
     with torch.inference_mode():
         frame = stepper.frame(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
         return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, depth, frame, cache))
 
 
-def held(cache: Cache) -> list[dict[int, int]]:
+def held(cache: KVCache) -> list[dict[int, int]]:
     """Per layer: session row → length."""
     return [dict(zip(layer.rows.tolist(), layer.length.tolist(), strict=True)) for layer in cache.layers]
 
@@ -119,7 +119,7 @@ def test_entries_are_what_the_block_wrote(stepper: Stepper) -> None:
 
 def test_entries_of_a_layer_that_never_ran() -> None:
     with pytest.raises(BadArgument, match="nothing ran here yet"):
-        Cache(2, 1).layers[1].entries(0)
+        KVCache(2, 1).layers[1].entries(0)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_entries_of_a_layer_that_never_ran() -> None:
         (lambda cache: cache.free(np.array([1])), "caps="),
         (lambda cache: cache.drop(np.array([3])), "rows="),
         (lambda cache: cache.drop(np.array([0, 1, 2])), "some, not all"),
-        (lambda cache: Cache(2, 0), "rows=0"),
-        (lambda cache: Cache(0, 1), "layers=0"),
-        (lambda cache: Cache(1, 1, capacity=0), "capacity=0"),
+        (lambda cache: KVCache(2, 0), "rows=0"),
+        (lambda cache: KVCache(0, 1), "layers=0"),
+        (lambda cache: KVCache(1, 1, capacity=0), "capacity=0"),
     ],
 )
 def test_misuse_is_refused(stepper: Stepper, action: Any, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from emad_ref.models.compiling import compiling, graphs_traced
+from emad_ref.models.generation import count_traced_graphs, strict_compilation
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +23,19 @@ def test_more_shapes_than_the_limit_raise_where_the_plain_step_would_have_gone_o
         step(torch.ones(2))
         assert step(torch.ones(3)).sum() == 6, "uncompiled, and nobody is told"
         other = torch.compile(lambda x: x * 3, backend="eager", dynamic=False)
-        with compiling():
+        with strict_compilation():
             other(torch.ones(2))
-            with pytest.raises(RuntimeError, match="more shapes than TorchDynamo compiles a step for"), compiling():
+            with (
+                pytest.raises(RuntimeError, match="more shapes than TorchDynamo compiles a step for"),
+                strict_compilation(),
+            ):
                 other(torch.ones(3))
     assert not config.fail_on_recompile_limit_hit, "the process keeps its own setting"
 
 
 def test_graphs_that_were_traced_are_counted():
-    before = graphs_traced()
+    before = count_traced_graphs()
     step = torch.compile(lambda x: x + 1, backend="eager")
-    assert graphs_traced() == before, "nothing ran yet"
+    assert count_traced_graphs() == before, "nothing ran yet"
     step(torch.ones(2))
-    assert graphs_traced() == before + 1
+    assert count_traced_graphs() == before + 1

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.filling import require_filled
+from emad_ref.models.checkpoint import require_filled
 from emad_ref.models.loading import load
 from tests.small import FAMILIES, LAYERS, small_model
 
@@ -208,13 +208,13 @@ def test_a_table_that_is_not_finite_is_refused(stored: Callable[..., str], monke
     """Whatever filled it: a stored one, or one computed from a config whose numbers overflow."""
     from emad_ref.models import loading
 
-    read = loading._read
+    read = loading._read_weights
 
     def overflowing(*given: object) -> object:
         model, found = read(*given)
         model.gpt_neox.rotary_emb.inv_freq[0] = torch.inf
         return model, found
 
-    monkeypatch.setattr(loading, "_read", overflowing)
+    monkeypatch.setattr(loading, "_read_weights", overflowing)
     with pytest.raises(BadArgument, match=r"expected finite weights; gpt_neox\.rotary_emb\.inv_freq holds NaN"):
         load(stored("gpt_neox"))

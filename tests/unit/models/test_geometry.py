@@ -10,7 +10,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.models import families
-from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.families import anatomy_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, geometry_named, geometry_of
 from tests.small import FAMILIES, small_config, small_model
 
@@ -151,7 +151,7 @@ def test_unknown_names_are_refused() -> None:
 def test_no_torch_is_imported() -> None:
     code = (
         "import sys; from emad_ref.models.geometry import geometry_named;"
-        "import emad_ref.models.anatomy, emad_ref.meters.flops, emad_ref.audit.tolerances;"
+        "import emad_ref.models.families, emad_ref.benchmark.flops, emad_ref.audit.tolerances;"
         "assert 'torch' not in sys.modules, 'import'; geometry_named('gpt2')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.graphs.engine import ENGINES, WARM_UP, CudaEngine, NotCaptured
+from emad_ref.models.graphs.capture import CAPTURE_ENGINES, WARM_UP_RUNS, CudaCaptureEngine, GraphCaptureError
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, small_model
@@ -89,7 +89,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_a_capture_is_warmed_up_aside_and_both_streams_wait(cuda: Cuda):
-    engine, result = CudaEngine(torch.device("cuda:0")), torch.zeros(1)
+    engine, result = CudaCaptureEngine(torch.device("cuda:0")), torch.zeros(1)
 
     def function() -> torch.Tensor:
         cuda.said.append(f"run on {cuda.stream_now}")
@@ -99,7 +99,7 @@ def test_a_capture_is_warmed_up_aside_and_both_streams_wait(cuda: Cuda):
     assert cuda.said == [
         "cuda:0",
         "side waits for default",
-        *["run on side"] * WARM_UP,
+        *["run on side"] * WARM_UP_RUNS,
         "default waits for side",
         ("capture", 1, "thread_local"),
         "run on capture",
@@ -110,7 +110,7 @@ def test_a_capture_is_warmed_up_aside_and_both_streams_wait(cuda: Cuda):
 
 
 def test_graphs_of_one_engine_share_a_pool_that_its_first_graph_keeps(cuda: Cuda):
-    engine = CudaEngine(torch.device("cuda:0"))
+    engine = CudaCaptureEngine(torch.device("cuda:0"))
     for _ in range(3):
         engine.capture(lambda: torch.zeros(1))
     assert [said[1] for said in cuda.said if said[0] == "capture"] == [1, 1, 1]
@@ -119,13 +119,13 @@ def test_graphs_of_one_engine_share_a_pool_that_its_first_graph_keeps(cuda: Cuda
 
 def test_a_refused_capture_says_why_and_leaves_the_stream_as_it_was(cuda: Cuda):
     cuda.refuses = "CUDA error: operation not permitted when stream is capturing\nCompile with `TORCH_USE_CUDA_DSA`"
-    with pytest.raises(NotCaptured, match=r"^RuntimeError: CUDA error: operation .* capturing$"):
-        CudaEngine(torch.device("cuda:0")).capture(lambda: torch.zeros(1))
+    with pytest.raises(GraphCaptureError, match=r"^RuntimeError: CUDA error: operation .* capturing$"):
+        CudaCaptureEngine(torch.device("cuda:0")).capture(lambda: torch.zeros(1))
     assert cuda.stream_now == "default"
 
 
 def test_only_cuda_has_an_engine():
-    assert {"cuda": CudaEngine} == ENGINES
+    assert {"cuda": CudaCaptureEngine} == CAPTURE_ENGINES
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

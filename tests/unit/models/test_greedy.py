@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import Study
-from emad_ref.evidence.subject import Subject
-from emad_ref.models.greedy import greedy, remark_on, settings_left_out
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import Study
+from emad_ref.models.generation import describe_ignored, greedy_generate, ignored_settings
 from emad_ref.models.loading import load
 from emad_ref.protocol import Prompt
-from emad_ref.screening.lossless import by_assistant, by_generate, by_lookup
+from emad_ref.screening.drafts import by_assistant, by_generate, by_lookup
 from tests.small import VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
 
@@ -86,9 +86,9 @@ def hostile(plain: Any) -> Any:
 def test_no_setting_of_the_model_changes_a_token(hostile: Any, name: str) -> None:
     setattr(hostile.generation_config, name, HOSTILE[name])
     before = copy.deepcopy(hostile.generation_config.to_dict())
-    assert greedy(hostile, given(), NEW).tolist() == argmax(hostile, READ, NEW)
+    assert greedy_generate(hostile, given(), NEW).tolist() == argmax(hostile, READ, NEW)
     assert hostile.generation_config.to_dict() == before, "it is the model's own again"
-    assert set(settings_left_out(hostile)) == {name} - {"eos_token_id", "pad_token_id"}
+    assert set(ignored_settings(hostile)) == {name} - {"eos_token_id", "pad_token_id"}
 
 
 def test_every_setting_there_is_stays_outside(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,21 +103,21 @@ def test_every_setting_there_is_stays_outside(hostile: Any, monkeypatch: pytest.
         return inputs
 
     monkeypatch.setattr(hostile, "generate", generate)
-    greedy(hostile, given(), NEW, ends={4, 2})
+    greedy_generate(hostile, given(), NEW, ends={4, 2})
     chosen = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": [2, 4], "pad_token_id": 2}
     ((own, asked, rest),) = seen
     assert set(own) <= {"transformers_version"}
     assert {name: value for name, value in asked.items() if name != "transformers_version"} == chosen
     assert rest == {"attention_mask"}
     ids = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
-    assert set(settings_left_out(hostile)) == names - ids
-    assert 'top_k="the model\'s top_k"' in remark_on(settings_left_out(hostile))
+    assert set(ignored_settings(hostile)) == names - ids
+    assert 'top_k="the model\'s top_k"' in describe_ignored(ignored_settings(hostile))
 
 
 def test_what_fails_leaves_the_models_settings_alone(hostile: Any) -> None:
     mine = hostile.generation_config
     with pytest.raises(AttributeError):
-        greedy(hostile, {"inputs": "no tensor", "attention_mask": None}, NEW)
+        greedy_generate(hostile, {"inputs": "no tensor", "attention_mask": None}, NEW)
     assert hostile.generation_config is mine
 
 
@@ -125,7 +125,7 @@ def test_a_row_ends_at_each_of_the_ends_and_is_filled(plain: Any) -> None:
     texts = argmax(plain, READ, NEW)
     first, second = texts[0][6], texts[1][5]
     for padding, fill in ((None, min(first, second)), (3, 3)):
-        rows = greedy(plain, given(), NEW, ends={first, second}, padding=padding).tolist()
+        rows = greedy_generate(plain, given(), NEW, ends={first, second}, padding=padding).tolist()
         for row, text in zip(rows, texts, strict=True):
             end = next(at for at in range(4, len(text)) if text[at] in (first, second))
             assert row[: end + 1] == text[: end + 1]
@@ -133,10 +133,10 @@ def test_a_row_ends_at_each_of_the_ends_and_is_filled(plain: Any) -> None:
 
 
 def test_values_are_told_in_short() -> None:
-    said = remark_on({"suppress_tokens": list(range(500)), "num_beams": 4})
+    said = describe_ignored({"suppress_tokens": list(range(500)), "num_beams": 4})
     assert "num_beams=4: left out of every baseline" in said
     assert len(said) < 250
-    assert remark_on({}) == ""
+    assert describe_ignored({}) == ""
 
 
 # ---------------------------------------------------------------- who calls it
@@ -158,7 +158,7 @@ def test_every_baseline_of_a_run_is_plain(nano: Any) -> None:
     tokens = nano.tokenizer.encode("Ada has 3 pens. Ada finds 4 pens. Ada has")
     (wanted,) = argmax(nano.model, torch.tensor([tokens]), NEW)
     prompt = Prompt(np.array(tokens))
-    subject = Subject(nano, Study(), Host())
+    subject = ModelUnderTest(nano, Study(), RunResources())
     assert subject.own_greedy([prompt], NEW)[0].tolist() == wanted[len(tokens) :]
     for way in (by_generate(nano), by_lookup(nano), by_assistant(nano, load("emad-nano"))):
         assert way(prompt, NEW).tolist() == wanted[len(tokens) :]
@@ -169,7 +169,7 @@ def test_an_assistants_settings_are_left_out_too(nano: Any, monkeypatch: pytest.
     monkeypatch.setattr(
         model, "generate", lambda assistant_model, **rest: asked.append(assistant_model.generation_config)
     )
-    greedy(model, given(), NEW, assistant=nano.model)
+    greedy_generate(model, given(), NEW, assistant=nano.model)
     assert set(asked[0].to_diff_dict()) <= {"transformers_version"}
     assert nano.model.generation_config.num_beams == SPOILED["num_beams"], "back again"
 
@@ -183,7 +183,7 @@ def test_an_encoder_decoders_baseline_is_plain() -> None:
             logits = model(input_ids=read, decoder_input_ids=wanted, use_cache=False).logits
             wanted = torch.cat([wanted, logits[:, -1:].argmax(-1)], dim=1)
     model.generation_config.update(**SPOILED, encoder_no_repeat_ngram_size=1, forced_bos_token_id=7)
-    found = greedy(model, given(read) | {"decoder_input_ids": start}, NEW, decoder_start_token_id=0)
+    found = greedy_generate(model, given(read) | {"decoder_input_ids": start}, NEW, decoder_start_token_id=0)
     assert found.tolist() == wanted.tolist()
 
 
@@ -197,5 +197,5 @@ def test_what_a_config_wants_collected_is_not_and_is_named(tmp_path: Path, name:
     assert f"{name}=True: left out" in loaded.remarks[0]
     seen: list[SimpleNamespace] = []
     loaded.model.register_forward_hook(lambda module, given, made: seen.append(made))
-    greedy(loaded.model, given(), 2)
+    greedy_generate(loaded.model, given(), 2)
     assert (seen[0].hidden_states, seen[0].attentions) == (None, None)

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from emad_ref.models.beside import GAP
-from emad_ref.models.layout import laid_out, lay_out
 from emad_ref.models.loading import fingerprint_of, load
-from emad_ref.models.pages import LARGE, PAGE
+from emad_ref.models.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weight, lay_out_weights
 from tests.small import small_model
 
 IDS = torch.arange(3, 11)[None]
@@ -32,7 +30,7 @@ def both(request):
     """A small model as it is made, and the same laid out."""
     plain = small_model(request.param, torch.float32)
     laid = deepcopy(plain)
-    lay_out(laid)
+    lay_out_weights(laid)
     return plain, laid
 
 
@@ -69,7 +67,7 @@ def test_what_an_embedding_shares_is_neither_moved_nor_copied(both):
 def test_a_second_time_changes_and_copies_nothing(both):
     _, laid = both
     places = {name: (weight.data_ptr(), weight.stride()) for name, weight in laid.named_parameters()}
-    lay_out(laid)
+    lay_out_weights(laid)
     assert {name: (weight.data_ptr(), weight.stride()) for name, weight in laid.named_parameters()} == places
 
 
@@ -84,38 +82,38 @@ def test_the_model_says_the_same(both):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_stay_as_they_are(dtype):
     weight = torch.arange(12, dtype=dtype).reshape(3, 4)
-    assert laid_out(weight) is weight
+    assert lay_out_weight(weight) is weight
 
 
 @pytest.mark.parametrize("shape", [(2048, 512), (512, 2048)], ids=["wide", "tall"])
 def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
     weight = torch.randn(shape)
     assert weight.numel() * weight.element_size() == LARGE
-    laid, gap = laid_out(weight), GAP if shape[0] > shape[1] else 0
+    laid, gap = lay_out_weight(weight), RUN_GAP if shape[0] > shape[1] else 0
     assert torch.equal(laid, weight)
     assert along_its_longer_side(laid, gap)
     assert laid.data_ptr() % PAGE == 0
     assert laid.untyped_storage().nbytes() == LARGE + gap * 512 * 4  # what is idle on the last page is nobody's to save
-    assert laid_out(laid).data_ptr() == laid.data_ptr()
+    assert lay_out_weight(laid).data_ptr() == laid.data_ptr()
     elsewhere = torch.empty(laid.untyped_storage().nbytes() // 4 + 1)[1:].as_strided(laid.shape, laid.stride())
     assert elsewhere.copy_(laid).data_ptr() % PAGE
-    assert laid_out(elsewhere).data_ptr() % PAGE == 0
+    assert lay_out_weight(elsewhere).data_ptr() % PAGE == 0
 
 
 def test_where_there_are_no_large_pages_a_large_weight_lies_where_any_does(monkeypatch):
-    monkeypatch.setattr("emad_ref.models.pages._ON_LARGE_PAGES", None)
+    monkeypatch.setattr("emad_ref.models.weight_layout._ON_LARGE_PAGES", None)
     weight = torch.randn(512, 2048)
-    assert laid_out(weight) is weight
-    laid = laid_out(weight.t())
-    assert along_its_longer_side(laid, GAP)
-    assert laid_out(laid) is laid
+    assert lay_out_weight(weight) is weight
+    laid = lay_out_weight(weight.t())
+    assert along_its_longer_side(laid, RUN_GAP)
+    assert lay_out_weight(laid) is laid
 
 
 def test_embeddings_and_what_they_share_go_to_large_pages_together():
     embedding, head = nn.Embedding(4096, 256), nn.Linear(256, 4096, bias=False)
     head.weight = embedding.weight
     before = embedding.weight.detach().clone()
-    lay_out(nn.ModuleList([head, embedding]))
+    lay_out_weights(nn.ModuleList([head, embedding]))
     assert head.weight is embedding.weight
     assert embedding.weight.is_contiguous()
     assert embedding.weight.data_ptr() % PAGE == 0
@@ -123,7 +121,7 @@ def test_embeddings_and_what_they_share_go_to_large_pages_together():
 
 
 def test_a_view_of_a_large_weight_lives_on_without_it():
-    laid = laid_out(torch.ones(512, 2048))
+    laid = lay_out_weight(torch.ones(512, 2048))
     view = laid[:2]
     del laid
     assert torch.equal(view, torch.ones(2, 2048))

@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import bundled, loading
-from emad_ref.models.again import Whence
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import HUB, ModelUnavailable, fingerprint_of, load
+from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.stepper import Stepper
 from tests.devices import FIRST, SECOND, two_devices
 from tests.small import small_model
@@ -69,7 +69,7 @@ class TestFolder:
             loaded = load(str(folder), backend=backend)
             assert loaded.facts["backend"] == loaded.provenance["backend"] == backend
             assert all((step is not None) == steps for step in loaded.stepper._steps)
-        again = Whence.of(loaded).load()
+        again = ModelSpec.of(loaded).load()
         assert again.provenance["backend"] == "walked"
         with pytest.raises(BadArgument, match="backend='other', but expected one of fast, eager, walked"):
             load(str(folder), backend="other")
@@ -212,7 +212,7 @@ class TestHub:
         def refuse(*_: Any, **__: Any) -> str:
             raise refusal("403 Client Error.", response=SimpleNamespace(headers={}, request=None))
 
-        monkeypatch.setattr(loading, "reachable", lambda: True)
+        monkeypatch.setattr(loading, "is_hub_reachable", lambda: True)
         monkeypatch.setattr(loading, "hf_hub_download", refuse)
         with pytest.raises(ModelUnavailable, match=rf"hub repository owner/model could not be read: {said}") as caught:
             load("owner/model")

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models import geometry
-from emad_ref.models.agreement import ModelMismatch
-from emad_ref.models.cache import MissingEntry
 from emad_ref.models.geometry import geometry_named, geometry_of
+from emad_ref.models.kv_cache import MissingEntry
 from emad_ref.models.loading import load
-from emad_ref.models.seq2seq import Encoded, Seq2SeqStepper, SourceCache
+from emad_ref.models.seq2seq import EncodedSources, Seq2SeqKVCache, Seq2SeqStepper
+from emad_ref.models.stepper import ModelMismatch
 from tests.small import small_model
 
 LAYERS, VOCABULARY, HEADS, WIDTH, HIDDEN = 6, 101, 4, 12, 32  # heads · d_kv ≠ d_model, decoder deeper than encoder
@@ -76,12 +76,14 @@ def at(first: list[int], n: int = 1) -> np.ndarray:
     return np.array(first)[:, None] + np.arange(n)
 
 
-def states(stepper: Seq2SeqStepper, cache: SourceCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
+def states(stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
     frame = stepper.frame(at(first, ids.shape[1]), cache)
     return stepper.run(stepper.embed(ids, frame), 0, depth, frame, cache)
 
 
-def advance(stepper: Seq2SeqStepper, cache: SourceCache, ids: Tensor, first: list[int], depth: int = LAYERS) -> Tensor:
+def advance(
+    stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, ids: Tensor, first: list[int], depth: int = LAYERS
+) -> Tensor:
     return stepper.logits(states(stepper, cache, ids, first, depth))
 
 
@@ -313,7 +315,7 @@ def test_models_that_cannot_be_walked_are_refused() -> None:
 ENCODE = Seq2SeqStepper.encode
 DEFECTS: dict[str, Any] = {
     "position_bias": lambda self, distances: distances.new_zeros(1, HEADS, *distances.shape[1:], dtype=self.dtype),
-    "encode": lambda self, sources: Encoded(
+    "encode": lambda self, sources: EncodedSources(
         (whole := ENCODE(self, sources)).states, (whole.width,) * len(sources)
     ),  # padding of the source is read
     "normed": lambda self, hidden: self._final_norm(hidden),  # a tied head without its scale

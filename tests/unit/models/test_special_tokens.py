@@ -14,11 +14,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from emad_ref.decoding.selftext import own_documents
+from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.decoding.streaming import prompt_of, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
-from emad_ref.models.special_tokens import SpecialTokens, special_tokens_of
+from emad_ref.models.tokenizers import SpecialTokens, special_tokens_of
 from tests.small import VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
 
@@ -236,7 +236,7 @@ def test_a_models_own_text_ends_at_every_end_and_holds_none(tmp_path: Path) -> N
         model.lm_head.weight[[EOS, TURN]] *= 3.0  # it ends its texts now and then
     loaded = load(stored(tmp_path / "model", model, LLAMA, AGREED, ids(BOS, [EOS, TURN])))
     given, derived = (
-        [d.tolist() for d in islice(own_documents(loaded.stepper, BOS, 40, "train", ends=ends), 32)]
+        [d.tolist() for d in islice(sampled_documents(loaded.stepper, BOS, 40, "train", ends=ends), 32)]
         for ends in (loaded.ends, None)
     )
     assert given == derived, "the stepper's own model declares them, too"
@@ -248,7 +248,7 @@ def test_a_model_that_opens_no_text_writes_none(tmp_path: Path) -> None:
     loaded = load(stored(tmp_path / "model", llama(), {}, ids(), ids()))
     assert loaded.opening is None
     with pytest.raises(BadArgument, match="corpus='self', but expected a model that declares which token opens a text"):
-        own_documents(loaded.stepper, loaded.opening, 8, "train", ends=loaded.ends)
+        sampled_documents(loaded.stepper, loaded.opening, 8, "train", ends=loaded.ends)
 
 
 def test_what_is_remarked_is_told_once_and_stands_among_the_facts(tmp_path: Path, caplog) -> None:

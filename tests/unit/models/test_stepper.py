@@ -12,11 +12,10 @@ import transformers as hf
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.agreement import ModelMismatch, SizeMismatch, parameters_held
-from emad_ref.models.cache import Cache, MissingEntry
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.kv_cache import KVCache, MissingEntry
+from emad_ref.models.stepper import ModelMismatch, SizeMismatch, Stepper, count_parameters
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
 
 # RMSNorm and Gemma 2's softmax compute in float32 even in a float64 model; LayerNorm families stay in float64
@@ -71,7 +70,7 @@ def plain_states(stepper: Stepper, ids: Tensor) -> list[Tensor]:
     return states
 
 
-def advance(stepper: Stepper, cache: Cache, ids: Tensor, first: list[int], depth: int) -> Tensor:
+def advance(stepper: Stepper, cache: KVCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
     """Logits of one chunk for all rows at one depth."""
     frame = stepper.frame(at(first, ids.shape[1]), cache)
     return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, depth, frame, cache))
@@ -401,7 +400,7 @@ class TestConstruction:
 
     def test_tied_parameters_count_once(self) -> None:
         model = small_model("opt")
-        assert parameters_held(model) == sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+        assert count_parameters(model) == sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
         assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
     def test_a_model_that_also_sees_is_held_to_its_text_part(self) -> None:
@@ -410,8 +409,8 @@ class TestConstruction:
                  "image_size": 28, "patch_size": 14}  # fmt: skip
         config = hf.Gemma3Config(text_config=text, vision_config=sight, mm_tokens_per_image=1)
         model = small_model("gemma3", config=config)
-        assert parameters_held(model) == CausalStepper(model).geometry.parameters()
-        assert parameters_held(model) < sum(p.numel() for p in model.parameters())
+        assert count_parameters(model) == CausalStepper(model).geometry.parameters()
+        assert count_parameters(model) < sum(p.numel() for p in model.parameters())
         model.get_decoder().layers[0].adapter = torch.nn.Linear(32, 7)
         with pytest.raises(SizeMismatch):
             CausalStepper(model)

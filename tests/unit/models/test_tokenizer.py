@@ -16,11 +16,11 @@ from transformers import AutoConfig, ByT5Tokenizer, CanineTokenizer, PreTrainedT
 
 from emad_ref import cli
 from emad_ref.decoding.pair import shared_vocabulary
-from emad_ref.decoding.streaming import Words, stream
+from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
-from emad_ref.models.tokenizer import SAMPLE, require_tokenizer, tokenizer_identity
+from emad_ref.models.tokenizers import SAMPLE, require_tokenizer, tokenizer_identity
 from tests.small import small_model
 
 ROWS = 512
@@ -63,11 +63,11 @@ def test_python_and_rust_give_the_same_text_piece_by_piece(text: str) -> None:
     """A character of several bytes is empty until its last; what never becomes one is told at the end."""
     tokenizer = ByT5Tokenizer()
     ids = tokenizer.encode(text, add_special_tokens=False)
-    words = Words(tokenizer)
+    words = IncrementalDetokenizer(tokenizer)
     pieces = [words.add(token) for token in ids]
     assert "".join(pieces) == text
     assert len([piece for piece in pieces if piece]) == len(text)
-    cut = Words(tokenizer)
+    cut = IncrementalDetokenizer(tokenizer)
     assert "".join(cut.add(token) for token in tokenizer.encode("é", add_special_tokens=False)[:1]) == ""
     assert cut.rest() in ("", "\ufffd")
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import FEATURES, BinSpec
-from emad_ref.policy.bins import (
+from emad_ref.exit_rules.bins import (
     ancestors,
     bin_index,
     bin_names,
@@ -17,6 +16,7 @@ from emad_ref.policy.bins import (
     frequency_buckets,
     rank_edges,
 )
+from emad_ref.point import FEATURES, BinSpec
 
 FREQUENCY = bytes([0, 1, 2, 1])
 POSITION = np.array([1, 32, 33, 128, 129, 4000])

@@ -11,47 +11,55 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import (
+    CONFIDENCES,
+    PRUNINGS,
+    decay_factor,
+    early_exit_point,
+    fires,
+    fixed_entropy_point,
+    kept_vocabulary,
+    softmax_response_point,
+)
 from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.policy.early_exit import CONFIDENCES, PRUNINGS, early_exit, kept_tokens
-from emad_ref.policy.thresholds import decayed, fires, fixed_entropy, response
-from emad_ref.signals import SIGNALS, layers_read
+from emad_ref.signals import SIGNALS, required_layers
 
 L, V = 24, 32_128  # T5-large
 
 
 @pytest.mark.parametrize(("layer", "k"), [(2, 2781), (7, 842), (19, 315), (24, 250)])
 def test_the_kept_tokens_are_the_published_ones_on_the_published_model(layer: int, k: int) -> None:
-    assert kept_tokens(layer, L, V) == k
+    assert kept_vocabulary(layer, L, V) == k
 
 
 def test_elsewhere_the_kept_share_is_that_of_the_same_relative_depth() -> None:
-    assert kept_tokens(4, 12, V) == kept_tokens(8, 24, V) == kept_tokens(16, 48, V)
-    assert kept_tokens(2, L, 4 * V) == math.floor(4 * 35_000 / (1 + 139 * 2 / 24)) == 11_125
-    assert kept_tokens(24, L, 2 * V) == 500, "the floor scales too"
-    assert kept_tokens(8, 12, 512) == 5
+    assert kept_vocabulary(4, 12, V) == kept_vocabulary(8, 24, V) == kept_vocabulary(16, 48, V)
+    assert kept_vocabulary(2, L, 4 * V) == math.floor(4 * 35_000 / (1 + 139 * 2 / 24)) == 11_125
+    assert kept_vocabulary(24, L, 2 * V) == 500, "the floor scales too"
+    assert kept_vocabulary(8, 12, 512) == 5
 
 
 @pytest.mark.parametrize(("layer", "vocabulary", "named"), [(0, V, "layer"), (25, V, "layer"), (24, 256, "vocabulary")])
 def test_a_layer_that_is_none_and_a_vocabulary_too_small_are_refused(layer: int, vocabulary: int, named: str) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        kept_tokens(layer, L, vocabulary)
+        kept_vocabulary(layer, L, vocabulary)
 
 
 def test_257_tokens_are_the_least_that_leave_two() -> None:
     with pytest.raises(BadArgument, match="vocabulary=257, but expected 258 tokens"):
-        kept_tokens(24, L, 257)
-    assert kept_tokens(24, L, 258) == 2
+        kept_vocabulary(24, L, 257)
+    assert kept_vocabulary(24, L, 258) == 2
 
 
 def test_fixed_keeps_what_decaying_starts_from() -> None:
-    fixed = early_exit("softmax_response", L, V, 7, pruning="fixed").confidence
-    decaying = early_exit("softmax_response", L, V, 7, pruning="decaying").confidence
-    adaptive = early_exit("softmax_response", L, V, 7, pruning="adaptive").confidence
+    fixed = early_exit_point("softmax_response", L, V, 7, pruning="fixed").confidence
+    decaying = early_exit_point("softmax_response", L, V, 7, pruning="decaying").confidence
+    adaptive = early_exit_point("softmax_response", L, V, 7, pruning="adaptive").confidence
     assert fixed is not None
     assert decaying is not None
     assert adaptive is not None
     assert fixed.kept == (842,) * 16  # layers 8 … 23
-    assert decaying.kept == tuple(kept_tokens(layer, L, V) for layer in range(8, 24))
+    assert decaying.kept == tuple(kept_vocabulary(layer, L, V) for layer in range(8, 24))
     assert (decaying.kept[0], decaying.kept[-1]) == (739, 260)
     assert (adaptive.kept, adaptive.shrink) == ((), 0.9)
 
@@ -68,7 +76,7 @@ def test_fixed_keeps_what_decaying_starts_from() -> None:
 def test_only_what_a_rule_needs_is_probed_and_nothing_fires_before_it_may(
     signal: str, probes: tuple[int, ...], first: int
 ) -> None:
-    point = early_exit(signal, 12, V, 8, 0.8)
+    point = early_exit_point(signal, 12, V, 8, 0.8)
     assert point.probes == probes
     assert point.thresholds == (tuple(0.8 if probe >= first else math.inf for probe in probes),)
     assert (point.signal, point.family, point.schedule, point.ceiling) == (signal, signal, "copying", 12)
@@ -80,9 +88,9 @@ def test_every_rule_and_pruning_makes_a_point_of_its_own_or_is_refused() -> None
     for signal, pruning in product(CONFIDENCES, PRUNINGS):
         if pruning != "none" and not SIGNALS[signal].prunable:
             with pytest.raises(BadArgument, match=f"no pruning for {signal}; for softmax_response and jsd_contrast"):
-                early_exit(signal, L, V, 7, pruning=pruning)
+                early_exit_point(signal, L, V, 7, pruning=pruning)
             continue
-        points[signal, pruning] = early_exit(signal, L, V, 7, pruning=pruning)
+        points[signal, pruning] = early_exit_point(signal, L, V, 7, pruning=pruning)
     assert len(points) == len({point.name for point in points.values()}) == len(set(points.values()))
     assert len({point.family for point in points.values()}) == len(points)
     assert {pruning for signal, pruning in points if SIGNALS[signal].prunable} == set(PRUNINGS)
@@ -95,20 +103,20 @@ def test_names_tell_points_of_a_sweep_apart() -> None:
         {}, {"alpha": 0.2}, {"alpha_decay": 0.5}, {"emit": "expert"}, {"rescale": True}, {"decay": (4.0, 64.0)},
         {"schedule": "monotone"}, {"threshold": 0.85}, {"minimum": 6},
     ]  # fmt: skip
-    names = {early_exit("jsd_contrast", 12, V, **{"minimum": 4, **change}).name for change in changes}  # type: ignore[arg-type]
+    names = {early_exit_point("jsd_contrast", 12, V, **{"minimum": 4, **change}).name for change in changes}  # type: ignore[arg-type]
     assert len(names) == len(changes)
     assert "jsd contrast j=4 λ=0.90 α=0.10 copying" in names
 
 
 def test_with_amateurs_below_the_minimum_layer_jsd_decides_at_that_layer_itself() -> None:
     """The authors' code; the paper's reading has nothing to contrast with there and first decides a layer later."""
-    paper, coded = (early_exit("jsd_contrast", 12, V, 4, amateurs_from=first) for first in (None, 2))
+    paper, coded = (early_exit_point("jsd_contrast", 12, V, 4, amateurs_from=first) for first in (None, 2))
     for point, probes, first in ((paper, range(4, 12), 5), (coded, range(2, 12), 4)):
         assert point.probes == tuple(probes)
         assert min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1) == first
     assert (coded.confidence.minimum, paper.confidence.minimum) == (2, 4)
     assert coded.name == "jsd contrast j=4 λ=0.90 amateurs from 2 α=0.10 copying"
-    assert early_exit("jsd_contrast", 12, V, 4, amateurs_from=4) == paper
+    assert early_exit_point("jsd_contrast", 12, V, 4, amateurs_from=4) == paper
 
 
 @pytest.mark.parametrize(
@@ -122,25 +130,25 @@ def test_with_amateurs_below_the_minimum_layer_jsd_decides_at_that_layer_itself(
 )
 def test_amateurs_that_mean_nothing_are_refused(signal: str, first: int, pruning: str) -> None:
     with pytest.raises(BadArgument, match=r"^amateurs_from="):
-        early_exit(signal, 12, V, 4, pruning=pruning, amateurs_from=first)
+        early_exit_point(signal, 12, V, 4, pruning=pruning, amateurs_from=first)
 
 
 def test_the_combined_rule_is_the_contrast_among_the_kept_tokens() -> None:
     """Pruning changes what is read, nothing else; the paper's wording, no head set but the kept tokens, is α = 0."""
-    plain = early_exit("jsd_contrast", L, V, 7)
+    plain = early_exit_point("jsd_contrast", L, V, 7)
     for pruning in ("fixed", "decaying", "adaptive"):
-        combined = early_exit("jsd_contrast", L, V, 7, pruning=pruning)
+        combined = early_exit_point("jsd_contrast", L, V, 7, pruning=pruning)
         assert combined.confidence is not None
         unpruned = replace(combined.confidence, kept=(), shrink=None)
         assert replace(combined, confidence=unpruned, name="", family="") == replace(plain, name="", family="")
-    worded = early_exit("jsd_contrast", L, V, 7, pruning="adaptive", alpha=0.0).confidence
+    worded = early_exit_point("jsd_contrast", L, V, 7, pruning="adaptive", alpha=0.0).confidence
     assert worded is not None
     assert worded.alpha == 0
 
 
 def test_the_plain_response_is_the_point_that_traces_replay() -> None:
-    plain = early_exit("softmax_response", 12, V, 8, schedule="monotone")
-    assert replace(plain, name="") == replace(response(12, (8, 9, 10, 11), 0.9), name="")
+    plain = early_exit_point("softmax_response", 12, V, 8, schedule="monotone")
+    assert replace(plain, name="") == replace(softmax_response_point(12, (8, 9, 10, 11), 0.9), name="")
 
 
 @pytest.mark.parametrize(
@@ -157,15 +165,15 @@ def test_a_rule_without_a_layer_to_decide_at_is_refused(
     arguments: tuple[str, int, int, int], named: str, message: str
 ) -> None:
     with pytest.raises(BadArgument, match=f"^{named}=") as refused:
-        early_exit(*arguments)
+        early_exit_point(*arguments)
     assert message in str(refused.value)
 
 
 def test_an_unknown_pruning_and_one_without_a_layer_are_refused() -> None:
     with pytest.raises(BadArgument, match="pruning='some', but expected one of none, fixed"):
-        early_exit("softmax_response", 12, V, 4, pruning="some")
+        early_exit_point("softmax_response", 12, V, 4, pruning="some")
     with pytest.raises(BadArgument, match="minimum=11, but expected a layer in 1–10; after it no layer"):
-        early_exit("softmax_response", 12, V, 11, pruning="fixed")
+        early_exit_point("softmax_response", 12, V, 11, pruning="fixed")
 
 
 @pytest.mark.parametrize(
@@ -190,8 +198,8 @@ def test_a_confidence_that_means_nothing_is_refused(change: dict[str, object], n
     assert message in str(refused.value)
 
 
-JSD = early_exit("jsd_contrast", 8, V, 4)
-PRUNED = early_exit("softmax_response", 8, V, 4, pruning="fixed")
+JSD = early_exit_point("jsd_contrast", 8, V, 4)
+PRUNED = early_exit_point("softmax_response", 8, V, 4, pruning="fixed")
 
 
 @pytest.mark.parametrize(
@@ -218,8 +226,8 @@ def test_a_point_and_its_confidence_must_fit(
 
 
 def test_nothing_may_fire_below_the_minimum_layer() -> None:
-    point = early_exit("weighted_contrast", 8, V, 4)
-    assert point.probes == layers_read("weighted_contrast", 4, 8) == (2, 3, 4, 5, 6, 7)
+    point = early_exit_point("weighted_contrast", 8, V, 4)
+    assert point.probes == required_layers("weighted_contrast", 4, 8) == (2, 3, 4, 5, 6, 7)
     with pytest.raises(BadArgument, match="inf below the minimum layer; nothing is decided there"):
         replace(point, thresholds=((math.inf, *(0.9,) * 5),))
 
@@ -228,15 +236,15 @@ def test_nothing_may_fire_below_the_minimum_layer() -> None:
 
 
 def test_a_decaying_threshold_starts_whole_and_ends_at_nine_tenths() -> None:
-    assert decayed((4.0, 100), np.array([0])).tolist() == [1.0]
+    assert decay_factor((4.0, 100), np.array([0])).tolist() == [1.0]
     expected = [0.9 + 0.1 * math.exp(-4 * t / 100) for t in (1, 50, 100)]
-    assert np.allclose(decayed((4.0, 100), np.array([1, 50, 100])), expected)
-    assert decayed((1e3, 100), np.array([10**6])).tolist() == [0.9]
-    assert decayed((0.0, 100), np.array([7])).tolist() == [1.0]
+    assert np.allclose(decay_factor((4.0, 100), np.array([1, 50, 100])), expected)
+    assert decay_factor((1e3, 100), np.array([10**6])).tolist() == [0.9]
+    assert decay_factor((0.0, 100), np.array([7])).tolist() == [1.0]
 
 
 def test_later_tokens_fire_at_less_confidence() -> None:
-    point = replace(response(12, (4,), 0.9), decay=(4.0, 10))
+    point = replace(softmax_response_point(12, (4,), 0.9), decay=(4.0, 10))
     signal = np.array([0.9, 0.89, 0.85, 0.85, 0.80, np.nan], dtype=np.float32)
     assert fires(point, 0, signal, decided=np.array([0, 0, 0, 9, 99, 99])).tolist() == [
         True, False, False, True, False, False,
@@ -246,13 +254,13 @@ def test_later_tokens_fire_at_less_confidence() -> None:
 
 
 def test_a_threshold_that_never_fires_does_not_decay_into_one_that_does() -> None:
-    point = replace(response(12, (4,), math.inf), decay=(4.0, 10))
+    point = replace(softmax_response_point(12, (4,), math.inf), decay=(4.0, 10))
     assert not fires(point, 0, np.ones(2, dtype=np.float32), decided=np.array([0, 10**6])).any()
 
 
 def test_constant_thresholds_ask_for_no_index_and_decaying_ones_do() -> None:
     signal = np.array([0.95], dtype=np.float32)
-    plain = response(12, (4,), 0.9)
+    plain = softmax_response_point(12, (4,), 0.9)
     assert fires(plain, 0, signal, decided=np.array([3])).tolist() == fires(plain, 0, signal).tolist() == [True]
     with pytest.raises(BadArgument, match="decided=None, but expected the index of every decided token"):
         fires(replace(plain, decay=(4.0, 10)), 0, signal)
@@ -261,12 +269,16 @@ def test_constant_thresholds_ask_for_no_index_and_decaying_ones_do() -> None:
 @pytest.mark.parametrize(
     ("point", "change", "message"),
     [
-        (response(12, (4,), 0.9), {"decay": (-1.0, 10)}, "rate ≥ 0, tokens ≥ 1"),
-        (response(12, (4,), 0.9), {"decay": (1.0, 0)}, "rate ≥ 0, tokens ≥ 1"),
-        (response(12, (4,), 0.9), {"decay": (math.inf, 10)}, "both finite"),
-        (response(12, (4,), 0.9), {"decay": (math.nan, 10)}, "both finite"),
-        (fixed_entropy(12, (4,), 0.5), {"decay": (1.0, 10)}, "None for a signal that falls"),
-        (response(12, (4, 6), 0.9), {"decay": (1.0, 10), "interpolate": True}, "where exits lie between probes"),
+        (softmax_response_point(12, (4,), 0.9), {"decay": (-1.0, 10)}, "rate ≥ 0, tokens ≥ 1"),
+        (softmax_response_point(12, (4,), 0.9), {"decay": (1.0, 0)}, "rate ≥ 0, tokens ≥ 1"),
+        (softmax_response_point(12, (4,), 0.9), {"decay": (math.inf, 10)}, "both finite"),
+        (softmax_response_point(12, (4,), 0.9), {"decay": (math.nan, 10)}, "both finite"),
+        (fixed_entropy_point(12, (4,), 0.5), {"decay": (1.0, 10)}, "None for a signal that falls"),
+        (
+            softmax_response_point(12, (4, 6), 0.9),
+            {"decay": (1.0, 10), "interpolate": True},
+            "where exits lie between probes",
+        ),
     ],
 )
 def test_a_decay_that_means_nothing_is_refused(point: OperatingPoint, change: dict[str, object], message: str) -> None:

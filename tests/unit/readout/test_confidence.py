@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import early_exit_point, softmax_response_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.policy.early_exit import early_exit
-from emad_ref.policy.thresholds import response
-from emad_ref.readout.confidence import ContrastWatch, PrunedWatch, SaturationWatch
-from emad_ref.readout.contrast import score_of
-from emad_ref.readout.signals import NotFinite, Seen, saturation, softmax_response
-from emad_ref.readout.subset import adaptive_size
-from emad_ref.readout.watch import FullWatch, Watch, watch_of
+from emad_ref.probes.contrast import score_function
+from emad_ref.probes.probe import ContrastProbe, FullSoftmaxProbe, Probe, PrunedProbe, SaturationProbe, make_probe
+from emad_ref.probes.pruned_vocabulary import adaptive_size
+from emad_ref.probes.signal_values import NotFinite, ProbeOutput, saturation, softmax_response
 from emad_ref.record import READOUTS, Work
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -29,7 +27,7 @@ EXACT = 1e-12  # float64, sums of 32 products in another order
 
 def point(signal: str, **changes: object) -> OperatingPoint:
     """Probes from layer 2 of 6 on; ``changes``: fields of its confidence."""
-    plain = early_exit(signal, LAYERS, VOCABULARY, MINIMUM)
+    plain = early_exit_point(signal, LAYERS, VOCABULARY, MINIMUM)
     return replace(plain, confidence=replace(plain.confidence or Confidence(MINIMUM), **changes))
 
 
@@ -49,8 +47,8 @@ def states() -> dict[int, torch.Tensor]:
 
 @torch.inference_mode()
 def climb(
-    watch: Watch, point: OperatingPoint, states: dict[int, torch.Tensor], work: Work | None = None
-) -> dict[int, Seen]:
+    watch: Probe, point: OperatingPoint, states: dict[int, torch.Tensor], work: Work | None = None
+) -> dict[int, ProbeOutput]:
     """What every probe of one step shows, no row stopping."""
     counted = Work.none(LAYERS) if work is None else work
     watch.begin()
@@ -66,7 +64,7 @@ POINTS = {
     "adaptive": point("softmax_response", shrink=0.9),
     "combined": point("jsd_contrast", alpha=0.0, shrink=0.9),
 }
-WATCHES = {"saturation": SaturationWatch, "weighted": ContrastWatch, "jsd": ContrastWatch}
+WATCHES = {"saturation": SaturationProbe, "weighted": ContrastProbe, "jsd": ContrastProbe}
 
 
 @pytest.fixture(params=POINTS)
@@ -76,15 +74,15 @@ def named(request: pytest.FixtureRequest) -> tuple[str, OperatingPoint]:
 
 def test_each_point_has_its_watch(stepper: Stepper, named: tuple[str, OperatingPoint]) -> None:
     name, point = named
-    assert type(watch_of(stepper, point)) is WATCHES.get(name, PrunedWatch)
-    assert type(watch_of(stepper, response(LAYERS, (2, 3), 0.9))) is FullWatch
+    assert type(make_probe(stepper, point)) is WATCHES.get(name, PrunedProbe)
+    assert type(make_probe(stepper, softmax_response_point(LAYERS, (2, 3), 0.9))) is FullSoftmaxProbe
 
 
 def test_saturation_is_the_cosine_with_the_layer_below_and_runs_no_head(
     stepper: Stepper, states: dict[int, torch.Tensor]
 ) -> None:
     work, point = Work.none(LAYERS), POINTS["saturation"]
-    seen = climb(watch_of(stepper, point), point, states, work)
+    seen = climb(make_probe(stepper, point), point, states, work)
     assert point.probes == (1, 2, 3, 4, 5)
     assert torch.isnan(seen[1].signal).all(), "there is no probe below the first"
     for layer in range(2, LAYERS):
@@ -107,7 +105,7 @@ def test_every_probe_of_a_contrast_is_a_full_head_below_the_minimum_layer_too(
     stepper: Stepper, states: dict[int, torch.Tensor]
 ) -> None:
     work, point = Work.none(LAYERS), POINTS["weighted"]
-    seen = climb(watch_of(stepper, point), point, states, work)
+    seen = climb(make_probe(stepper, point), point, states, work)
     assert point.probes == (1, 2, 3, 4, 5)
     assert work.readout_rows[FULL].tolist() == [ROWS] * 5 + [0]
     assert work.readout_macs.sum() == 0
@@ -119,10 +117,10 @@ def test_every_probe_of_a_contrast_is_a_full_head_below_the_minimum_layer_too(
 def test_a_contrast_sees_the_logits_of_shallower_probes(stepper: Stepper, states: dict[int, torch.Tensor]) -> None:
     point = POINTS["jsd"]
     logits = {layer: stepper.logits(h) for layer, h in states.items()}
-    seen = climb(watch_of(stepper, point), point, states)
+    seen = climb(make_probe(stepper, point), point, states)
     for layer in (3, 4, 5):
         shallower = {m: logits[m] for m in range(2, layer)}
-        expected = score_of("jsd_contrast")(point.confidence, layer, logits[layer], shallower)
+        expected = score_function("jsd_contrast")(point.confidence, layer, logits[layer], shallower)
         assert torch.equal(seen[layer].signal, expected.signal)
         assert torch.equal(seen[layer].logits, expected.logits)
 
@@ -133,7 +131,7 @@ def test_a_pruned_rule_runs_one_full_head_and_then_k_products(
     stepper: Stepper, states: dict[int, torch.Tensor], name: str, sizes: tuple[int, ...]
 ) -> None:
     work, point = Work.none(LAYERS), POINTS[name]
-    seen = climb(watch_of(stepper, point), point, states, work)
+    seen = climb(make_probe(stepper, point), point, states, work)
     assert work.readout_rows[FULL].tolist() == [0, ROWS, 0, 0, 0, 0]
     assert work.readout_rows[SUBSET].tolist() == [0, 0, ROWS, ROWS, ROWS, 0]
     assert work.readout_macs[SUBSET].tolist() == [0, 0, *(ROWS * k * HIDDEN for k in sizes), 0]
@@ -153,7 +151,7 @@ def test_the_adaptive_rule_keeps_fewer_of_what_it_is_surer_of(
     work, point = Work.none(LAYERS), POINTS["adaptive"]
     peaked = {layer: h * torch.tensor([0.1, 1.0, 2.0, 4.0])[:, None] for layer, h in states.items()}
     wild = CausalStepper(small_model("opt_350m", dtype=torch.float64))  # no final norm: the length of a state matters
-    seen = climb(watch_of(wild, point), point, peaked, work)
+    seen = climb(make_probe(wild, point), point, peaked, work)
     size = torch.full((ROWS,), VOCABULARY)
     for layer in (3, 4, 5):
         wanted = [adaptive_size(VOCABULARY, 0.9, float(c)) for c in seen[layer - 1].signal]
@@ -168,7 +166,7 @@ def test_before_it_is_defined_the_jsd_score_adapts_by_the_readouts_own_response(
     stepper: Stepper, states: dict[int, torch.Tensor]
 ) -> None:
     point = POINTS["combined"]
-    seen = climb(watch_of(stepper, point), point, states)
+    seen = climb(make_probe(stepper, point), point, states)
     assert torch.isnan(seen[2].signal).all()
     wanted = [adaptive_size(VOCABULARY, 0.9, float(c)) for c in softmax_response(stepper.logits(states[2]))]
     assert torch.isfinite(seen[3].logits).sum(dim=1).tolist() == wanted
@@ -180,9 +178,9 @@ def test_rows_together_are_shown_what_each_is_shown_alone(
 ) -> None:
     """However many tokens the rows keep, and whether they keep equally many."""
     point, together, apart = named[1], Work.none(LAYERS), Work.none(LAYERS)
-    whole = climb(watch_of(stepper, point), point, states, together)
+    whole = climb(make_probe(stepper, point), point, states, together)
     for row in range(ROWS):
-        alone = climb(watch_of(stepper, point), point, {layer: h[[row]] for layer, h in states.items()}, apart)
+        alone = climb(make_probe(stepper, point), point, {layer: h[[row]] for layer, h in states.items()}, apart)
         for probe in point.probes:
             mine, own = whole[probe], alone[probe]
             assert torch.allclose(mine.signal[[row]], own.signal, atol=EXACT, rtol=0, equal_nan=True)
@@ -200,8 +198,8 @@ def test_rows_that_stop_take_what_is_remembered_of_them_along(
 ) -> None:
     """The others see on as if they had been alone."""
     point, work, staying = named[1], Work.none(LAYERS), torch.tensor([0, 3])
-    whole = climb(watch_of(stepper, point), point, states)
-    watch = watch_of(stepper, point)
+    whole = climb(make_probe(stepper, point), point, states)
+    watch = make_probe(stepper, point)
     watch.begin()
     watch.keep(torch.arange(ROWS))  # before anything was seen
     for i, probe in enumerate(point.probes):
@@ -218,9 +216,9 @@ def test_a_new_step_forgets_the_last_one(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:
     point = named[1]
-    watch = watch_of(stepper, point)
+    watch = make_probe(stepper, point)
     climb(watch, point, {layer: -h[:2] for layer, h in states.items()})
-    again, fresh = climb(watch, point, states), climb(watch_of(stepper, point), point, states)
+    again, fresh = climb(watch, point, states), climb(make_probe(stepper, point), point, states)
     for probe in point.probes:
         assert torch.equal(again[probe].signal.nan_to_num(), fresh[probe].signal.nan_to_num())
 
@@ -229,7 +227,7 @@ def test_a_new_step_forgets_the_last_one(
 def test_rows_out_of_step_with_the_memory_are_an_error(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:
-    watch, work = watch_of(stepper, named[1]), Work.none(LAYERS)
+    watch, work = make_probe(stepper, named[1]), Work.none(LAYERS)
     watch.begin()
     watch.see(states[2], 0, work)
     with pytest.raises(AssertionError, match="4 rows are remembered, 3 are shown"):
@@ -243,7 +241,7 @@ def test_states_that_are_no_numbers_are_refused(
     broken = {layer: h.clone() for layer, h in states.items()}
     broken[3][1] = torch.nan
     with pytest.raises(NotFinite, match="after layer 3"):
-        climb(watch_of(stepper, named[1]), named[1], broken)
+        climb(make_probe(stepper, named[1]), named[1], broken)
 
 
 def test_rows_that_stop_elsewhere_emit_from_a_full_head(
@@ -251,11 +249,11 @@ def test_rows_that_stop_elsewhere_emit_from_a_full_head(
 ) -> None:
     work = Work.none(LAYERS)
     with torch.inference_mode():
-        logits = watch_of(stepper, named[1]).emit(states[6][:3, None], 6, work)
+        logits = make_probe(stepper, named[1]).emit(states[6][:3, None], 6, work)
         assert torch.equal(logits, stepper.logits(states[6][:3, None]))
     assert work.readout_rows[FULL].tolist() == [0, 0, 0, 0, 0, 3]
 
 
 def test_a_vocabulary_too_small_to_be_pruned_by_the_rule_is_refused(stepper: Stepper) -> None:
     with pytest.raises(BadArgument, match="a share that leaves 2 of 101 tokens"):
-        watch_of(stepper, point("softmax_response", shrink=0.99))
+        make_probe(stepper, point("softmax_response", shrink=0.99))

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from emad_ref.point import Confidence
-from emad_ref.readout.contrast import contrasted, head_share, in_head, jensen_shannon_nats, most_different, score_of
-from emad_ref.readout.signals import NotFinite, softmax_response
+from emad_ref.probes.contrast import (
+    contrast_log_p,
+    jensen_shannon_nats,
+    most_different,
+    plausibility_share,
+    plausible_tokens,
+    score_function,
+)
+from emad_ref.probes.signal_values import NotFinite, softmax_response
 from emad_ref.signals import SIGNALS
 
 ROUNDED = 1e-12  # float64 sums of a hundred terms in another order
@@ -53,8 +60,8 @@ def gap(score: np.ndarray) -> float:
 def test_the_score_is_the_papers_formula(alpha: float, rescale: bool) -> None:
     z = drawn(2, 5)
     log_p, log_q = (torch.log_softmax(z[layer], dim=-1) for layer in (5, 2))
-    head = in_head(log_p, torch.full((7,), alpha, dtype=torch.float64))
-    mine = contrasted(log_p, log_q, head, rescale).exp().numpy()
+    head = plausible_tokens(log_p, torch.full((7,), alpha, dtype=torch.float64))
+    mine = contrast_log_p(log_p, log_q, head, rescale).exp().numpy()
     for row in range(7):
         expected = p_dcd(softmax(z[5][row].numpy()), softmax(z[2][row].numpy()), alpha, rescale)
         assert np.abs(mine[row] - expected).max() < ROUNDED
@@ -62,18 +69,18 @@ def test_the_score_is_the_papers_formula(alpha: float, rescale: bool) -> None:
 
 def test_rescaled_it_is_a_distribution_and_otherwise_holds_more_than_one() -> None:
     log_p, log_q = (torch.log_softmax(z, dim=-1) for z in drawn(2, 5).values())
-    head = in_head(log_p, torch.full((7,), 0.1, dtype=torch.float64))
+    head = plausible_tokens(log_p, torch.full((7,), 0.1, dtype=torch.float64))
     outside = (log_p.exp() * ~head).sum(dim=-1)
     assert (outside > 1e-3).all(), "the drawn case must have tokens outside the head set"
-    assert torch.allclose(contrasted(log_p, log_q, head, True).exp().sum(dim=-1), torch.ones(7).double())
-    assert torch.allclose(contrasted(log_p, log_q, head, False).exp().sum(dim=-1), 1 + outside)
+    assert torch.allclose(contrast_log_p(log_p, log_q, head, True).exp().sum(dim=-1), torch.ones(7).double())
+    assert torch.allclose(contrast_log_p(log_p, log_q, head, False).exp().sum(dim=-1), 1 + outside)
 
 
 def test_the_head_set_holds_the_plausible_tokens() -> None:
     p = torch.tensor([[0.5, 0.3, 0.06, 0.14]], dtype=torch.float64)
-    assert in_head(p.log(), torch.tensor([0.2]).double()).tolist() == [[True, True, False, True]]
-    assert in_head(p.log(), torch.tensor([1.0]).double()).tolist() == [[True, False, False, False]]
-    assert in_head(p.log(), torch.tensor([0.0]).double()).all(), "α = 0 takes every token"
+    assert plausible_tokens(p.log(), torch.tensor([0.2]).double()).tolist() == [[True, True, False, True]]
+    assert plausible_tokens(p.log(), torch.tensor([1.0]).double()).tolist() == [[True, False, False, False]]
+    assert plausible_tokens(p.log(), torch.tensor([0.0]).double()).all(), "α = 0 takes every token"
 
 
 @given(LOGITS)
@@ -117,10 +124,10 @@ def test_distance_is_discounted() -> None:
 def test_a_decaying_share_falls_with_depth_and_confidence() -> None:
     logits = drawn(4)[4]
     response = softmax_response(logits).numpy()
-    plain = head_share(Confidence(2, alpha=0.1), 4, logits)
+    plain = plausibility_share(Confidence(2, alpha=0.1), 4, logits)
     assert plain.tolist() == [0.1] * 7
     for layer, rate in ((4, 0.5), (9, 0.5), (4, 0.0)):
-        share = head_share(Confidence(2, alpha=0.1, alpha_decay=rate), layer, logits).numpy()
+        share = plausibility_share(Confidence(2, alpha=0.1, alpha_decay=rate), layer, logits).numpy()
         assert np.abs(share - 0.1 / (1 + rate * layer) * (1 - response)).max() < ROUNDED
 
 
@@ -129,7 +136,7 @@ def test_the_weighted_amateur_stands_halfway(rescale: bool) -> None:
     z = drawn(1, 2, 3, 4, 5)
     confidence = Confidence(4, rescale=rescale)
     for layer in (4, 5):  # both have ⌊ℓ/2⌋ = 2
-        seen = score_of("weighted_contrast")(confidence, layer, z[layer], z)
+        seen = score_function("weighted_contrast")(confidence, layer, z[layer], z)
         for row in range(7):
             score = p_dcd(softmax(z[layer][row].numpy()), softmax(z[2][row].numpy()), 0.1, rescale)
             assert float(seen.signal[row]) == pytest.approx(gap(score), abs=ROUNDED)
@@ -140,9 +147,9 @@ def test_the_divergent_amateur_is_sought_from_the_minimum_layer_on() -> None:
     z = drawn(1, 2, 3, 4, 5)
     z[3], z[4] = (z[5] + 0.1 * z[m] for m in (3, 4))  # much like the expert
     z[2] = -z[5]  # as different as can be, but below the minimum layer
-    seen = score_of("jsd_contrast")(Confidence(3), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
-    only = score_of("jsd_contrast")(Confidence(3), 5, z[5], {m: z[m] for m in (3, 4)})
-    wider = score_of("jsd_contrast")(Confidence(2), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
+    seen = score_function("jsd_contrast")(Confidence(3), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
+    only = score_function("jsd_contrast")(Confidence(3), 5, z[5], {m: z[m] for m in (3, 4)})
+    wider = score_function("jsd_contrast")(Confidence(2), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
     assert torch.equal(seen.signal, only.signal)
     assert not torch.allclose(seen.signal, wider.signal, atol=0.1)
 
@@ -152,16 +159,16 @@ def test_where_there_is_nothing_to_contrast_with_the_signal_is_no_number(
     signal: str, undefined: int, defined: int
 ) -> None:
     z = drawn(2, 3, 4, 5)
-    seen = score_of(signal)(Confidence(4), undefined, z[undefined], {2: z[2], 3: z[3]})
+    seen = score_function(signal)(Confidence(4), undefined, z[undefined], {2: z[2], 3: z[3]})
     assert torch.isnan(seen.signal).all()
     assert seen.logits is z[undefined]
-    assert torch.isfinite(score_of(signal)(Confidence(4), defined, z[defined], {2: z[2], 4: z[4]}).signal).all()
+    assert torch.isfinite(score_function(signal)(Confidence(4), defined, z[defined], {2: z[2], 4: z[4]}).signal).all()
 
 
 def test_the_expert_may_speak_while_the_contrast_decides() -> None:
     z = drawn(4, 5)
-    score = score_of("jsd_contrast")(Confidence(4), 5, z[5], {4: z[4]})
-    expert = score_of("jsd_contrast")(Confidence(4, emit="expert"), 5, z[5], {4: z[4]})
+    score = score_function("jsd_contrast")(Confidence(4), 5, z[5], {4: z[4]})
+    expert = score_function("jsd_contrast")(Confidence(4, emit="expert"), 5, z[5], {4: z[4]})
     assert torch.equal(score.signal, expert.signal)
     assert expert.logits is z[5]
     assert (score.logits.argmax(dim=-1) != z[5].argmax(dim=-1)).any(), "the drawn case must tell them apart"
@@ -173,19 +180,19 @@ def test_logits_that_are_no_numbers_are_refused_wherever_they_appear(signal: str
     z = drawn(2, 3, 4, 5)
     z[layer][1, 3] = torch.nan
     with pytest.raises(NotFinite, match=f"after layer {layer}"):
-        score_of(signal)(Confidence(4), layer, z[layer], {m: z[m] for m in range(2, layer)})
+        score_function(signal)(Confidence(4), layer, z[layer], {m: z[m] for m in range(2, layer)})
 
 
 def test_half_precision_is_raised_for_the_score_and_given_back() -> None:
     z = {layer: logits.to(torch.bfloat16) for layer, logits in drawn(4, 5).items()}
-    seen = score_of("jsd_contrast")(Confidence(4), 5, z[5], {4: z[4]})
-    exact = score_of("jsd_contrast")(Confidence(4), 5, z[5].double(), {4: z[4].double()})
+    seen = score_function("jsd_contrast")(Confidence(4), 5, z[5], {4: z[4]})
+    exact = score_function("jsd_contrast")(Confidence(4), 5, z[5].double(), {4: z[4].double()})
     assert (seen.signal.dtype, seen.logits.dtype) == (torch.float32, torch.bfloat16)
     assert torch.allclose(seen.signal.double(), exact.signal, atol=1e-5)  # float32 log-softmax of logits up to 15
 
 
 def test_softmax_response_asks_no_other_layer() -> None:
     z = drawn(4)[4]
-    seen = score_of("softmax_response")(Confidence(4, kept=(8,)), 4, z, NONE)
+    seen = score_function("softmax_response")(Confidence(4, kept=(8,)), 4, z, NONE)
     assert torch.equal(seen.signal, softmax_response(z))
     assert seen.logits is z

@@ -12,9 +12,9 @@ import torch
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
-from emad_ref.readout import estimate, lowrank
-from emad_ref.readout.estimate import READERS, reader_of
-from emad_ref.readout.signals import entropy_nats
+from emad_ref.probes import estimators
+from emad_ref.probes.estimators import READERS, entropy_reader
+from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.record import READOUTS
 from tests.small import VOCABULARY, small_model
 
@@ -42,7 +42,7 @@ def hidden():
 
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
 def test_a_reading_has_one_value_per_row_and_names_its_kind(stepper, hidden, estimator):
-    reader = reader_of(stepper, estimator, PROBES)
+    reader = entropy_reader(stepper, estimator, PROBES)
     with torch.inference_mode():
         reading = reader.read(hidden, 1)
     assert reader.kind == estimator.kind
@@ -56,7 +56,7 @@ def test_a_reading_has_one_value_per_row_and_names_its_kind(stepper, hidden, est
 
 @torch.inference_mode()
 def test_the_full_readers_logits_are_the_output_distribution(stepper, hidden):
-    reading = reader_of(stepper, Estimator(), PROBES).read(hidden, 0)
+    reading = entropy_reader(stepper, Estimator(), PROBES).read(hidden, 0)
     assert torch.equal(reading.logits, stepper.logits(hidden))
     assert torch.equal(reading.entropy_nats, entropy_nats(reading.logits))
     assert torch.equal(reading.top1, reading.logits.argmax(dim=1))
@@ -66,32 +66,32 @@ def test_the_full_readers_logits_are_the_output_distribution(stepper, hidden):
 @torch.inference_mode()
 def test_a_correction_moves_the_entropy_of_its_probe_and_nothing_else(stepper, hidden, estimator):
     parameters = {name: getattr(estimator, name) for name in ("kind", "k", "rank", "search")}
-    reader = reader_of(stepper, Estimator(**parameters, correction=LINES), PROBES)
+    reader = entropy_reader(stepper, Estimator(**parameters, correction=LINES), PROBES)
     raw = reader.raw(hidden)
     for probe, (slope, intercept) in enumerate(LINES):
         reading = reader.read(hidden, probe)
         assert torch.allclose(reading.entropy_nats, slope * raw.entropy_nats + intercept)
         assert torch.equal(reading.top1, raw.top1)
         assert torch.equal(reading.top1_probability, raw.top1_probability)
-    uncorrected = reader_of(stepper, estimator, PROBES)
+    uncorrected = entropy_reader(stepper, estimator, PROBES)
     assert torch.equal(uncorrected.read(hidden, 1).entropy_nats, raw.entropy_nats)
 
 
 @pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
 @torch.inference_mode()
 def test_a_decision_takes_the_entropy_that_a_trace_records(stepper, hidden, estimator):
-    reader = reader_of(stepper, estimator, PROBES)
+    reader = entropy_reader(stepper, estimator, PROBES)
     for probe in range(len(PROBES)):
         assert torch.equal(reader.entropy_nats(hidden, probe), reader.read(hidden, probe).entropy_nats)
 
 
 @torch.inference_mode()
 def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hidden):
-    reader = reader_of(stepper, EVERY[-1], PROBES)
+    reader = entropy_reader(stepper, EVERY[-1], PROBES)
     reading = reader.read(hidden, 1)
     weights = torch.tensor(WEIGHTS[1], dtype=torch.float64)
     assert torch.allclose(reading.entropy_nats, stepper.normed(hidden) @ weights[:-1] + weights[-1])
-    lined = reader_of(stepper, replace(EVERY[-1], correction=LINES), PROBES)
+    lined = entropy_reader(stepper, replace(EVERY[-1], correction=LINES), PROBES)
     assert torch.allclose(lined.entropy_nats(hidden, 1), 0.5 * reading.entropy_nats + 3.0)
     assert (reading.top1 == -1).all()
     assert torch.isnan(reading.top1_probability).all()
@@ -109,13 +109,13 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
     stepper = CausalStepper(model)
     assert (stepper.softcap if family == "gemma2" else stepper.unembedding_bias) is not None
     states = 3 * torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    whole = reader_of(stepper, Estimator(), PROBES).raw(states)
+    whole = entropy_reader(stepper, Estimator(), PROBES).raw(states)
     for estimator in (
         Estimator("topk", k=VOCABULARY),
         Estimator("topk", k=VOCABULARY, search="ivf"),
         Estimator("lowrank", k=VOCABULARY, rank=HIDDEN),
     ):
-        reading = reader_of(stepper, estimator, PROBES).raw(states)
+        reading = entropy_reader(stepper, estimator, PROBES).raw(states)
         # Gemma's norm computes in float32 also for float64 models, and batches differ
         assert torch.allclose(reading.entropy_nats, whole.entropy_nats, atol=1e-6), estimator.name
         assert torch.equal(reading.top1, whole.top1), estimator.name
@@ -126,16 +126,16 @@ def test_the_projection_in_front_of_the_head_is_charged(stepper):
     narrow = CausalStepper(small_model("opt_350m"))
     width = narrow.unembedding.shape[1]
     assert width < HIDDEN
-    assert reader_of(narrow, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * width + HIDDEN * width
-    assert reader_of(stepper, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * HIDDEN
+    assert entropy_reader(narrow, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * width + HIDDEN * width
+    assert entropy_reader(stepper, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * HIDDEN
 
 
 def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
-    built = []
-    monkeypatch.setattr(estimate, "factors", lambda rows, rank: built.append(rank) or lowrank.factors(rows, rank))
+    built, compute = [], estimators.low_rank_factors
+    monkeypatch.setattr(estimators, "low_rank_factors", lambda rows, rank: built.append(rank) or compute(rows, rank))
     stepper = CausalStepper(small_model("gpt_neox"))
     for rank, k in ((4, 8), (4, 16), (6, 8), (4, 8)):
-        reader_of(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
+        entropy_reader(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
     assert built == [4, 6]
     alive = weakref.ref(stepper)
     del stepper
@@ -146,14 +146,14 @@ def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
 def test_factors_built_in_inference_mode_serve_outside_it(hidden):
     stepper = CausalStepper(small_model("gpt_neox"))
     with torch.inference_mode():
-        reader = reader_of(stepper, Estimator("lowrank", k=8, rank=4), PROBES)
+        reader = entropy_reader(stepper, Estimator("lowrank", k=8, rank=4), PROBES)
     assert torch.isfinite(reader.raw(hidden).entropy_nats).all()
 
 
 def test_an_index_is_widened_until_twice_k_rows_are_read(stepper):
     """An eighth of ten lists are ten or eleven rows: too few for K = 40."""
-    narrow = reader_of(stepper, Estimator("topk", k=4, search="ivf"), PROBES)
-    wide = reader_of(stepper, Estimator("topk", k=40, search="ivf"), PROBES)
+    narrow = entropy_reader(stepper, Estimator("topk", k=4, search="ivf"), PROBES)
+    wide = entropy_reader(stepper, Estimator("topk", k=40, search="ivf"), PROBES)
     assert wide.estimate.index.found >= 80
     assert narrow.macs_per_row < wide.macs_per_row
 
@@ -172,11 +172,11 @@ def test_an_index_is_widened_until_twice_k_rows_are_read(stepper):
 )
 def test_what_does_not_fit_the_model_or_the_probes_is_refused(stepper, estimator, message):
     with pytest.raises(BadArgument, match=message):
-        reader_of(stepper, estimator, PROBES)
+        entropy_reader(stepper, estimator, PROBES)
 
 
 def test_every_kind_of_estimator_has_a_reader():
     from emad_ref.point import ESTIMATORS, SEARCHES
 
     assert set(READERS) == set(ESTIMATORS)
-    assert set(estimate.SEARCHES) >= set(SEARCHES)
+    assert set(estimators.SEARCHES) >= set(SEARCHES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from emad_ref.readout.full import full_softmax
-from emad_ref.readout.signals import entropy_nats
+from emad_ref.probes.estimators import full_softmax
+from emad_ref.probes.signal_values import entropy_nats
 
 
 def test_it_is_the_lens_traces_entropy_token_and_probability_to_the_bit():

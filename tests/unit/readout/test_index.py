@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.readout.index import Exact, Faiss, FaissMissing, Ivf, equal_lists, recall
+from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissMissing, IvfIndex, equal_lists, recall
 
 VOCABULARY, WIDTH, TOPICS = 900, 24, 30
 
@@ -40,12 +40,12 @@ def bias():
 def approximate(request):
     if request.param == "faiss":
         pytest.importorskip("faiss", reason="the extra pytest-emad[faiss] is not installed")
-        return Faiss
-    return Ivf
+        return FaissIndex
+    return IvfIndex
 
 
 def test_exact_search_returns_the_largest_logits_in_order(rows, states, bias):
-    values, ids = Exact(rows, bias).search(states, 7)
+    values, ids = ExactIndex(rows, bias).search(states, 7)
     z = states @ rows.T + bias
     assert torch.allclose(values, z.sort(dim=1, descending=True).values[:, :7], atol=1e-5)
     assert torch.allclose(z.gather(1, ids), values, atol=1e-5)
@@ -57,7 +57,7 @@ def test_searching_every_list_is_exact(approximate, rows, states, bias, biased):
     with_bias = bias if biased else None
     index = approximate(rows, with_bias, lists_searched=30)
     values, ids = index.search(states, 40)
-    exact, exact_ids = Exact(rows, with_bias).search(states, 40)
+    exact, exact_ids = ExactIndex(rows, with_bias).search(states, 40)
     assert index.found == VOCABULARY
     assert torch.allclose(values, exact, atol=1e-4)
     assert recall(ids, exact_ids).min() >= 39 / 40
@@ -68,12 +68,12 @@ def test_values_are_the_logits_of_the_ids_and_never_above_the_exact_ones(approxi
     values, ids = approximate(rows, bias, lists_searched=searched).search(states, 20)
     z = states @ rows.T + bias
     assert torch.allclose(z.gather(1, ids), values, atol=1e-4)
-    assert (values <= Exact(rows, bias).search(states, 20)[0] + 1e-4).all()
+    assert (values <= ExactIndex(rows, bias).search(states, 20)[0] + 1e-4).all()
     assert all(len(set(row)) == 20 for row in ids.tolist()), "a row is returned once"
 
 
 def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states):
-    exact = Exact(rows).search(states, 20)[1]
+    exact = ExactIndex(rows).search(states, 20)[1]
     indices = [approximate(rows, lists_searched=n) for n in (3, 8, 30)]
     recalls = [float(recall(index.search(states, 20)[1], exact).mean()) for index in indices]
     costs = [index.macs_per_row(20) for index in indices]
@@ -83,7 +83,7 @@ def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states)
 
 
 def test_equal_lists_cost_the_centres_and_the_lists_read(rows):
-    index = Ivf(rows, lists=30, lists_searched=4)
+    index = IvfIndex(rows, lists=30, lists_searched=4)
     assert index.macs_per_row(1) == (30 + 4 * 30) * WIDTH
     assert index.found == 4 * 30
 
@@ -91,7 +91,7 @@ def test_equal_lists_cost_the_centres_and_the_lists_read(rows):
 def test_padding_is_never_found(rows, states):
     """899 rows in 30 lists of 30: one place has no row, and its zeros would be the best of these negative logits."""
     assert (-states @ rows.T < 0).float().mean() > 0.99
-    index = Ivf(rows[:-1], lists=30, lists_searched=30)
+    index = IvfIndex(rows[:-1], lists=30, lists_searched=30)
     values, ids = index.search(-states, VOCABULARY - 1)
     assert index.found == VOCABULARY - 1
     assert torch.isfinite(values).all()
@@ -153,7 +153,7 @@ def test_without_faiss_the_error_names_the_extra(monkeypatch, rows):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(FaissMissing, match=r"pip install 'pytest-emad\[faiss\]', or search='ivf'"):
-        Faiss(rows)
+        FaissIndex(rows)
 
 
 def test_a_half_precision_unembedding_is_searched_in_its_own_dtype(approximate, rows, states):

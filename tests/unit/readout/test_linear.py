@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.readout.linear import linear_probe
+from emad_ref.probes.estimators import linear_probe
 
 WEIGHTS = ((1.0, -2.0, 0.5), (0.0, 1.0, -3.0))
 

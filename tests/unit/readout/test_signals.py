@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from emad_ref.readout.signals import FEW, NotFinite, divergence_nats, entropy_nats, on_host, require_finite
+from emad_ref.probes.signal_values import FEW, NotFinite, divergence_nats, entropy_nats, require_finite, to_host
 
 
 def test_entropy_is_scipys():
@@ -64,7 +64,7 @@ def test_few_and_many_are_refused_alike(shape, bad):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_on_the_host_a_signal_is_float64(dtype):
-    found = on_host(torch.tensor([0.5, math.nan], dtype=dtype))
+    found = to_host(torch.tensor([0.5, math.nan], dtype=dtype))
     assert found.dtype == np.float64
     np.testing.assert_array_equal(found, [0.5, math.nan])
 

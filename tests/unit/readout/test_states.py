@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.translators_file import tensors_of, translators_from
+from emad_ref.calibration.lens_files import translator_tensors, translators_from_tensors
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
-from emad_ref.readout.states import StateTranslators, attach_translators, pairs_above, translators_of
-from emad_ref.readout.tuned import Translator
+from emad_ref.probes.lens import StateTranslators, Translator, attach_translators, pairs_above, point_translators
 from emad_ref.record import Work
 from tests.small import LAYERS, small_model
 from tests.translators import FINGERPRINT, drawn_translators
@@ -83,11 +82,11 @@ def test_every_number_and_the_model_are_in_the_name(stepper, drawn):
 
 def test_a_point_finds_its_own_and_no_others(stepper, drawn):
     digest = attach_translators(stepper, drawn, FINGERPRINT)
-    found = translators_of(stepper, asked(digest))
+    found = point_translators(stepper, asked(digest))
     assert (found.exits, found.rank, found.width) == ((1, 3), 4, WIDTH)
-    assert translators_of(stepper, replace(asked(digest), schedule="copying", translators=None)) is None
+    assert point_translators(stepper, replace(asked(digest), schedule="copying", translators=None)) is None
     with pytest.raises(BadArgument, match=r"^point\.translators='0123456789ab', .*attached to this model"):
-        translators_of(stepper, asked("0123456789abcdef"))
+        point_translators(stepper, asked("0123456789abcdef"))
 
 
 def test_exits_must_be_known_but_for_one_that_needs_nothing(stepper, drawn):
@@ -95,9 +94,9 @@ def test_exits_must_be_known_but_for_one_that_needs_nothing(stepper, drawn):
     with pytest.raises(
         BadArgument, match=r"^point\.probes=\[2\], but expected exits that its translators know \(1, 3\)"
     ):
-        translators_of(stepper, asked(digest, (1, 2)))
-    assert translators_of(stepper, asked(digest, (1, LAYERS - 1))) is not None
-    assert translators_of(stepper, replace(asked(digest, (1, 3, 4)), ceiling=5)) is not None
+        point_translators(stepper, asked(digest, (1, 2)))
+    assert point_translators(stepper, asked(digest, (1, LAYERS - 1))) is not None
+    assert point_translators(stepper, replace(asked(digest, (1, 3, 4)), ceiling=5)) is not None
 
 
 def test_states_are_translated_by_their_own_exit_and_charged(drawn):
@@ -129,9 +128,11 @@ def test_multiply_adds_by_exit(drawn, stepper):
 @pytest.mark.parametrize(("rank", "parts"), [(0, ["bias"]), (2, ["bias", "down", "up"]), (None, ["bias", "full"])])
 def test_tensors_and_back(stepper, rank, parts):
     translators = drawn_translators(stepper, (3, 4), rank)
-    tensors = tensors_of(translators)
+    tensors = translator_tensors(translators)
     assert sorted(tensors) == [f"{pair}.{part}" for pair in ("3>4", "3>5", "4>5") for part in parts]
-    back = translators_from(FINGERPRINT, "float64", LAYERS, tensors | {"4.up": torch.zeros(1), "4.gate": torch.ones(2)})
+    back = translators_from_tensors(
+        FINGERPRINT, "float64", LAYERS, tensors | {"4.up": torch.zeros(1), "4.gate": torch.ones(2)}
+    )
     assert back.digest == translators.digest
 
 
@@ -148,7 +149,7 @@ def test_tensors_and_back(stepper, rank, parts):
     ids=str,
 )
 def test_tensors_that_make_no_translators_are_refused(stepper, change, said):
-    tensors = tensors_of(drawn_translators(stepper, (3,), 2)) | change
+    tensors = translator_tensors(drawn_translators(stepper, (3,), 2)) | change
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     with pytest.raises(BadArgument, match=said):
-        translators_from(FINGERPRINT, "float64", LAYERS, given)
+        translators_from_tensors(FINGERPRINT, "float64", LAYERS, given)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from emad_ref.meters.flops import flops
+from emad_ref.benchmark.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.readout import subset
-from emad_ref.readout.subset import OwnHeads, Race, SharedHeads, adaptive_size, full_head
+from emad_ref.probes import pruned_vocabulary
+from emad_ref.probes.pruned_vocabulary import CandidateTokens, SeparateHeads, SharedHeads, adaptive_size, full_head
 from emad_ref.record import READOUTS, Work
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
@@ -41,16 +41,16 @@ def hidden(stepper: Stepper) -> torch.Tensor:
     return torch.randn(3, stepper.geometry.hidden, generator=generator, dtype=torch.float64)
 
 
-def some_race(sizes: tuple[int, ...]) -> Race:
+def some_race(sizes: tuple[int, ...]) -> CandidateTokens:
     """Tokens drawn for each row; nothing is read of them yet."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.full((len(sizes), max(sizes)), VOCABULARY)
     for row, size in enumerate(sizes):
         ids[row, :size] = torch.randperm(VOCABULARY, generator=generator)[:size]
-    return Race(VOCABULARY, ids, sizes, {})
+    return CandidateTokens(VOCABULARY, ids, sizes, {})
 
 
-@pytest.mark.parametrize("heads", [OwnHeads, SharedHeads])
+@pytest.mark.parametrize("heads", [SeparateHeads, SharedHeads])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
 @torch.inference_mode()
 def test_each_rows_tokens_have_the_full_heads_logits(
@@ -58,8 +58,8 @@ def test_each_rows_tokens_have_the_full_heads_logits(
 ) -> None:
     """However many rows of W are gathered at a time. 1e-6: Gemma's and T5's norms take their mean in float32."""
     whole, race = stepper.logits(hidden), some_race(sizes)
-    for most in (subset.GATHERED, 1):
-        monkeypatch.setattr(subset, "GATHERED", most)
+    for most in (pruned_vocabulary.GATHERED_ENTRIES, 1):
+        monkeypatch.setattr(pruned_vocabulary, "GATHERED_ENTRIES", most)
         read = race.read(heads(stepper), hidden, 2, Work.none(LAYERS))
         for row, size in enumerate(sizes):
             logits = read.logits[2][row]
@@ -72,7 +72,7 @@ def test_pytorch_counts_what_is_charged(stepper: Stepper, hidden: torch.Tensor, 
     """Rows of different sizes: no row pays for another's."""
     work, race = Work.none(LAYERS), some_race(sizes)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        race.read(OwnHeads(stepper), hidden, 2, work)
+        race.read(SeparateHeads(stepper), hidden, 2, work)
     assert flops(work, stepper.geometry).total == counter.get_total_flops() > 0
     assert work.readout_rows[SUBSET].tolist() == [0, 3, 0, 0, 0, 0]
     assert work.readout_rows[FULL].sum() == 0
@@ -85,7 +85,7 @@ def test_pytorch_counts_what_is_charged(stepper: Stepper, hidden: torch.Tensor, 
 def test_what_is_picked_from_a_shared_head_is_charged_as_if_gathered(stepper: Stepper, hidden: torch.Tensor) -> None:
     race, one, other = some_race(SIZES["mixed"]), Work.none(LAYERS), Work.none(LAYERS)
     with torch.inference_mode():
-        race.read(OwnHeads(stepper), hidden, 2, one)
+        race.read(SeparateHeads(stepper), hidden, 2, one)
         race.read(SharedHeads(stepper), hidden, 2, other)
     assert one == other
 
@@ -93,13 +93,13 @@ def test_what_is_picked_from_a_shared_head_is_charged_as_if_gathered(stepper: St
 def test_a_full_head_is_charged_as_one(stepper: Stepper, hidden: torch.Tensor) -> None:
     work = Work.none(LAYERS)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        logits = full_head(OwnHeads(stepper), hidden[:, None], 4, work)
+        logits = full_head(SeparateHeads(stepper), hidden[:, None], 4, work)
     assert logits.shape == (3, 1, VOCABULARY)
     assert flops(work, stepper.geometry).total == counter.get_total_flops() > 0
     assert work.readout_rows[FULL].tolist() == [0, 0, 0, 3, 0, 0]
 
 
-def held(race: Race, row: int) -> dict[int, list[float]]:
+def held(race: CandidateTokens, row: int) -> dict[int, list[float]]:
     """id → logits by layer, of one row."""
     size, layers = race.sizes[row], sorted(race.logits)
     return {
@@ -113,13 +113,13 @@ Z = torch.tensor([[0.0, -1.0, 5.0, 3.0, 4.0, -2.0], [9.0, 8.0, 7.0, 6.0, 5.0, 4.
 
 def test_the_best_are_best_by_logit_not_by_id() -> None:
     """An earlier implementation sorted ids after the choice and cut then: it kept the lowest ids."""
-    race = Race.of_all(2, Z)
+    race = CandidateTokens.of_all(2, Z)
     assert [set(held(race.narrowed((3, 3)), row)) for row in (0, 1)] == [{2, 3, 4}, {0, 1, 2}]
     assert [set(held(race.narrowed((2, 4)), row)) for row in (0, 1)] == [{2, 4}, {0, 1, 2, 3}]
 
 
 def test_narrowing_is_nested_and_goes_by_the_deepest_layer() -> None:
-    second = Race.of_all(2, Z).narrowed((4, 3))
+    second = CandidateTokens.of_all(2, Z).narrowed((4, 3))
     assert held(second, 0) == {2: [5.0], 4: [4.0], 3: [3.0], 0: [0.0]}
     read = torch.tensor([[7.0, -3.0, 8.0, 9.0], [1.0, 3.0, 2.0, -torch.inf]])
     third = replace(second, logits={**second.logits, 3: read}).narrowed((2, 2))
@@ -129,7 +129,7 @@ def test_narrowing_is_nested_and_goes_by_the_deepest_layer() -> None:
 
 
 def test_a_row_that_has_fewer_keeps_them_while_another_is_narrowed() -> None:
-    race = Race.of_all(2, Z).narrowed((2, 6)).narrowed((4, 3))
+    race = CandidateTokens.of_all(2, Z).narrowed((2, 6)).narrowed((4, 3))
     assert race.sizes == (2, 3)
     assert [set(held(race, row)) for row in (0, 1)] == [{2, 4}, {0, 1, 2}]
     assert race.ids[0, 2] == 6, "beyond a row's own there is no token"
@@ -137,18 +137,18 @@ def test_a_row_that_has_fewer_keeps_them_while_another_is_narrowed() -> None:
 
 
 def test_narrowing_to_everything_changes_nothing() -> None:
-    race = Race.of_all(2, Z)
+    race = CandidateTokens.of_all(2, Z)
     assert race.narrowed((6, 6)) is race.narrowed((10, 6)) is race
 
 
 def test_rows_that_go_on_take_no_more_room_than_they_need() -> None:
-    race = Race.of_all(2, Z).narrowed((2, 6)).keep(torch.tensor([0]))
+    race = CandidateTokens.of_all(2, Z).narrowed((2, 6)).keep(torch.tensor([0]))
     assert race.ids.shape == race.logits[2].shape == (1, 2)
     assert held(race, 0) == {2: [5.0], 4: [4.0]}
 
 
 def test_emitted_ids_are_those_of_the_full_vocabulary() -> None:
-    race = Race.of_all(2, Z).narrowed((2, 3))
+    race = CandidateTokens.of_all(2, Z).narrowed((2, 3))
     whole = race.spread(torch.tensor([[1.5, -0.5, -torch.inf], [3.0, 2.0, 1.0]]))
     no = -np.inf
     assert whole.tolist() == [[no, no, 1.5, no, -0.5, no], [3.0, 2.0, 1.0, no, no, no]]

@@ -8,9 +8,8 @@ import torch
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.readout.index import Exact
-from emad_ref.readout.signals import entropy_nats
-from emad_ref.readout.topk import TopK, capped, tail_bounded
+from emad_ref.probes.estimators import ExactIndex, TopKEntropy, capped, tail_bounded
+from emad_ref.probes.signal_values import entropy_nats
 
 VOCABULARY, WIDTH = 97, 16
 
@@ -57,7 +56,7 @@ def test_the_cap_is_gemmas_and_keeps_the_order():
 def test_it_reads_entropy_token_and_probability_and_costs_what_its_index_costs():
     generator = torch.Generator().manual_seed(2)
     rows, states = torch.randn(VOCABULARY, WIDTH, generator=generator), torch.randn(6, WIDTH, generator=generator)
-    estimate = TopK(Exact(rows), 8, VOCABULARY)
+    estimate = TopKEntropy(ExactIndex(rows), 8, VOCABULARY)
     entropy, token, probability = estimate(states)
     z = states @ rows.T
     assert torch.equal(token, z.argmax(dim=1))
@@ -68,4 +67,4 @@ def test_it_reads_entropy_token_and_probability_and_costs_what_its_index_costs()
 @pytest.mark.parametrize("k", [0, VOCABULARY + 1])
 def test_more_rows_than_can_be_found_are_refused(k):
     with pytest.raises(BadArgument, match=rf"estimator.k={k}, but expected 1–{VOCABULARY}, the rows that any search"):
-        TopK(Exact(torch.zeros(VOCABULARY, WIDTH)), k, VOCABULARY)
+        TopKEntropy(ExactIndex(torch.zeros(VOCABULARY, WIDTH)), k, VOCABULARY)

@@ -10,11 +10,11 @@ import torch
 
 from emad_ref.audit.lens import LogitLens, consult
 from emad_ref.calibration.trace import TokenSequence, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_named
+from emad_ref.probes.lens import Translator, TunedLens, attach_lens, attached_lens
 from emad_ref.replay import replay
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -82,9 +82,9 @@ def test_a_point_whose_lens_is_not_attached_cannot_be_read(stepper):
             read(replace(POINT, lens="0123456789abcdef"))
     name = attach_lens(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
     with pytest.raises(BadArgument, match=name[:12]):
-        lens_named(stepper, "feed")
+        attached_lens(stepper, "feed")
     with pytest.raises(BadArgument, match=r"^point\.lens='feed'"):
-        lens_named(CausalStepper(stepper.model), "feed")
+        attached_lens(CausalStepper(stepper.model), "feed")
 
 
 def test_a_probe_without_a_translator_is_refused(stepper):

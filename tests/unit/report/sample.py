@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from emad_ref.report.reading import REPORT
-from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.report.schema import REPORT_FILE
+from emad_ref.statistics.verdicts import Leg, Verdict
 
 PARETO = [
     {"family": "EMAD", "net reduction %": 0.3, "rise %": 0.004},
@@ -138,7 +138,7 @@ def report(model: str = "m", **changes: Any) -> dict[str, Any]:
 def written(folder: Path, data: Any) -> Path:
     """``folder`` with ``data`` as its report.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / REPORT).write_text(json.dumps(data), encoding="utf-8")
+    (folder / REPORT_FILE).write_text(json.dumps(data), encoding="utf-8")
     return folder
 
 

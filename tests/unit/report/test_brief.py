@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.cli import main
-from emad_ref.report.brief import brief, together
-from emad_ref.report.brieftext import lines
-from emad_ref.report.jobsummary import job_summary
-from emad_ref.verdict.claims import Leg, Verdict, load_register
-from pytest_emad.reporting.results import write_report
+from emad_ref.report.summary import id_ranges, job_summary, run_summary, summary_lines
+from emad_ref.statistics.verdicts import Leg, Verdict, load_register
+from pytest_emad.run_report import write_report
 
 REGISTER = load_register()
 OPEN = "1 of 3 legs inconclusive; first: recall (about 887 items would decide it if the estimate stands)"
@@ -34,7 +32,7 @@ def report(claims, **changes):
 
 
 def text(found, width=80, most=40):
-    return [line.text for line in lines(brief(found), width, ["report written to out/report.json"], most)]
+    return [line.text for line in summary_lines(run_summary(found), width, ["report written to out/report.json"], most)]
 
 
 def everything(verdict, models=("m",), reason="because " * 60):
@@ -156,16 +154,16 @@ def test_an_open_row_of_an_earlier_version_tells_its_whole_reason():
 
 
 def test_ids_that_follow_one_another_are_a_range():
-    assert together(["EE-1", "EE-2", "EE-4", "EE-5", "EE-6"]) == "EE-1, EE-2, EE-4 to EE-6"
+    assert id_ranges(["EE-1", "EE-2", "EE-4", "EE-5", "EE-6"]) == "EE-1, EE-2, EE-4 to EE-6"
 
 
 def test_the_job_summary_is_a_table_of_gates_and_a_list():
-    text = job_summary(brief(report([claim("EMAD-F1", "falsified", model="a|b"), claim("EMAD-E1")])), ["here"])
+    text = job_summary(run_summary(report([claim("EMAD-F1", "falsified", model="a|b"), claim("EMAD-E1")])), ["here"])
     assert text.startswith("## emad: a\\|b, m, 0 of 1 hold, 1 falsified\n\n| gate")
     assert "| EMAD-F1 (a\\|b) | falsified |" in " ".join(text.split())
     assert "- of 1 claim 1 survived\n  - survived: EMAD-E1" in text
     for verdict in ("falsified", "inconclusive", "not applicable"):
-        assert len(job_summary(brief(report(everything(verdict)))).splitlines()) <= 40
+        assert len(job_summary(run_summary(report(everything(verdict)))).splitlines()) <= 40
 
 
 def test_emad_report_prints_what_the_run_printed(tmp_path, capsys):

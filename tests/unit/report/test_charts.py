@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.report.charts import charts, saving_and_loss
+from emad_ref.report.svg_charts import charts, saving_and_loss
 from tests.unit.report.sample import SAVING, report
 
 TABLE = {"title": "criteria and ceilings", "model": "m", "rows": SAVING, "figure": "saving against loss"}

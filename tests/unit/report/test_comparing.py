@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from emad_ref import cli
-from emad_ref.report.comparing import changes, compare
-from emad_ref.report.likeness import label, unlike
-from emad_ref.report.reading import BadReport, read_report
-from emad_ref.verdict.claims import OUTCOMES, Leg
+from emad_ref.report.comparison import changed_rows, compare_reports, run_label, setting_differences
+from emad_ref.report.schema import BadReport, read_report
+from emad_ref.statistics.verdicts import OUTCOMES, Leg
 from tests.unit.report.sample import passed, report, report_2, verdict, written
 
 F1, E1 = "EMAD-F1", "EMAD-E1"  # of the sample's rows, F1 gates
@@ -20,7 +19,7 @@ def of(*claims, **changes):
 
 def only(old, new):
     """The one row of two reports that have one."""
-    (change,) = compare(old, new).changes
+    (change,) = compare_reports(old, new).changes
     return change
 
 
@@ -148,9 +147,9 @@ def test_rows_go_by_model_and_the_last_one_by_claim():
     """Of two models, one is known to both; the others are each other's counterpart. Three of them have none."""
     old = of(verdict(model="m"), verdict(model="/far/x"))
     new = of(verdict(model="hub/y"), verdict(model="m"))
-    assert {change.model for change in compare(old, new).changes} == {"m", "x → hub/y"}
+    assert {change.model for change in compare_reports(old, new).changes} == {"m", "x → hub/y"}
     more = of(verdict(model="y"), verdict(model="z"), verdict(model="m"))
-    assert {change.model: change.status for change in compare(old, more).changes} == {
+    assert {change.model: change.status for change in compare_reports(old, more).changes} == {
         "m": "as before",
         "x": "only old",
         "y": "only new",
@@ -193,10 +192,10 @@ def test_points_go_by_name_and_else_by_their_role():
 def test_tests_that_break_or_are_left_undecided_are_worse(old, new, turn):
     name = "suites/invariants/test_depth.py::test_rows"
     old, new = ({"outcome": "passed"} | given for given in (old, new))
-    rows = compare(of(tests=[passed(name, **old)]), of(tests=[passed(name, **new)])).changes
+    rows = compare_reports(of(tests=[passed(name, **old)]), of(tests=[passed(name, **new)])).changes
     assert [row.turn for row in rows] == ([] if turn is None else [turn])
     asks = "suites/claims/test_model.py::test_claim"  # its verdict tells
-    assert compare(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).changes == []
+    assert compare_reports(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).changes == []
 
 
 def test_tests_that_ended_alike_are_counted(tmp_path, capsys):
@@ -221,40 +220,42 @@ def test_a_label_names_model_decoder_commit_and_begin():
     project = {"root": "/checkouts/mine", "commit": "3f2a91c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6-dirty"}
     decoder = report_2()["decoder"] | {"name": "hook of plugin mylib (mylib.hooks, mylib 1.2)"}
     data = report_2("/models/mine", run=run | {"project": project}, decoder=decoder)
-    assert label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02 03:04"
+    assert run_label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02 03:04"
     ours = report_2(provenance={"commit": "a" * 40}, models=[{"name": name} for name in ("x", "hub/y", "z")])
-    assert label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02 03:04"
-    assert label(report(provenance={"versions": {"pytest-emad": "0.1"}})) == "m · pytest-emad 0.1"
-    assert label(report(models=[], provenance={"versions": ["0.1"]})) == "no model"
+    assert run_label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02 03:04"
+    assert run_label(report(provenance={"versions": {"pytest-emad": "0.1"}})) == "m · pytest-emad 0.1"
+    assert run_label(report(models=[], provenance={"versions": ["0.1"]})) == "no model"
 
 
 def test_what_is_measured_otherwise_is_named():
     old = report_2(
         settings={"seed": 0, "budget": "smoke", "report": "a", "backend": "a", "margin": None, "tasks": ["recall"]}
     )
-    assert unlike(old, old) == []
+    assert setting_differences(old, old) == []
     settings = {"seed": 1, "budget": "smoke", "report": "b", "backend": "b", "margin": 0.5, "tasks": []}
     model = {"name": "m", "fingerprint": "beef"}
     provenance = old["provenance"] | {"versions": {"torch": "2.12", "numpy": "2.1"}, "platform": "here"}
     new = report_2(settings=settings, models=[model], provenance=provenance)
     new["run"] = new["run"] | {"asked": ["suites/claims"], "claims_file": {"path": "x", "sha256": "0123456789"}}
-    assert unlike(old, new) == [
+    assert setting_differences(old, new) == [
         *("seed 0 → 1", "margin not set → 0.5", "tasks recall → not set", "asked suites → suites/claims"),
         *("claims file not set → 0123456", "weights of m f00d → beef", "torch 2.11 → 2.12"),
     ]
-    assert unlike(old, report_2(settings={"seed": 0, "new": 1}))[-1].startswith("only one of them knows budget, margin")
+    assert setting_differences(old, report_2(settings={"seed": 0, "new": 1}))[-1].startswith(
+        "only one of them knows budget, margin"
+    )
 
 
 def test_schema_1_is_compared_too():
     old, new = report(), report_2()
-    assert {change.status for change in compare(old, new).changes} == {"as before"}
-    assert unlike(old, new) == []
+    assert {change.status for change in compare_reports(old, new).changes} == {"as before"}
+    assert setting_differences(old, new) == []
 
 
 def test_rows_for_a_page_are_what_is_not_as_before_worst_first():
     old = of(verdict("survived", "EMAD-E1"), verdict("survived"), verdict("measured", "EMAD-R2"))
     new = of(verdict("measured", "EMAD-R2"), verdict("falsified", "EMAD-E3"), verdict("falsified"))
-    rows = changes(old, new)
+    rows = changed_rows(old, new)
     assert [(row["change"], row["row"]) for row in rows] == [
         *(("worse", "EMAD-F1*"), ("only new", "EMAD-E3"), ("only old", "EMAD-E1")),
     ]
@@ -313,7 +314,7 @@ def test_what_cannot_be_compared_is_one_error_and_status_2(tmp_path, capsys, new
         assert said in err
         assert len(err.splitlines()) == 1
     with pytest.raises(BadReport, match="new: state='running'"):
-        compare(of(), of(state="running"))
+        compare_reports(of(), of(state="running"))
 
 
 def test_a_report_that_is_missing_or_the_same_is_status_2(tmp_path, capsys):
@@ -375,4 +376,4 @@ def test_markdown_is_a_table_in_which_names_stay_text(tmp_path, capsys):
 
 def test_a_report_read_from_its_file_compares_with_itself(tmp_path):
     data = read_report(written(tmp_path, report_2()))
-    assert {change.status for change in compare(data, data).changes} == {"as before"}
+    assert {change.status for change in compare_reports(data, data).changes} == {"as before"}

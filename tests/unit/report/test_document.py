@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from emad_ref.report.contents import Figure, contents
-from emad_ref.report.document import document, escaped, paragraph
+from emad_ref.report.contents import PageFigure, report_contents
+from emad_ref.report.markdown import escape_markdown, markdown_document, markdown_paragraph
 from tests.unit.report.sample import report, verdict
 
 
 def text_of(*reports: dict, figures=None, remark: str = "") -> str:
-    return document(contents(reports, figures or [{} for _ in reports]), remark)
+    return markdown_document(report_contents(reports, figures or [{} for _ in reports]), remark)
 
 
 def cells(line: str) -> list[str]:
@@ -68,11 +68,11 @@ def test_falsified_is_set_as_survived_is():
 
 
 def test_figures_are_linked_or_missed_by_name():
-    text = text_of(report(), figures=[{0: Figure("m-pareto.svg", "<svg/>")}])
+    text = text_of(report(), figures=[{0: PageFigure("m-pareto.svg", "<svg/>")}])
     assert "![m: equal FLOPs](m-pareto.svg)" in text
     assert table_below(text, "#### m: equal FLOPs")[1] == ["EMAD", "30.00", "0.40"]
-    assert "No figure: no row has `a_b`" not in text_of(report(), figures=[{0: Figure(absent="no row has a_b")}])
-    assert "No figure: no row has a\\_b" in text_of(report(), figures=[{0: Figure(absent="no row has a_b")}])
+    assert "No figure: no row has `a_b`" not in text_of(report(), figures=[{0: PageFigure(absent="no row has a_b")}])
+    assert "No figure: no row has a\\_b" in text_of(report(), figures=[{0: PageFigure(absent="no row has a_b")}])
 
 
 def test_a_remark_stands_below_the_title_and_empty_parts_have_no_heading():
@@ -105,7 +105,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("text", "expected"), HOSTILE)
 def test_markup_is_text(text, expected):
-    assert escaped(text) == expected
+    assert escape_markdown(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_markup_is_text(text, expected):
     ],
 )
 def test_what_begins_a_line_begins_no_block(text, expected):
-    assert paragraph(text) == expected
+    assert markdown_paragraph(text) == expected
 
 
 def test_nothing_in_a_report_becomes_markup():

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from emad_ref.report.figures import FIGURES, LINES, MARKS, QUANTILES
-from emad_ref.report.plots import draw, drawn
+from emad_ref.report.figures import FIGURES, LINE_STYLES, MARKERS, QUANTILES, draw_figure, open_figure
 from tests.unit.report.sample import MARGINS, PARETO, SAVING, TOKENS, TURNS
 
 pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
@@ -92,15 +91,15 @@ def test_every_figure_has_its_rows_here():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_figure_can_be_written_and_keeps_its_series_apart_without_colours(name):
-    assert draw(name, ROWS[name], name).endswith("</svg>\n")
-    with drawn(name, ROWS[name], name) as canvas:
+    assert draw_figure(name, ROWS[name], name).endswith("</svg>\n")
+    with open_figure(name, ROWS[name], name) as canvas:
         for axes in canvas.axes:
             looks = [(line.get_marker(), line.get_linestyle()) for line in axes.lines if line.get_marker() != "None"]
             assert len(set(looks)) == len(looks)
 
 
 def test_pareto_has_a_line_per_family_in_percent_by_what_it_saves():
-    with drawn("pareto", PARETO[::-1], "t") as canvas:
+    with open_figure("pareto", PARETO[::-1], "t") as canvas:
         (axes,) = canvas.axes
         assert labels(axes) == ("net FLOPs saved, %", "rise of perplexity, %")
         assert labelled(axes) == {"truncation": [(40.0, 300.0)], "EMAD": [(30.0, 0.4), (50.0, 2.0)]}
@@ -111,7 +110,7 @@ def test_pareto_has_a_line_per_family_in_percent_by_what_it_saves():
 
 
 def test_saving_against_loss_has_ceilings_in_black_and_a_panel_for_blocks():
-    with drawn("saving against loss", SAVING, "t") as canvas:
+    with open_figure("saving against loss", SAVING, "t") as canvas:
         net, blocks = canvas.axes
         assert labels(net)[1] == "net FLOPs saved, %"
         assert labels(blocks) == ("rise of perplexity, %", "blocks saved, %")
@@ -122,22 +121,22 @@ def test_saving_against_loss_has_ceilings_in_black_and_a_panel_for_blocks():
         assert labelled(blocks)["oracle"][-1] == (6.0, 75.0)
         looks = {line.get_label(): (line.get_color(), line.get_marker()) for line in net.lines}
         assert looks["oracle"] == ("black", "None")
-        assert looks["gate"][1] == MARKS[0]
+        assert looks["gate"][1] == MARKERS[0]
         assert net.get_xscale() == "symlog"
         assert net.get_ylim()[0] == 0.0
         assert net.get_xlim()[1] >= 10.0
 
 
 def test_many_families_keep_marks_of_their_own():
-    rows = [PARETO[0] | {"family": f"family {number}"} for number in range(len(MARKS) + 3)]
-    with drawn("pareto", rows, "t") as canvas:
+    rows = [PARETO[0] | {"family": f"family {number}"} for number in range(len(MARKERS) + 3)]
+    with open_figure("pareto", rows, "t") as canvas:
         lines = [line for line in canvas.axes[0].lines if line.get_label().startswith("family")]
         assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == len(rows)
-        assert lines[len(MARKS)].get_linestyle() == LINES[1]
+        assert lines[len(MARKERS)].get_linestyle() == LINE_STYLES[1]
 
 
 def test_the_entropy_profile_marks_the_targets_and_leaves_gaps():
-    with drawn("entropy profile", PROFILE, "t") as canvas:
+    with open_figure("entropy profile", PROFILE, "t") as canvas:
         entropy, worth = canvas.axes
         assert labelled(entropy) == {
             "mean entropy": [(layer, 3.0 / layer) for layer in range(1, 6)],
@@ -149,12 +148,12 @@ def test_the_entropy_profile_marks_the_targets_and_leaves_gaps():
         assert found["echo of the input, share"] == [(layer, pytest.approx(0.1 * layer)) for layer in range(1, 6)]
         assert found["agrees with the last layer, share"][-1] == (5, 1.0)
         assert math.isnan(found["AUROC of low entropy for that"][-1][1])
-    with drawn("entropy profile", [row | {"target, nats": None} for row in PROFILE], "t") as canvas:
+    with open_figure("entropy profile", [row | {"target, nats": None} for row in PROFILE], "t") as canvas:
         assert list(labelled(canvas.axes[0])) == ["mean entropy"]
 
 
 def test_depth_and_entropy_stand_over_the_same_positions():
-    with drawn("depth by position", ALONG, "t") as canvas:
+    with open_figure("depth by position", ALONG, "t") as canvas:
         depth, entropy = canvas.axes
         assert labelled(depth) == {
             "mean depth": [(0, 12.0), (1, 11.0), (2, 5.5)],
@@ -167,10 +166,10 @@ def test_depth_and_entropy_stand_over_the_same_positions():
 
 
 def test_ranks_have_a_panel_per_task_and_a_line_per_quantile():
-    from emad_ref.sweep import exits
+    from emad_ref.sweep import diagnostics
 
-    assert tuple(f"{quantile:.0%}" for quantile in exits.QUANTILES) == QUANTILES
-    with drawn("final token rank", RANKS, "t") as canvas:
+    assert tuple(f"{quantile:.0%}" for quantile in diagnostics.RANK_QUANTILES) == QUANTILES
+    with open_figure("final token rank", RANKS, "t") as canvas:
         assert [axes.get_title() for axes in canvas.axes] == list(TASKS)
         for axes in canvas.axes:
             assert axes.get_yscale() == "log"
@@ -180,14 +179,14 @@ def test_ranks_have_a_panel_per_task_and_a_line_per_quantile():
 
 
 def test_confidence_stands_beside_accuracy_and_its_error():
-    with drawn("confidence and accuracy", TRUST, "t") as canvas:
+    with open_figure("confidence and accuracy", TRUST, "t") as canvas:
         assert [axes.get_title() for axes in canvas.axes] == list(TASKS)
         assert list(labelled(canvas.axes[1])) == ["confidence", "accuracy", "ECE"]
         assert labelled(canvas.axes[1])["accuracy"] == [(layer, pytest.approx(0.2 * layer)) for layer in (1, 2, 3)]
 
 
 def test_exit_and_score_stand_over_the_minimum_layer_per_task():
-    with drawn("exits by minimum layer", EXITS, "t") as canvas:
+    with open_figure("exits by minimum layer", EXITS, "t") as canvas:
         exits, _, scores, _ = canvas.axes
         assert labelled(exits)["JSD"] == [(2, 2.5), (5, 5.5)]
         assert labelled(exits)["full depth"] == [(12, 12.5)]
@@ -198,14 +197,14 @@ def test_exit_and_score_stand_over_the_minimum_layer_per_task():
 
 def test_a_rule_met_on_one_task_only_has_the_same_mark_on_all():
     rows = [row for row in EXITS if (row["task"], row["rule"]) != ("qa", "softmax")]
-    with drawn("exits by minimum layer", rows, "t") as canvas:
+    with open_figure("exits by minimum layer", rows, "t") as canvas:
         marks = [{line.get_label(): line.get_marker() for line in axes.lines} for axes in canvas.axes]
         assert marks[0] == marks[1]
         assert "softmax" in marks[0]
 
 
 def test_flops_are_stacked_and_every_bar_has_its_rule():
-    with drawn("FLOPs by rule", EXITS, "t") as canvas:
+    with open_figure("FLOPs by rule", EXITS, "t") as canvas:
         for axes in canvas.axes:
             names = [tick.get_text() for tick in axes.get_yticklabels()]
             assert names == ["softmax, j = 2", "softmax, j = 5", "JSD, j = 2", "JSD, j = 5", "full depth, j = 12"]
@@ -218,7 +217,7 @@ def test_flops_are_stacked_and_every_bar_has_its_rule():
 
 
 def test_every_way_to_answer_is_a_mark_of_its_own():
-    with drawn("score against cost", COST, "t") as canvas:
+    with open_figure("score against cost", COST, "t") as canvas:
         (axes,) = canvas.axes
         assert labels(axes) == ("MFLOPs per token", "score")
         assert labelled(axes) == {row["decoding"]: [(row["MFLOPs per token"], row["score"])] for row in COST}
@@ -227,7 +226,7 @@ def test_every_way_to_answer_is_a_mark_of_its_own():
 
 
 def test_margins_stand_by_what_they_save_with_their_intervals():
-    with drawn("depth by margin", MARGINS, "t") as canvas:
+    with open_figure("depth by margin", MARGINS, "t") as canvas:
         rise, depth = canvas.axes
         assert [points(line) for line in rise.lines] == [[(0.0, 0.0), (20.0, 0.5), (pytest.approx(40.0), 3.0)]]
         assert len(rise.collections) == 2, "full depth has no interval"
@@ -235,7 +234,7 @@ def test_margins_stand_by_what_they_save_with_their_intervals():
 
 
 def test_depth_along_a_text_is_shown_at_the_first_a_middle_and_the_last_margin():
-    with drawn("depth by token", TOKENS, "t") as canvas:
+    with open_figure("depth by token", TOKENS, "t") as canvas:
         (axes,) = canvas.axes
         assert [points(line) for line in axes.lines] == [
             [(0.0, 4.0), (1.0, 4.0)],
@@ -245,7 +244,7 @@ def test_depth_along_a_text_is_shown_at_the_first_a_middle_and_the_last_margin()
 
 
 def test_a_text_in_turns_shows_entropies_and_who_wrote_what():
-    with drawn("model by token", TURNS, "t") as canvas:
+    with open_figure("model by token", TURNS, "t") as canvas:
         found = labelled(canvas.axes[0])
         assert found["rolling, bits"] == [(0.0, 1.5), (1.0, 0.75)]
         assert found["written by the large model"] == [(0.0, 0.0)]

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from emad_ref.files import write_atomically
-from emad_ref.report import folder
-from emad_ref.report.folder import Written, draw_figures, write_pages
+from emad_ref.report import page
+from emad_ref.report.page import WrittenPages, draw_figures, write_pages
 from tests.unit.report.sample import PARETO, report
 
 FIGURE = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}
@@ -117,18 +117,18 @@ def test_what_is_written_can_be_read_by_others(tmp_path):
 
 
 def test_figures_are_counted_apart_from_pages():
-    assert str(Written(("a.svg", "b.svg", "report.md"))) == "report.md, 2 figures"
-    assert str(Written(("report.md",))) == "report.md"
+    assert str(WrittenPages(("a.svg", "b.svg", "report.md"))) == "report.md, 2 figures"
+    assert str(WrittenPages(("report.md",))) == "report.md"
 
 
 def test_reports_need_neither_a_model_nor_torch():
     code = (
-        "import sys, emad_ref.report.folder, emad_ref.report.reading, emad_ref.cli\n"
+        "import sys, emad_ref.report.page, emad_ref.report.schema, emad_ref.cli\n"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'jinja2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert folder.DOCUMENT == "report.md"
+    assert page.MARKDOWN_FILE == "report.md"
 
 
 def test_changes_that_are_given_reach_the_page(tmp_path):

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.report.brief import brief
-from emad_ref.report.missing import AT_FULL_DEPTH, missing
-from emad_ref.report.providers import not_offered, together
-from emad_ref.report.shipped import shipped_tests
-from pytest_emad.backends import features
+from emad_ref.report.deselection import shipped_tests
+from emad_ref.report.gaps import FULL_DEPTH_TESTS, find_gaps
+from emad_ref.report.provenance import merge_providers, not_offered
+from emad_ref.report.summary import run_summary
+from pytest_emad.decoder_providers import requested_features
 from tests.unit.report.sample import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
-GREEDY, POSITIONS = (name for name in AT_FULL_DEPTH if "greedy" in name or "positions" in name)
+GREEDY, POSITIONS = (name for name in FULL_DEPTH_TESTS if "greedy" in name or "positions" in name)
 
 
 def declined_call(name, case="m"):
@@ -38,12 +38,12 @@ def judged(tests, features, gate="decoder"):
 
 def gaps(tests, features, gate="decoder"):
     return [
-        gap.of for gap in missing(judged(tests, features, gate), [test["shipped"] for test in tests], shipped_tests())
+        gap.of for gap in find_gaps(judged(tests, features, gate), [test["shipped"] for test in tests], shipped_tests())
     ]
 
 
 def test_every_test_at_full_depth_is_shipped():
-    assert AT_FULL_DEPTH.keys() <= {*shipped_tests()}
+    assert FULL_DEPTH_TESTS.keys() <= {*shipped_tests()}
 
 
 def test_a_feature_that_is_always_declined_is_not_offered():
@@ -76,7 +76,7 @@ def test_without_exits_what_a_call_declines_may_stay_open():
 
 
 def test_what_is_not_offered_is_told():
-    about = brief(judged([declined(SAMPLING, "m", "sampling")], {"sampling": [0, 2]})).about
+    about = run_summary(judged([declined(SAMPLING, "m", "sampling")], {"sampling": [0, 2]})).about
     assert "the decoder does not offer sampling: 1 tests do not apply" in about
 
 
@@ -87,7 +87,7 @@ def test_features_of_several_processes_are_added_up():
         [one | {"features": {"exits": [2, 0], "sampling": [0, 1]}}],
         [one],
     ]
-    (found,) = together(parts)
+    (found,) = merge_providers(parts)
     assert found["features"] == {"exits": [2, 1], "sampling": [0, 1]}
     assert not_offered([found]) == {"sampling"}
 
@@ -108,4 +108,4 @@ def test_features_of_several_processes_are_added_up():
     ],
 )
 def test_a_request_names_what_it_asks_beyond_greedy_full_depth(point, temperature, asked):
-    assert features(SimpleNamespace(point=point, temperature=temperature)) == asked
+    assert requested_features(SimpleNamespace(point=point, temperature=temperature)) == asked

@@ -10,12 +10,10 @@ import subprocess
 
 import pytest
 
-from emad_ref.report.contents import contents
-from emad_ref.report.page import beside, page
-from emad_ref.report.palette import DARK, LIGHT
-from emad_ref.report.passages import explorers, fits, shade
-from emad_ref.report.timings import timings
-from emad_ref.verdict.claims import Leg
+from emad_ref.report.contents import report_contents, timing_strips
+from emad_ref.report.depth_explorer import depth_explorers, has_matching_lists, shade
+from emad_ref.report.page import DARK_COLORS, LIGHT_COLORS, package_text, page
+from emad_ref.statistics.verdicts import Leg
 from tests.unit.report.sample import MARGINS, MOVING, TOKENS, report, report_2, verdict
 from tests.unit.report.shown import Page
 
@@ -25,7 +23,7 @@ HOSTILE = '</script><script>alert(1)</script><b onfocus="x">\' & {{ 7 * 7 }}'
 
 
 def page_of(*reports: dict, **given) -> Page:
-    return Page(page(contents(reports, [{} for _ in reports]), **given))
+    return Page(page(report_contents(reports, [{} for _ in reports]), **given))
 
 
 def elements(found: Page, **wanted: str) -> list[dict]:
@@ -52,7 +50,7 @@ def test_the_script_shows_what_the_table_says_at_every_stop():
     if shutil.which("node") is None:
         pytest.skip("node, which runs the page's script, is not installed")
     (data,) = page_of(report(tables=MOVING)).data
-    asked = f"{beside('page.js')}\nconst data = {json.dumps(data)};\n" + (
+    asked = f"{package_text('page.js')}\nconst data = {json.dumps(data)};\n" + (
         "console.log(JSON.stringify(data.stops.map((_, at) => explorerAt(data, at))))"
     )
     out = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -93,11 +91,11 @@ def test_shades_run_from_shallow_to_deep():
 )
 def test_lists_that_do_not_fit_colour_nothing(change):
     rows = copy.deepcopy(TOKENS)
-    assert fits(MARGINS, rows)
+    assert has_matching_lists(MARGINS, rows)
     rows[1] |= change
-    assert not fits(MARGINS, rows)
+    assert not has_matching_lists(MARGINS, rows)
     tables = [MOVING[0], MOVING[1] | {"rows": rows}]
-    assert explorers(report(tables=tables)) == []
+    assert depth_explorers(report(tables=tables)) == []
     assert page_of(report(tables=tables)).data == []
 
 
@@ -196,7 +194,7 @@ def test_timed_legs_stand_on_one_scale_with_their_intervals():
         ("batch 1", "1.25×", "[1.2×, 1.3×]"),
         ("batch 4", "2×", "–"),
     ]
-    one, two = timings(data)
+    one, two = timing_strips(data)
     assert one.at - one.one == pytest.approx((two.at - two.one) / 4), "1.25 lies a quarter as far from 1 as 2"
     assert one.low < one.at < one.high
     assert (two.low, two.high) == (None, None)
@@ -216,7 +214,7 @@ def test_whatever_can_be_used_has_a_name_and_is_reached_by_keys():
     landmarks = {tag for tag, _ in found.tags}
     assert {"header", "main", "section", "h1", "h2"} <= landmarks
     assert all(token["aria-label"] and token["tabindex"] == "-1" for token in tokens(found))
-    assert "rove(" in beside("page.js")
+    assert "rove(" in package_text("page.js")
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
 
@@ -232,7 +230,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("palette", [LIGHT_COLORS, DARK_COLORS], ids=["light", "dark"])
 def test_letters_stand_out_as_wcag_asks(palette):
     """4.5 : 1 for text, 3 : 1 for what is drawn (AA)."""
     grounds = [palette["paper"], palette["panel"]]
@@ -248,9 +246,9 @@ def test_letters_stand_out_as_wcag_asks(palette):
 
 
 def test_every_colour_of_the_style_sheet_is_one_of_the_palette():
-    used = set(re.findall(r"var\(--([a-z0-9-]+)\)", re.sub(r"\{\{ number \}\}", "0", beside("page.css"))))
-    assert used <= set(LIGHT)
-    assert set(LIGHT) == set(DARK)
+    used = set(re.findall(r"var\(--([a-z0-9-]+)\)", re.sub(r"\{\{ number \}\}", "0", package_text("page.css"))))
+    assert used <= set(LIGHT_COLORS)
+    assert set(LIGHT_COLORS) == set(DARK_COLORS)
 
 
 # ---------------------------------------------------------------- what others wrote
@@ -262,7 +260,7 @@ def test_a_text_that_would_be_markup_stays_text_everywhere_it_moves():
         table["title"] = table["rows"][1]["token" if "token" in table["rows"][1] else "point"] = HOSTILE
     tables[0]["rows"][1]["put forward as"] = tables[1]["rows"][1]["instead"][2] = HOSTILE
     found = page_of(report(tables=tables), changes=[{HOSTILE: HOSTILE}])
-    assert found.scripts == [beside("page.js")]
+    assert found.scripts == [package_text("page.js")]
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert not [tag for tag, _ in found.tags if tag == "b"]
     assert found.open == []

@@ -9,10 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.contents import contents
-from emad_ref.report.folder import draw_figures
-from emad_ref.report.page import PageMissing, beside, inlined, page
-from emad_ref.verdict.claims import load_register
+from emad_ref.report.contents import report_contents
+from emad_ref.report.page import PageMissing, draw_figures, inline_svg, package_text, page
+from emad_ref.statistics.verdicts import load_register
 from tests.unit.report.sample import LEGS, PARETO, report, verdict
 from tests.unit.report.shown import Page
 
@@ -23,7 +22,7 @@ HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\' & </td></ta
 
 def page_of(*reports: dict, remark: str = "") -> str:
     figures, _ = draw_figures(reports)
-    return page(contents(reports, figures), remark)
+    return page(report_contents(reports, figures), remark)
 
 
 def shown(*reports: dict) -> Page:
@@ -121,7 +120,7 @@ def test_nothing_is_fetched_and_no_script_runs_but_the_one_that_the_policy_names
     text = page_of(report())
     found = Page(text)
     assert not {"link", "img", "iframe", "object", "base", "form"} & {tag for tag, _ in found.tags}
-    assert found.scripts == [beside("page.js")]
+    assert found.scripts == [package_text("page.js")]
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert all(
         str(attrs[name]).startswith("#")
@@ -152,7 +151,7 @@ def test_what_others_wrote_is_text():
     text = page_of(report(**hostile), report(**hostile), remark=HOSTILE)
     found = Page(text)
     tags = [tag for tag, _ in found.tags]
-    assert found.scripts == [beside("page.js")]
+    assert found.scripts == [package_text("page.js")]
     assert "img" not in tags
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert found.open == [], "every element is closed"
@@ -180,7 +179,7 @@ def test_references_follow_the_ids_and_labels_stay_as_they_are():
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>x</metadata>'
         '<path id="a" clip-path="url(#b)"/><use xlink:href="#a"/><text>id="a" url(#b) &lt;b&gt;</text></svg>'
     )
-    root = ElementTree.fromstring(inlined(svg, "f1", "what it shows"))
+    root = ElementTree.fromstring(inline_svg(svg, "f1", "what it shows"))
     path, use, text = list(root)
     assert path.attrib == {"id": "f1-a", "clip-path": "url(#f1-b)"}
     assert list(use.attrib.values()) == ["#f1-a"]
@@ -223,7 +222,7 @@ def test_a_figure_without_numbers_says_so():
 def test_what_sets_the_page_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(PageMissing, match=r"pip install 'pytest-emad\[report\]'"):
-        page(contents([report()], [{}]))
+        page(report_contents([report()], [{}]))
 
 
 def test_in_a_run_of_several_models_every_verdict_names_its_own():

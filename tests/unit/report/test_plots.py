@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.plots import NothingToDraw, PlotsMissing, draw, drawn, require_drawable
+from emad_ref.report.figures import NothingToDraw, PlotsMissing, draw_figure, open_figure, require_drawable
 from tests.unit.report.sample import PARETO
 
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="the extra `report` is not installed")
@@ -27,17 +27,17 @@ def texts(svg: str) -> list[str]:
 
 @needs_matplotlib
 def test_the_same_rows_give_the_same_text_and_others_do_not():
-    assert draw("pareto", PARETO, "t") == draw("pareto", PARETO, "t")
-    assert draw("pareto", PARETO, "t") != draw("pareto", PARETO[:2], "t")
+    assert draw_figure("pareto", PARETO, "t") == draw_figure("pareto", PARETO, "t")
+    assert draw_figure("pareto", PARETO, "t") != draw_figure("pareto", PARETO[:2], "t")
 
 
 @needs_matplotlib
 def test_the_readers_own_settings_change_nothing():
     import matplotlib
 
-    plain = draw("pareto", PARETO, "t")
+    plain = draw_figure("pareto", PARETO, "t")
     with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "red"}):
-        assert draw("pareto", PARETO, "t") == plain
+        assert draw_figure("pareto", PARETO, "t") == plain
         assert matplotlib.rcParams["font.size"] == 30, "and are in force again afterwards"
 
 
@@ -48,13 +48,13 @@ def test_text_stays_text_whatever_a_model_is_called():
     rows = [row | {"family": name} for row in PARETO]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = texts(draw("pareto", rows, name))
+        found = texts(draw_figure("pareto", rows, name))
     assert found.count("a$b_{$c & <script>\ufffd\ufffd 模") == 2, "in the title and in the legend"
 
 
 @needs_matplotlib
 def test_long_titles_are_wrapped():
-    with drawn("pareto", PARETO, "a long title " * 20) as canvas:
+    with open_figure("pareto", PARETO, "a long title " * 20) as canvas:
         lines = canvas.get_suptitle().splitlines()
     assert len(lines) > 1
     assert max(map(len, lines)) <= 90
@@ -62,13 +62,13 @@ def test_long_titles_are_wrapped():
 
 @needs_matplotlib
 def test_rows_without_a_number_are_left_out_and_counted():
-    with drawn("score against cost", COST, "t") as canvas:
+    with open_figure("score against cost", COST, "t") as canvas:
         assert [line.get_label() for line in canvas.axes[0].lines] == ["small alone"]
         assert canvas.get_suptitle() == "t\n(1 of 2 rows lack a number and are not drawn)"
-    with drawn("score against cost", COST[:1], "t") as canvas:
+    with open_figure("score against cost", COST[:1], "t") as canvas:
         assert canvas.get_suptitle() == "t"
     with pytest.raises(NothingToDraw, match="no row has MFLOPs per token"):
-        draw("score against cost", COST[1:], "t")
+        draw_figure("score against cost", COST[1:], "t")
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_what_cannot_be_drawn_is_refused_by_name(figure, rows, message):
     with pytest.raises(BadArgument, match=re.escape(message)):
         require_drawable(figure, rows)
     with pytest.raises(BadArgument, match=re.escape(message)):
-        draw(figure, rows, "t")
+        draw_figure(figure, rows, "t")
 
 
 def test_what_to_draw_with_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlotsMissing, match=r"pip install 'pytest-emad\[report\]'"):
-        draw("pareto", PARETO, "t")
+        draw_figure("pareto", PARETO, "t")

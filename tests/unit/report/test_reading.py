@@ -8,18 +8,18 @@ import re
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.reading import (
-    EVIDENCE,
-    INSIDE,
-    MAY_LACK,
-    OPTIONAL,
+from emad_ref.report.schema import (
+    OBJECT_KEYS,
+    OPTIONAL_KEYS,
+    OPTIONAL_PARTS,
     PARTS,
-    REQUIRED,
+    REQUIRED_KEYS,
+    SCHEMA_2_PARTS,
     BadReport,
     read_report,
     read_reports,
 )
-from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict
+from emad_ref.statistics.verdicts import OUTCOMES, Leg, Verdict
 from tests.unit.report.sample import report, report_2, verdict, written
 
 
@@ -37,13 +37,13 @@ def test_the_run_and_its_tests_are_read_from_schema_2(tmp_path):
 
 def test_every_part_of_schema_2_is_asked_for(tmp_path):
     """What is not asked for is shown, or verified, unchecked."""
-    for part in EVIDENCE:
+    for part in SCHEMA_2_PARTS:
         with pytest.raises(BadReport, match=f"{part} is missing"):
             read_report(written(tmp_path, {key: value for key, value in report_2().items() if key != part}))
     for part in ("tests", "audits", "deselected", "waivers"):
-        assert set(REQUIRED[part]) == set(report_2()[part][0])
+        assert set(REQUIRED_KEYS[part]) == set(report_2()[part][0])
     for part in ("run", "decoder"):
-        assert set(INSIDE[part]) == set(report_2()[part])
+        assert set(OBJECT_KEYS[part]) == set(report_2()[part])
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -56,12 +56,12 @@ def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
     """A field added to a verdict is to be added here: what is not checked is shown unchecked."""
     whole = Verdict("EMAD-F1", "m", "survived", 1.0, (0.5, 1.5), 3, 2.0, "u", True, "r").to_json()
     later, of_legs = {"good", "why", "enough"}, {"good", "remedy", "enough"}  # earlier versions do not write them
-    assert later <= set(OPTIONAL["claims"])
-    assert set(REQUIRED["claims"]) == set(whole) - later
-    from emad_ref.report.reading import LEG
+    assert later <= set(OPTIONAL_KEYS["claims"])
+    assert set(REQUIRED_KEYS["claims"]) == set(whole) - later
+    from emad_ref.report.schema import LEG
 
     assert set(LEG) == set(Leg("l", "survived", 1.0, None, 3, None, "u").to_json()) - of_legs
-    assert set(OPTIONAL) <= set(REQUIRED) <= {*PARTS, *EVIDENCE, *MAY_LACK}
+    assert set(OPTIONAL_KEYS) <= set(REQUIRED_KEYS) <= {*PARTS, *SCHEMA_2_PARTS, *OPTIONAL_PARTS}
 
 
 def broken(part: str, key: str, value: object) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.report.tables import claims_table, plain_table, points_table, sections
-from emad_ref.verdict.claims import Verdict
+from emad_ref.statistics.verdicts import Verdict
 from tests.unit.report.sample import MOVING
 
 POINT = {

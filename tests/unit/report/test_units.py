@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.units import DONE, JUDGED, LOG, Unit, folder_name
-from emad_ref.workers import held
+from emad_ref.report.parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, folder_name
+from emad_ref.workers import child_process
 from tests.unit.report.sample import report_2, written
 
 
@@ -18,7 +18,7 @@ class Runs:
         self.left, self.made = list(statuses), 0
 
     def __call__(self, module: str, words: tuple[str, ...], log: Path, *, folder: Path) -> int:
-        assert (module, words, log.name, folder) == ("pytest", ("suites",), LOG, Path("start"))
+        assert (module, words, log.name, folder) == ("pytest", ("suites",), LOG_FILE, Path("start"))
         self.made += 1
         written(log.parent, report_2())
         status = self.left.pop(0)
@@ -27,29 +27,29 @@ class Runs:
         return status
 
 
-def unit(folder: Path, budget: str = "smoke") -> Unit:
-    return Unit("m", "claims", False, ("suites",), folder / "m" / "claims", Path("start"), {"budget": budget})
+def unit(folder: Path, budget: str = "smoke") -> SuitePart:
+    return SuitePart("m", "claims", False, ("suites",), folder / "m" / "claims", Path("start"), {"budget": budget})
 
 
-@pytest.mark.parametrize("status", JUDGED)
+@pytest.mark.parametrize("status", DECIDED_STATUSES)
 def test_what_reached_its_verdicts_is_not_run_again(
     status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "status", runs := Runs(status))
+    monkeypatch.setattr(child_process, "run_module", runs := Runs(status))
     assert unit(tmp_path).before() is None
     assert [unit(tmp_path).judged(), unit(tmp_path).judged(), unit(tmp_path).before()] == [status] * 3
     assert runs.made == 1
 
 
 def test_what_did_not_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "status", Runs(4, 0))
+    monkeypatch.setattr(child_process, "run_module", Runs(4, 0))
     assert [unit(tmp_path).judged(), unit(tmp_path).judged()] == [4, 0]
 
 
 def test_what_was_asked_otherwise_or_lost_its_report_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "status", runs := Runs(0, 1, 0))
+    monkeypatch.setattr(child_process, "run_module", runs := Runs(0, 1, 0))
     assert unit(tmp_path).judged() == 0
     assert unit(tmp_path, "full").before() is None
     assert unit(tmp_path, "full").judged() == 1
@@ -62,12 +62,12 @@ def test_what_was_done_and_is_killed_when_it_is_run_again_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a report again, of a run that never ended."""
-    monkeypatch.setattr(held, "status", Runs(0, None))
+    monkeypatch.setattr(child_process, "run_module", Runs(0, None))
     unit(tmp_path).judged()
     (tmp_path / "m" / "claims" / "report.json").write_text("{")
     with pytest.raises(KeyboardInterrupt):
         unit(tmp_path).judged()
-    assert not (tmp_path / "m" / "claims" / DONE).exists()
+    assert not (tmp_path / "m" / "claims" / DONE_FILE).exists()
     assert unit(tmp_path).before() is None
 
 

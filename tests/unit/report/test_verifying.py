@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from emad_ref import cli
-from emad_ref.questions.register import question_of
-from emad_ref.report.consistency import contradictions
-from emad_ref.report.missing import DECIDING, missing
-from emad_ref.report.shipped import SUITES, below, shipped_name, shipped_tests, suite_names
-from emad_ref.report.unasked import ABOVE
+from emad_ref.claims.base import question_of
+from emad_ref.report.deselection import ABOVE_BUDGET, SUITES, is_below, shipped_name, shipped_tests, suite_names
+from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
+from emad_ref.report.verification import contradictions
 from tests.unit.report.sample import passed, report, report_2, verdict, written
 
 SHIPPED = shipped_tests()
@@ -19,7 +18,7 @@ INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
 def whole(**changes):
     """A report of every shipped test, as a run of the smoke budget of a foreign decoder writes it."""
     tests = [passed(name) for name in SHIPPED]
-    verdicts = [verdict("survived", claim) | {"gate": True} for claim in DECIDING]
+    verdicts = [verdict("survived", claim) | {"gate": True} for claim in DECIDING_TESTS]
     settings = {"models": ["m"], "budget": "smoke"}
     made = report_2(tests=tests, claims=verdicts, settings=settings, waivers=[], deselected=[]) | changes
     audits = [audit(test["nodeid"]) for test in made["tests"] if isinstance(test, dict)]
@@ -48,13 +47,13 @@ def test_the_shipped_tests_are_those_of_the_suites():
     assert shipped_name(SUITES[0] / "cost" / "test_claims.py") == "suites/cost/test_claims.py"
     assert shipped_name(SUITES[1] / "cost") == "suites/cost"
     assert shipped_name(SUITES[0].parent / "tests") is None
-    assert below(INVARIANT, ["suites/invariants"])
-    assert below(INVARIANT, [INVARIANT])
-    assert not below(INVARIANT, ["suites/invariant", "suites/invariants/test_dept", f"{INVARIANT}_too"])
+    assert is_below(INVARIANT, ["suites/invariants"])
+    assert is_below(INVARIANT, [INVARIANT])
+    assert not is_below(INVARIANT, ["suites/invariant", "suites/invariants/test_dept", f"{INVARIANT}_too"])
 
 
 def test_the_rows_that_must_be_decided_are_asked_where_the_table_says():
-    for claim, test in DECIDING.items():
+    for claim, test in DECIDING_TESTS.items():
         assert test in SHIPPED
         assert test.startswith(f"suites/{question_of(claim).suite}/")
 
@@ -77,7 +76,7 @@ def test_a_premise_or_an_extra_that_is_absent_is_no_fault(tmp_path, capsys):
     others = [passed(name) for name in SHIPPED if not name.startswith(file)]
     absent = passed(file, outcome="skipped", kind="not applicable", reason="the extra is not installed")
     assert verified(tmp_path, capsys, whole(tests=[*others, absent]))[0] == 0
-    above = {"nodeid": f"{INVARIANT}[m]", "shipped": INVARIANT, "why": ABOVE}
+    above = {"nodeid": f"{INVARIANT}[m]", "shipped": INVARIANT, "why": ABOVE_BUDGET}
     less = [passed(name) for name in SHIPPED if name != INVARIANT]
     assert verified(tmp_path, capsys, whole(tests=less, deselected=[above]))[0] == 0
 
@@ -103,9 +102,12 @@ FAULTY = [
         whole(deselected=[{"nodeid": f"{INVARIANT}[n]", "shipped": INVARIANT, "why": "deselected"}]),
         f"{INVARIANT}: deselected: n; let it run",
     ),
-    (whole(claims=[verdict("survived", claim) for claim in list(DECIDING)[1:]]), "EMAD-E2: not decided for m: no verd"),
     (
-        whole(claims=[verdict("not applicable", claim) | {"refused": "busy"} for claim in DECIDING]),
+        whole(claims=[verdict("survived", claim) for claim in list(DECIDING_TESTS)[1:]]),
+        "EMAD-E2: not decided for m: no verd",
+    ),
+    (
+        whole(claims=[verdict("not applicable", claim) | {"refused": "busy"} for claim in DECIDING_TESTS]),
         "EMAD-F2: not decided for m: not applicable (busy)",
     ),
     (whole(decoder=DECODER | {"providers": [*DECODER["providers"], OURS]}), "decoder: ours answered 3 of 6 requests"),
@@ -124,7 +126,7 @@ def test_each_fault_is_named(tmp_path, capsys, data, said):
 
 
 F1 = verdict("falsified", "EMAD-F1") | {"test": f"{INVARIANT}[m]", "fails": True}
-OTHERS = [verdict("survived", claim) | {"gate": True} for claim in DECIDING if claim != "EMAD-F1"]
+OTHERS = [verdict("survived", claim) | {"gate": True} for claim in DECIDING_TESTS if claim != "EMAD-F1"]
 SURE = verdict("survived", "EMAD-F1") | {"gate": True}
 TRIED = [{"outcome": "failed", "reason": "Failed: wrong"}, {"outcome": "passed", "reason": ""}]
 REPEAT = {"id": "EMAD-F1", "model": "m", "verdict": "survived", "gate": True, "fails": False, "attempt": 2}
@@ -224,7 +226,7 @@ def test_a_decoder_that_was_required_must_have_been_judged(tmp_path, capsys):
 def test_our_own_decoder_proves_no_more_by_leaving_out(tmp_path, capsys):
     """What a run of ours may leave open is open all the same."""
     ours = {"name": OURS["name"], "foreign": False, "providers": [OURS], "overlooked": []}
-    assert missing(whole(tests=LESS, decoder=ours), ["suites"], SHIPPED) == []
+    assert find_gaps(whole(tests=LESS, decoder=ours), ["suites"], SHIPPED) == []
     assert verified(tmp_path, capsys, whole(tests=LESS, decoder=ours))[0] == 1
 
 

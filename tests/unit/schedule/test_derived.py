@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.meters.flops import flops
+from emad_ref.benchmark.flops import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, OperatingPoint, ScheduleName
 from emad_ref.record import FILLS, READOUTS
-from emad_ref.schedule.derived import Probed, flops_at, work_at
-from emad_ref.schedule.free import ran_deferred
-from emad_ref.schedule.interface import Places
-from emad_ref.schedule.monotone import MONOTONE
-from emad_ref.schedule.table import SCHEDULES
+from emad_ref.schedule.derived_work import ProbeCosts, derive_flops, derive_work
+from emad_ref.schedule.interface import TokenPositions
+from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, deferred_layer_run
 
 LAYERS, CEILING, PROBES = 7, 5, (2, 3)
 NEEDED = {"period": 3, "floor": 2, "translators": "digest"}
@@ -33,11 +31,11 @@ def point(name: ScheduleName, ceiling: int = CEILING) -> OperatingPoint:
     return OperatingPoint(name, "test", LAYERS, ceiling, PROBES, ((1.0, 1.0),), schedule=name, **needed)
 
 
-def places_of(sequences: list[list[int]], prompt: int = 2) -> tuple[Places, np.ndarray]:
+def places_of(sequences: list[list[int]], prompt: int = 2) -> tuple[TokenPositions, np.ndarray]:
     """Where tokens of sequences of these depths stand, after a prompt each; and the depths."""
     lengths = [len(sequence) for sequence in sequences]
     position = np.concatenate([prompt + np.arange(length) for length in lengths])
-    return Places(position, np.concatenate([[0], np.cumsum(lengths)])), np.concatenate(sequences)
+    return TokenPositions(position, np.concatenate([[0], np.cumsum(lengths)])), np.concatenate(sequences)
 
 
 def histogram_of(depth: np.ndarray) -> np.ndarray:
@@ -70,12 +68,12 @@ def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: boo
     places, depth = places_of(sequences)
     chosen, ahead = point(name), np.arange(LAYERS) + 100
     macs = np.arange(len(depth))[:, None] + 10 * np.arange(LAYERS)
-    probed = Probed(
+    probed = ProbeCosts(
         np.eye(len(READOUTS), LAYERS, dtype=np.bool_) | (np.arange(LAYERS) == 2), np.full(LAYERS, shows), macs
     )
-    work = work_at(chosen, places, depth, histogram_of(depth), probed, ahead)
+    work = derive_work(chosen, places, depth, histogram_of(depth), probed, ahead)
     assert set(np.flatnonzero(work.fills.any(axis=1))) <= {FILLS.index(SCHEDULES[name].fills)}
-    assert flops(work, GEOMETRY).total == flops_at(chosen, places, depth, probed, ahead, GEOMETRY).sum()
+    assert flops(work, GEOMETRY).total == derive_flops(chosen, places, depth, probed, ahead, GEOMETRY).sum()
 
 
 @given(sequences=SEQUENCES, layer=st.integers(1, LAYERS))
@@ -86,7 +84,7 @@ def test_a_token_runs_with_the_next_of_its_sequence_that_goes_so_deep(sequences:
         for at in range(len(sequence)):
             later = [to for to in range(at, len(sequence)) if sequence[to] >= layer]
             expected.append(2 + later[0] + 1 if later else 0)
-    assert ran_deferred(places, depth, layer, CEILING).keys.tolist() == expected
+    assert deferred_layer_run(places, depth, layer, CEILING).keys.tolist() == expected
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -97,7 +95,9 @@ def test_readings_are_charged_to_whoever_is_asked(alike: bool) -> None:
     macs = np.broadcast_to(column[:, None], (4, LAYERS))
     heads = np.zeros((len(READOUTS), LAYERS), dtype=np.bool_)
     heads[FULL] = True
-    probed = Probed(heads, np.ones(LAYERS, dtype=np.bool_), macs)
-    work = work_at(point(MONOTONE.name), places, depth, histogram_of(depth), probed, np.zeros(LAYERS, dtype=np.int64))
+    probed = ProbeCosts(heads, np.ones(LAYERS, dtype=np.bool_), macs)
+    work = derive_work(
+        point(MONOTONE.name), places, depth, histogram_of(depth), probed, np.zeros(LAYERS, dtype=np.int64)
+    )
     asked_at_3 = each[:2].sum()  # two tokens went past layer 2
     assert work.readout_macs[FULL].tolist() == [0, each.sum(), asked_at_3, 0, 0, 0, 0]

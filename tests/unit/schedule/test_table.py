@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, STOPS_BY_TOKEN, OperatingPoint, ScheduleName
-from emad_ref.schedule.interface import Admission, Places
-from emad_ref.schedule.table import SCHEDULES, schedule_of
+from emad_ref.schedule.interface import Admission, TokenPositions
+from emad_ref.schedule.schedules import SCHEDULES, schedule_of
 
 LAYERS, PROBES = 6, (2, 4)
 OPTIONS: dict[str, Any] = {"period": 4, "floor": 2, "translators": "f00d"}
@@ -142,7 +142,7 @@ def test_copying_is_not_replayed_and_says_why() -> None:
 
 
 # two sequences of which the first starts at position 3, the second at 0; ceiling 3 of 4 layers
-PLACES = Places(np.array([3, 4, 5, 6, 0, 1]), np.array([0, 4, 6]))
+PLACES = TokenPositions(np.array([3, 4, 5, 6, 0, 1]), np.array([0, 4, 6]))
 DEPTH = np.array([3, 1, 2, 1, 1, 2])
 ALL, FIRST, NONE = [4, 5, 6, 7, 1, 2], [4, 0, 0, 0, 0, 0], [0] * 6
 RAN = {  # per layer 1 … 4: keys of each token, worked out by hand

@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import TokenSequence
-from emad_ref.decoding.drafting import Drafting
+from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
-from emad_ref.screening.after_prompts import AfterPrompt, after_prompts, nearest, read_after_prompts
-from emad_ref.screening.costing import measure_costs
-from emad_ref.screening.drafts import DraftColumns, of_texts, simulated
-from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
-from emad_ref.screening.selfdrafts import SelfDrafting
+from emad_ref.screening.drafts import (
+    AfterPrompt,
+    DraftColumns,
+    SelfDraftingResult,
+    nearest,
+    predict_after_prompts,
+    read_after_prompts,
+    seconds_per_token_drafting,
+    select_texts,
+    simulate_rounds,
+)
+from emad_ref.screening.prediction import measure_costs
 from emad_ref.screening.timing import full_seconds
 from tests.ticking import ticking
 
@@ -44,17 +51,17 @@ def columns():
 
 
 def test_columns_of_some_texts_are_those_of_these_texts_alone():
-    some = of_texts(columns(), [4, 1])
+    some = select_texts(columns(), [4, 1])
     assert some.starts.tolist() == [0, 10, 22]
     assert some.agrees.tolist() == [True] * 10 + columns().agrees[12:24].tolist()
-    assert of_texts(columns(), range(6)).agrees.tolist() == columns().agrees.tolist()
+    assert select_texts(columns(), range(6)).agrees.tolist() == columns().agrees.tolist()
 
 
 def test_every_length_of_prompt_has_a_row_of_its_own_texts_at_its_own_keys():
-    rows = after_prompts(costs(), WAY, texts(), columns())
+    rows = predict_after_prompts(costs(), WAY, texts(), columns())
     assert [(row.prompt, row.texts, row.emitted) for row in rows] == [(8, 3, 33), (20, 3, 27)]
     for row, which, keys in zip(rows, ([0, 1, 2], [3, 4, 5]), (14.0, 25.0), strict=True):
-        rounds = simulated(of_texts(columns(), which), math.inf, WAY.longest)
+        rounds = simulate_rounds(select_texts(columns(), which), math.inf, WAY.longest)
         assert row.tokens == rounds.tokens
         assert row.seconds == seconds_per_token_drafting(costs(), WAY, rounds, keys=keys)
         assert row.full == full_seconds(costs(), keys) > full_seconds(costs(), keys - 1)
@@ -63,9 +70,9 @@ def test_every_length_of_prompt_has_a_row_of_its_own_texts_at_its_own_keys():
 
 
 def test_over_all_of_them_it_takes_what_they_take_together():
-    rows = after_prompts(costs(), WAY, texts(), columns())
-    found = SelfDrafting(WAY, WAY, "", after=rows)
-    assert found.tokens == pytest.approx(simulated(columns(), math.inf, WAY.longest).tokens)
+    rows = predict_after_prompts(costs(), WAY, texts(), columns())
+    found = SelfDraftingResult(WAY, WAY, "", after=rows)
+    assert found.tokens == pytest.approx(simulate_rounds(columns(), math.inf, WAY.longest).tokens)
     assert found.seconds == pytest.approx((33 * rows[0].seconds + 27 * rows[1].seconds) / 60)
     assert found.fast == pytest.approx((33 * rows[0].full + 27 * rows[1].full) / 60 / found.seconds)
     assert f"{rows[0].fast:.2f}× after 8, {rows[1].fast:.2f}× after 20 tokens of prompt" in found.said

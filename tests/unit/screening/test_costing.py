@@ -7,16 +7,21 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.decoding.drafted import DraftingDecoder
-from emad_ref.decoding.drafting import Drafting
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.screening import costing
-from emad_ref.screening.costing import FEWEST_LAPS, measure_costs
-from emad_ref.screening.predicted import parts_of_token, passes_of, seconds_per_token, shares_of
-from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
+from emad_ref.screening import prediction
+from emad_ref.screening.drafts import seconds_per_token_drafting
+from emad_ref.screening.prediction import (
+    FEWEST_LAPS,
+    measure_costs,
+    parts_of_token,
+    passes_of,
+    seconds_per_token,
+    shares_of,
+)
 from tests.rounds import rounds_of
 from tests.small import LAYERS, VOCABULARY
 from tests.ticking import ticking
@@ -171,7 +176,7 @@ def test_a_machine_that_is_now_faster_now_slower_has_the_same_costs():
 
 
 def test_laps_go_on_until_the_seconds_are_spent_and_no_longer(monkeypatch):
-    monkeypatch.setattr(costing, "MOST_LAPS", FEWEST_LAPS + 3)
+    monkeypatch.setattr(prediction, "MOST_LAPS", FEWEST_LAPS + 3)
     counts = []
     for seconds in (1.0, 6.5 * LAP, 1e9):
         laps = []

@@ -11,34 +11,32 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import TokenSequence
-from emad_ref.decoding.drafted import DraftingDecoder
-from emad_ref.decoding.drafting import Drafting
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
 from emad_ref.point import Estimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY
-from emad_ref.screening.draft_lens import draft_layers, fit_draft_lens
 from emad_ref.screening.drafts import (
-    DraftColumns,
-    choices,
-    draft_columns,
-    frequent,
-    gate_after,
-    own_texts,
-    simulated,
-)
-from emad_ref.screening.lossless import (
     ASSISTED,
     LOOKUP,
-    SELF,
+    OWN_HEAD_DRAFTS,
+    DraftColumns,
     assistant_of,
     by_assistant,
     by_drafting,
     by_generate,
     by_lookup,
+    continuations,
+    draft_columns,
+    draft_layers,
+    fit_draft_lens,
+    frequent_tokens,
+    gate_at_layer,
+    rank_choices,
+    simulate_rounds,
 )
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -55,7 +53,7 @@ def stepper_of():
 def texts():
     rng = np.random.default_rng(0)
     windows = [TokenSequence(rng.integers(0, VOCABULARY, PROMPT + 3), document=i) for i in range(5)]
-    return own_texts(stepper_of(), windows, PROMPT, NEW, rows=3)
+    return continuations(stepper_of(), windows, PROMPT, NEW, rows=3)
 
 
 def drawn_gate(probes=1, seed=0):
@@ -81,13 +79,13 @@ def test_own_texts_are_what_the_model_says_after_each_prompt():
 
 def test_windows_shorter_than_the_prompt_are_left_out_and_none_is_too_few():
     with pytest.raises(BadArgument, match="windows=0, but expected some of at least 9 tokens"):
-        own_texts(stepper_of(), [TokenSequence(np.arange(8))], 9, 2)
+        continuations(stepper_of(), [TokenSequence(np.arange(8))], 9, 2)
 
 
 def test_the_most_frequent_ids_stand_in_order():
     said = [TokenSequence(np.array([9, 9, 9, 4, 4, 2]), 2), TokenSequence(np.array([9, 7, 4, 7]), 0)]
-    assert frequent(said, 2).tolist() == [4, 7]  # prompts do not count: 4 three times, 7 twice
-    assert frequent(said, 9).tolist() == [2, 4, 7]
+    assert frequent_tokens(said, 2).tolist() == [4, 7]  # prompts do not count: 4 three times, 7 twice
+    assert frequent_tokens(said, 9).tolist() == [2, 4, 7]
 
 
 # ------------------------------------------------------------ columns and rounds
@@ -108,33 +106,33 @@ def test_columns_are_what_both_readouts_say():
 
 def test_rounds_are_counted_by_hand():
     right = [True, *[True, True, False, True, True, True, True]]  # the first position is the prompt's last
-    rounds = simulated(columns_of(right), math.inf, 3)
+    rounds = simulate_rounds(columns_of(right), math.inf, 3)
     # from 1: three drafts, two right, 3 tokens; from 4: three drafts at most, 4 tokens left: 3 right
     assert rounds.drafts.tolist() == [0, 0, 0, 1]
     assert rounds.tokens == 3.5
-    assert simulated(columns_of(right), math.inf, 1).drafts.tolist() == [0, 1]
-    assert simulated(columns_of([False] * 8), math.inf, 2).tokens == 1.0
+    assert simulate_rounds(columns_of(right), math.inf, 1).drafts.tolist() == [0, 1]
+    assert simulate_rounds(columns_of([False] * 8), math.inf, 2).tokens == 1.0
 
 
 def test_copies_take_the_place_of_drafts_where_there_are_any():
     right, stands = [True, *[True, False, True, True, True, True, True]], [-1, -1, -1, 2, -1, -1, 0, 4]
-    rounds = simulated(columns_of(right, stands=stands), math.inf, 2, 4)
+    rounds = simulate_rounds(columns_of(right, stands=stands), math.inf, 2, 4)
     # from 1: two drafts, one right; from 3: four copies, two stand; from 6: room for one copy, which does not; from 7:
     # it is the last, and nothing is of use
     assert (rounds.drafts * 4).tolist() == [1, 0, 1]
     assert (rounds.copies * 4).tolist() == [0, 1, 0, 0, 1]
     assert rounds.tokens == 7 / 4
-    assert simulated(columns_of(right, stands=stands), math.inf, 2).copies.tolist() == [0]
+    assert simulate_rounds(columns_of(right, stands=stands), math.inf, 2).copies.tolist() == [0]
 
 
 def test_a_gate_ends_a_round():
     right, expected = [True] * 7, np.array([0, 0, 1, 0, 0, 1, 0.0])
-    rounds = simulated(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
+    rounds = simulate_rounds(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
     # from 1: one draft; from 3: two; from 6: none, it is the last
     assert (rounds.drafts * 3).round().tolist() == [1, 1, 1, 0, 0]
     assert rounds.tokens == 2.0
     with pytest.raises(BadArgument, match="inf where no gate was read"):
-        simulated(columns_of(right), 0.5, 4)
+        simulate_rounds(columns_of(right), 0.5, 4)
 
 
 @pytest.mark.parametrize("threshold", [0.0, math.inf])
@@ -142,7 +140,7 @@ def test_a_gate_ends_a_round():
 def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
     lens = attached(stepper_of(), (LAYERS - 1,), scale=0.05)
     (column,) = draft_columns(stepper_of(), texts(), (LAYERS - 1,), lens, {LAYERS - 1: drawn_gate()})
-    rounds = simulated(column, threshold, longest, copied)
+    rounds = simulate_rounds(column, threshold, longest, copied)
     way = replace(column.drafting, threshold=threshold, longest=longest, copied=copied)
     ran, emitted, drafts = 0, 0, np.zeros(max(longest, copied) + 1)
     for text in texts():
@@ -167,9 +165,9 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
 
 def test_the_fastest_stands_first_and_a_dear_head_chooses_the_pruned_one():
     gate, lens = drawn_gate(2), attached(stepper_of(), (2, LAYERS - 1), scale=0.05)
-    gates = {layer: gate_after(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
+    gates = {layer: gate_at_layer(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
     assert gates[2].weights == gate.weights[:1]
-    among = [None, frequent(texts(), 20)]
+    among = [None, frequent_tokens(texts(), 20)]
     columns = draft_columns(stepper_of(), texts(), (2, LAYERS - 1), lens, gates, among)
     assert [(each.drafting.layer, each.drafting.vocabulary is None) for each in columns] == [
         (2, True), (2, False), (LAYERS - 1, True), (LAYERS - 1, False),
@@ -179,7 +177,7 @@ def test_the_fastest_stands_first_and_a_dear_head_chooses_the_pruned_one():
         heads = float(rounds.drafts @ np.arange(len(rounds.drafts))) * (5.0 if way.vocabulary is None else 0.01)
         return (1.0 + heads) / rounds.tokens
 
-    found = choices(columns, seconds)
+    found = rank_choices(columns, seconds)
     assert [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
     assert {choice.drafting.copied for choice in found} == {0, 4, 8}
     assert sum(choice.drafting.longest == 0 for choice in found) == 2, "copies alone, of both lengths, once"
@@ -204,16 +202,16 @@ def spoken():
 
 @cache
 def drafts_lens():
-    return fit_draft_lens(nano(), own_texts(nano().stepper, spoken(), 8, 24), (1,), corpus="ids", steps=30)
+    return fit_draft_lens(nano(), continuations(nano().stepper, spoken(), 8, 24), (1,), corpus="ids", steps=30)
 
 
 def test_a_lens_for_drafts_agrees_more_often_than_the_models_own_head():
     fitted, stepper = drafts_lens(), nano().stepper
-    held = own_texts(stepper, [TokenSequence(w.tokens[::-1].copy(), 0, w.document) for w in spoken()], 8, 24)
+    held = continuations(stepper, [TokenSequence(w.tokens[::-1].copy(), 0, w.document) for w in spoken()], 8, 24)
     (own,) = draft_columns(stepper, held, (1,), None, {})
     (through,) = draft_columns(stepper, held, (1,), fitted.lens.digest, {})
     assert through.agrees.mean() > own.agrees.mean()
-    assert simulated(through, math.inf, 2).tokens > 1.2
+    assert simulate_rounds(through, math.inf, 2).tokens > 1.2
 
 
 def test_candidates_are_shallow():
@@ -234,7 +232,7 @@ def test_every_lossless_way_emits_what_full_depth_does():
         "generate": by_generate(nano()),
         LOOKUP: by_lookup(nano()),
         ASSISTED: by_assistant(nano(), nano()),
-        SELF: by_drafting(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
+        OWN_HEAD_DRAFTS: by_drafting(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
     }
     full = WalkedDecoder(nano().stepper, full_depth(nano().stepper.layers))
     for prompt in (Prompt(window.tokens) for window in spoken()[:3]):

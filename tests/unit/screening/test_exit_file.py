@@ -11,28 +11,28 @@ import pytest
 import torch
 
 from emad_ref import cli
-from emad_ref.calibration.lens_file import FittedLens, save_lens
-from emad_ref.decoding.drafting import Drafting
+from emad_ref.calibration.lens_files import FittedLens, save_lens
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.streaming import prompt_of
-from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.probes.lens import StateTranslators, Translator
 from emad_ref.protocol import Prompt
-from emad_ref.readout.states import StateTranslators
-from emad_ref.readout.tuned import Translator
-from emad_ref.screening.exit import Exit
-from emad_ref.screening.exit_file import BadExit, load_exit, save_exit
-from emad_ref.screening.guarantee import Guarantee, Tried
+from emad_ref.screening.exit import BadExit, Exit, load_exit, save_exit
+from emad_ref.screening.guarantee import Guarantee, ThresholdTest
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.letters import Letters
 from tests.small import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
 DRAFTING = Drafting(2, 3, 0.25, None, Estimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
-PROMISE = Guarantee("excess", 0.2, 0.01, 0.05, 300, "numbers", (Tried("gate", 0.004, 0.01),), "gate", 0.0, 0.9, 210)
+PROMISE = Guarantee(
+    "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), "gate", 0.0, 0.9, 210
+)
 
 
 @pytest.fixture

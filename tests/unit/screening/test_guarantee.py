@@ -13,10 +13,19 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.screening.bounded import CHANGED, EXCESS, LOSSES, changed, excess
-from emad_ref.screening.guarantee import SOUND, Guarantee, guaranteed, require_order
-from emad_ref.sweep.betting import betting
-from emad_ref.verdict.units import ByDocument, DocumentOf
+from emad_ref.screening.guarantee import (
+    BOUNDED_LOSSES,
+    CHANGED,
+    EXCESS,
+    VALID_FIELDS,
+    Guarantee,
+    certify_losses,
+    changed_share,
+    excess_loss,
+    require_order,
+)
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.sweep.risk import betting_p_values
 
 NAMES = ("strict", "middle", "loose")
 whole = ByDocument.distinct
@@ -29,7 +38,7 @@ def drawn(rng: np.random.Generator, documents: int, means: tuple[float, ...], sp
 
 
 def chosen(losses: ByDocument, **options) -> Guarantee:
-    return guaranteed(losses, NAMES[: losses.values.shape[1]], text="a text", **options)
+    return certify_losses(losses, NAMES[: losses.values.shape[1]], text="a text", **options)
 
 
 # ---------------------------------------------------------------- losses
@@ -37,7 +46,7 @@ def chosen(losses: ByDocument, **options) -> Guarantee:
 
 def test_excess_is_what_a_token_costs_more_and_gains_are_nothing() -> None:
     nll = whole(np.array([[10.0, 11.0, 9.0], [20.0, 100.0, math.inf]]))
-    found = excess(nll, whole(np.array([10.0, 20.0])), whole(np.array([100, 200])))
+    found = excess_loss(nll, whole(np.array([10.0, 20.0])), whole(np.array([100, 200])))
     assert found.values == pytest.approx(np.array([[0, 0.01, 0], [0, EXCESS.cap, EXCESS.cap]]))
 
 
@@ -47,11 +56,11 @@ def test_windows_become_documents_before_they_are_divided() -> None:
     point, full, tokens = (
         ByDocument.summed(np.array(values), of) for values in ([[12.0], [9.0], [5.0]], [10.0, 10.0, 5.0], [50, 50, 10])
     )
-    assert excess(point, full, tokens).values.tolist() == [[0.01], [0.0]]
+    assert excess_loss(point, full, tokens).values.tolist() == [[0.01], [0.0]]
 
 
 def test_changed_is_a_share_of_tokens() -> None:
-    assert changed(whole(np.array([[0.0, 5.0]])), whole(np.array([20]))).values.tolist() == [[0.0, 0.25]]
+    assert changed_share(whole(np.array([[0.0, 5.0]])), whole(np.array([20]))).values.tolist() == [[0.0, 0.25]]
 
 
 @pytest.mark.parametrize(
@@ -67,12 +76,12 @@ def test_changed_is_a_share_of_tokens() -> None:
 )
 def test_sums_that_make_no_loss_are_refused(nll, full, tokens, named) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        excess(whole(nll), whole(full), whole(tokens))
+        excess_loss(whole(nll), whole(full), whole(tokens))
 
 
 def test_documents_in_another_order_are_refused() -> None:
     with pytest.raises(BadArgument, match="same 2 documents"):
-        excess(whole(np.zeros((2, 1))), whole(np.zeros(2)), ByDocument(np.ones(2), np.array([1, 0])))
+        excess_loss(whole(np.zeros((2, 1))), whole(np.zeros(2)), ByDocument(np.ones(2), np.array([1, 0])))
 
 
 # ---------------------------------------------------------------- the choice
@@ -84,7 +93,7 @@ def test_the_loosest_threshold_that_is_shown_is_chosen() -> None:
     assert (found.chosen, len(found.tested), found.documents) == ("middle", 3, 300)
     assert [tried.loss for tried in found.tested] == pytest.approx(losses.values.mean(axis=0))
     shares = losses.values / EXCESS.cap
-    assert [tried.p for tried in found.tested] == betting(shares, EXCESS.risk / EXCESS.cap, 0.05).tolist()
+    assert [tried.p for tried in found.tested] == betting_p_values(shares, EXCESS.risk / EXCESS.cap, 0.05).tolist()
     assert found.power > 0.95
     assert found.needed is not None
     assert 79 <= found.needed < 200
@@ -143,7 +152,7 @@ def test_power_is_that_of_any_exit_and_again_that_of_the_one_chosen() -> None:
 
 def chosen_alone(losses: ByDocument, tolerance: float = EXCESS.risk / EXCESS.cap) -> str | None:
     """The choice without the simulation of its power."""
-    passed = betting(losses.values / EXCESS.cap, tolerance, 0.05) <= 0.05
+    passed = betting_p_values(losses.values / EXCESS.cap, tolerance, 0.05) <= 0.05
     return NAMES[int(np.argmin(np.append(passed, False))) - 1] if passed[0] else None
 
 
@@ -156,7 +165,7 @@ def test_a_ruined_document_counts_as_the_cap_and_is_told() -> None:
 
 def test_a_share_of_changed_tokens_has_its_own_risk() -> None:
     values = np.random.default_rng(0).beta(2, 98, (300, 1))
-    found = guaranteed(whole(values), ["gate"], CHANGED, text="a text")
+    found = certify_losses(whole(values), ["gate"], CHANGED, text="a text")
     assert found.chosen == "gate"
     assert (found.cap, found.risk) == (1.0, CHANGED.risk)
     assert "costs at most 0.05 of tokens told otherwise" in found.statement
@@ -186,7 +195,7 @@ def test_a_stricter_risk_or_error_chooses_no_more() -> None:
 )
 def test_misuse_is_refused_by_name(change, named) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        guaranteed(**{"losses": whole(np.zeros((4, 1))), "names": ["a"], "text": "a text", **change})
+        certify_losses(**{"losses": whole(np.zeros((4, 1))), "names": ["a"], "text": "a text", **change})
 
 
 # ---------------------------------------------------------------- the promise, where the truth is known
@@ -202,7 +211,7 @@ def test_the_promise_is_kept_over_calibration_sets(documents: int) -> None:
     broken = exiting = 0
     for _ in range(400):
         losses = np.minimum(rng.pareto(2.5, (documents, 1)) * 1.5 * scale, EXCESS.cap)
-        passed = betting(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, 0.05) <= 0.05
+        passed = betting_p_values(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, 0.05) <= 0.05
         index = int(np.argmin(np.append(passed, False))) - 1
         exiting += index >= 0
         broken += index >= 0 and truth[index] > EXCESS.risk
@@ -253,7 +262,7 @@ def test_what_is_no_guarantee_is_refused_by_the_name_of_its_field(change, expect
 
 def test_every_field_is_asked_for_and_looked_at() -> None:
     about = chosen(drawn(np.random.default_rng(0), 100, (0.001, 0.004))).to_json()
-    assert list(SOUND) == list(about)
+    assert list(VALID_FIELDS) == list(about)
     for name in about:
         without = {other: value for other, value in about.items() if other != name}
         if name == "again":  # older files do without
@@ -284,7 +293,7 @@ def test_points_are_ordered_before_losses_are_seen() -> None:
 
 
 def test_constants_leave_room_between_risk_and_cap() -> None:
-    for loss in LOSSES.values():
+    for loss in BOUNDED_LOSSES.values():
         assert 0 < 5 * loss.risk <= loss.cap
 
 

@@ -9,10 +9,9 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.screening import moved as module
-from emad_ref.screening.moved import moved
-from emad_ref.screening.signs import Signs
-from emad_ref.verdict.units import ByDocument
+from emad_ref.screening import drift as module
+from emad_ref.screening.drift import DocumentFeatures, detect_drift
+from emad_ref.statistics.units import ByDocument
 
 NAMES = ("exits after 4", "exits after 8", "exits after 12", "signal at 4", "signal at 8")
 
@@ -24,7 +23,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAWS", 60)
 
 
-def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: str = "a text") -> Signs:
+def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: str = "a text") -> DocumentFeatures:
     """Shares and signals that follow one hardness per document; skewed, correlated, some probes reached by nobody."""
     hardness = rng.gamma(4.0, 0.5, count) - 2.0 + harder  # one standard deviation: 1
     noise = rng.normal(0, 0.4, (count, 5))
@@ -33,7 +32,7 @@ def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: s
     signal = np.stack([hardness + noise[:, 3], 0.5 * hardness + noise[:, 4]], axis=1)
     signal[rng.random(count) < 0.1, 1] = math.nan
     values = np.column_stack([early, late, 1 - early - late, signal])
-    return Signs(NAMES, ByDocument.distinct(values), name)
+    return DocumentFeatures(NAMES, ByDocument.distinct(values), name)
 
 
 @pytest.mark.usefixtures("fewer")
@@ -41,14 +40,14 @@ def documents(rng: np.random.Generator, count: int, harder: float = 0.0, name: s
 def test_text_like_the_calibration_text_is_seldom_called_moved(reference: int, fresh: int) -> None:
     """200 pairs: at most 5 % in the long run; 18 of 200 is beyond what 5 % gives in 99 of 100 runs."""
     rng = np.random.default_rng([7, reference])
-    alarms = sum(moved(documents(rng, reference), documents(rng, fresh)).state == "moved" for _ in range(200))
+    alarms = sum(detect_drift(documents(rng, reference), documents(rng, fresh)).state == "moved" for _ in range(200))
     assert alarms < 18
 
 
 @pytest.mark.usefixtures("fewer")
 def test_a_shift_is_found_and_named() -> None:
     rng = np.random.default_rng(0)
-    found = [moved(documents(rng, 60), documents(rng, 20, harder=1.2)) for _ in range(20)]
+    found = [detect_drift(documents(rng, 60), documents(rng, 20, harder=1.2)) for _ in range(20)]
     assert sum(each.state == "moved" for each in found) >= 18
     first = found[0].shifts[0]
     assert first.p < 0.05
@@ -60,8 +59,8 @@ def test_a_change_of_spread_alone_is_found() -> None:
     """As many harder documents as easier ones: no mean moves."""
     rng = np.random.default_rng(1)
     split = documents(rng, 40, harder=2.5).values.values, documents(rng, 40, harder=-2.5).values.values
-    both = Signs(NAMES, ByDocument.distinct(np.concatenate(split)), "two kinds")
-    assert moved(documents(rng, 60), both).state == "moved"
+    both = DocumentFeatures(NAMES, ByDocument.distinct(np.concatenate(split)), "two kinds")
+    assert detect_drift(documents(rng, 60), both).state == "moved"
 
 
 @pytest.mark.parametrize(("old", "new"), [(5, 4), (4, 5)])
@@ -71,8 +70,8 @@ def test_of_one_sign_it_is_scipys_energy_distance_over_every_permutation(old: in
         rng = np.random.default_rng(seed)
         samples = rng.gamma(2.0, 1.0, old), rng.gamma(2.0, 1.5, new)
         expected = stats.permutation_test(samples, stats.energy_distance, n_resamples=999, alternative="greater").pvalue
-        signs = [Signs(("a",), ByDocument.distinct(sample[:, None]), "t") for sample in samples]
-        assert moved(*signs).p == pytest.approx(expected, rel=1e-9)
+        signs = [DocumentFeatures(("a",), ByDocument.distinct(sample[:, None]), "t") for sample in samples]
+        assert detect_drift(*signs).p == pytest.approx(expected, rel=1e-9)
         assert round(126 * expected) == pytest.approx(126 * expected)
 
 
@@ -80,7 +79,9 @@ def test_what_could_have_been_seen_is_seen() -> None:
     """A shift of the size that is said, along the direction that is meant, is found in 80 % of draws or more."""
     rng = np.random.default_rng(2)
     reference = documents(rng, 400)
-    said = moved(Signs(NAMES, ByDocument.distinct(reference.values.values[:100]), "x"), documents(rng, 25)).smallest
+    said = detect_drift(
+        DocumentFeatures(NAMES, ByDocument.distinct(reference.values.values[:100]), "x"), documents(rng, 25)
+    ).smallest
     assert said is not None
     assert 0.3 < said < 1.5
     values = reference.values.values
@@ -93,7 +94,7 @@ def test_what_could_have_been_seen_is_seen() -> None:
     for draw in range(40):
         drawn = np.random.default_rng(draw).permutation(len(values))
         old, new = (ByDocument.distinct(part) for part in (values[drawn[:100]], values[drawn[100:125]] + step))
-        seen += moved(Signs(NAMES, old, "old"), Signs(NAMES, new, "new")).state == "moved"
+        seen += detect_drift(DocumentFeatures(NAMES, old, "old"), DocumentFeatures(NAMES, new, "new")).state == "moved"
     assert seen >= 0.7 * 40  # 80 % or more; 40 draws
 
 
@@ -101,7 +102,7 @@ def test_what_could_have_been_seen_is_seen() -> None:
 def test_more_text_sees_less_and_says_so() -> None:
     rng = np.random.default_rng(3)
     reference = documents(rng, 100)
-    found = [moved(reference, documents(rng, count)) for count in (2, 10, 50)]
+    found = [detect_drift(reference, documents(rng, count)) for count in (2, 10, 50)]
     sizes = [math.inf if each.smallest is None else each.smallest for each in found]
     assert sizes[0] > sizes[1] > sizes[2]
     assert [each.state for each in found] == ["too little text", found[1].state, "speaks"]
@@ -112,7 +113,7 @@ def test_more_text_sees_less_and_says_so() -> None:
 
 def test_one_document_says_nothing() -> None:
     rng = np.random.default_rng(4)
-    found = moved(documents(rng, 50), documents(rng, 1, harder=9.0))
+    found = detect_drift(documents(rng, 50), documents(rng, 1, harder=9.0))
     assert (found.state, found.p, found.smallest) == ("too little text", 1.0, None)
     assert "none up to 3" in found.statement
 
@@ -120,7 +121,7 @@ def test_one_document_says_nothing() -> None:
 @pytest.mark.usefixtures("fewer")
 def test_a_moved_text_is_named_with_what_moved_most() -> None:
     rng = np.random.default_rng(5)
-    said = moved(documents(rng, 60, name="old news"), documents(rng, 30, harder=3.0, name="new news")).statement
+    said = detect_drift(documents(rng, 60, name="old news"), documents(rng, 30, harder=3.0, name="new news")).statement
     assert "The text has moved" in said
     assert "30 documents of new news beside 60 of old news" in said
     assert "the guarantee does not speak of it" in said
@@ -130,29 +131,32 @@ def test_a_moved_text_is_named_with_what_moved_most() -> None:
 def test_signs_that_one_side_lacks_are_left_out() -> None:
     rng = np.random.default_rng(6)
     fresh = documents(rng, 30, harder=3.0)
-    depths = Signs(NAMES[:3], fresh.values.like(fresh.values.values[:, :3]), "a record")
-    found = moved(documents(rng, 60), depths)
+    depths = DocumentFeatures(NAMES[:3], fresh.values.like(fresh.values.values[:, :3]), "a record")
+    found = detect_drift(documents(rng, 60), depths)
     assert found.state == "moved"
     assert {shift.name for shift in found.shifts} == set(NAMES[:3])
 
 
 @pytest.mark.usefixtures("fewer")
 def test_signs_that_never_vary_say_nothing_and_break_nothing() -> None:
-    still = Signs(("a", "b"), ByDocument.distinct(np.tile([1.0, math.nan], (20, 1))), "still")
-    found = moved(still, still)
+    still = DocumentFeatures(("a", "b"), ByDocument.distinct(np.tile([1.0, math.nan], (20, 1))), "still")
+    found = detect_drift(still, still)
     assert (found.state, found.p) == ("too little text", 1.0)
     rng = np.random.default_rng(8)
     values = documents(rng, 40).values.values
     values[:, 2] = 0.0
     assert (
-        moved(*[Signs(NAMES, ByDocument.distinct(part), "t") for part in (values[:20], values[20:])]).state != "moved"
+        detect_drift(
+            *[DocumentFeatures(NAMES, ByDocument.distinct(part), "t") for part in (values[:20], values[20:])]
+        ).state
+        != "moved"
     )
 
 
 @pytest.mark.usefixtures("fewer")
 def test_a_sign_that_never_varied_and_now_does_is_seen() -> None:
     old, new = np.zeros((40, 1)), np.ones((20, 1))
-    found = moved(*[Signs(("exits after 2",), ByDocument.distinct(each), "t") for each in (old, new)])
+    found = detect_drift(*[DocumentFeatures(("exits after 2",), ByDocument.distinct(each), "t") for each in (old, new)])
     assert found.state == "moved"
     assert math.isinf(found.shifts[0].deviations)
 
@@ -160,7 +164,7 @@ def test_a_sign_that_never_varied_and_now_does_is_seen() -> None:
 def test_the_same_seed_says_the_same() -> None:
     rng = np.random.default_rng(9)
     old, new = documents(rng, 40), documents(rng, 20)
-    assert moved(old, new, seed=3) == moved(old, new, seed=3)
+    assert detect_drift(old, new, seed=3) == detect_drift(old, new, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +172,11 @@ def test_the_same_seed_says_the_same() -> None:
     [
         ({"error": 0.0}, "error"),
         ({"reference": documents(np.random.default_rng(0), 3)}, "reference"),
-        ({"fresh": Signs(NAMES, ByDocument.distinct(np.zeros((0, 5))), "none")}, "fresh"),
-        ({"fresh": Signs(("another",), ByDocument.distinct(np.zeros((5, 1))), "t")}, "fresh.names"),
+        ({"fresh": DocumentFeatures(NAMES, ByDocument.distinct(np.zeros((0, 5))), "none")}, "fresh"),
+        ({"fresh": DocumentFeatures(("another",), ByDocument.distinct(np.zeros((5, 1))), "t")}, "fresh.names"),
     ],
 )
 def test_misuse_is_refused_by_name(change, named) -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(BadArgument, match=f"^{named}="):
-        moved(**{"reference": documents(rng, 10), "fresh": documents(rng, 10), **change})
+        detect_drift(**{"reference": documents(rng, 10), "fresh": documents(rng, 10), **change})

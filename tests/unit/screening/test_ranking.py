@@ -8,38 +8,45 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.screening.ranking import Ranked, Read, Rival, figure_rows, ranked, table_rows
-from emad_ref.sweep.ceilings import Curve
-from emad_ref.sweep.losses import Columns
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.screening.ranking import (
+    ComparedFamily,
+    FamilySaving,
+    ReadoutSplit,
+    figure_rows,
+    rank_families,
+    table_rows,
+)
+from emad_ref.statistics.units import DocumentOf
+from emad_ref.sweep.losses import PointColumns
+from emad_ref.sweep.oracles import SavingsCurve
 
 LEVELS = (0.01, 0.05)
 NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents
-READ = Read(NOTHING, DocumentOf(np.array([0, 0, 1, 2])))  # four windows of ten tokens, of three documents
+READ = ReadoutSplit(NOTHING, DocumentOf(np.array([0, 0, 1, 2])))  # four windows of ten tokens, of three documents
 
 
-def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> Curve:
+def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> SavingsCurve:
     """All windows alike: rises of perplexity, net savings and savings of blocks of the points after full depth."""
     each = np.ones((4, 1))
     nats = 10 * (1 + np.log1p(np.array([0.0, *rises])))
     costs = (100 * (1 - np.array([0.0, *saved])) for saved in (net, blocks))
-    columns = Columns(each * nats, each * 0, *(each * cost for cost in costs))
+    columns = PointColumns(each * nats, each * 0, *(each * cost for cost in costs))
     names = tuple(f"{name} {at}" for at in range(1 + len(rises)))
-    return Curve(name, names, np.arange(1.0 + len(rises)), columns, np.full(4, 10.0))
+    return SavingsCurve(name, names, np.arange(1.0 + len(rises)), columns, np.full(4, 10.0))
 
 
-KNOWING = Rival("oracle", points("oracle", [0.005, 0.05], [0.20, 0.50], [0.25, 0.60]))
-GATE = Rival("gate", points("gate", [0.01, 0.05], [0.30, 0.45], [0.40, 0.50]))
+KNOWING = ComparedFamily("oracle", points("oracle", [0.005, 0.05], [0.20, 0.50], [0.25, 0.60]))
+GATE = ComparedFamily("gate", points("gate", [0.01, 0.05], [0.30, 0.45], [0.40, 0.50]))
 ENTROPY_POINTS = points("entropy", [0.01, 0.02, 0.05], [0.10, 0.01, 0.20], [0.45, 0.46, 0.55])
-ENTROPY = Rival("entropy", ENTROPY_POINTS, ENTROPY_POINTS)
+ENTROPY = ComparedFamily("entropy", ENTROPY_POINTS, ENTROPY_POINTS)
 
 
-def rank(families: list[Rival]) -> list[Ranked]:
-    return ranked(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
+def rank(families: list[ComparedFamily]) -> list[FamilySaving]:
+    return rank_families(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
 
 
 def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
-    gate = Rival("gate", GATE.judged, GATE.judged)
+    gate = ComparedFamily("gate", GATE.judged, GATE.judged)
     rows = rank([ENTROPY, gate, KNOWING])
     assert [(row.level, row.family) for row in rows] == [
         (0.01, "gate"), (0.01, "oracle"), (0.01, "entropy"), (0.05, "oracle"), (0.05, "gate"), (0.05, "entropy"),
@@ -56,7 +63,9 @@ def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
 
 
 def test_the_figure_gets_corners_of_the_chosen_split_as_they_are_judged() -> None:
-    judged = Rival("entropy", ENTROPY_POINTS, points("entropy", [0.01, 0.001, 0.5], [0.1, 0.15, 0.2], [0, 0, 0]))
+    judged = ComparedFamily(
+        "entropy", ENTROPY_POINTS, points("entropy", [0.01, 0.001, 0.5], [0.1, 0.15, 0.2], [0, 0, 0])
+    )
     rows = figure_rows([judged, KNOWING], READ, READ)
     assert [row["point"] for row in rows if row["family"] == "entropy"] == ["entropy 0", "entropy 2", "entropy 3"]
     assert [row["rise %"] for row in rows if row["family"] == "entropy"] == pytest.approx([0, 0.02, 0.05])

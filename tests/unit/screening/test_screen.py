@@ -11,29 +11,32 @@ import numpy as np
 import pytest
 
 from emad_ref import cli
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.meters.costs import Costs
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening import recommending, timing
-from emad_ref.screening.choosing import Losses, loosest
-from emad_ref.screening.costing import measure_costs
-from emad_ref.screening.decoding import Certified
-from emad_ref.screening.exit_file import load_exit
-from emad_ref.screening.expected import expected, told
-from emad_ref.screening.families import LENS, OWN, Family, probe_sets
-from emad_ref.screening.guarantee import Guarantee, Tried
-from emad_ref.screening.reached import Reached, Unreached
-from emad_ref.screening.recommending import recommended
+from emad_ref.screening import result, timing
+from emad_ref.screening.duration import expected, told
+from emad_ref.screening.exit import load_exit
+from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily, probe_sets
+from emad_ref.screening.guarantee import Guarantee, ThresholdTest
+from emad_ref.screening.prediction import ComponentCosts, measure_costs
+from emad_ref.screening.result import recommend
 from emad_ref.screening.screen import PHASES, screen
-from emad_ref.screening.settings import LOSSES, Settings
-from emad_ref.screening.slack import Slack
-from emad_ref.screening.texts import TooLittleText, read_texts, too_few
-from emad_ref.sweep.grids import Dial
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.screening.selection import (
+    Certification,
+    NoSelection,
+    OracleHeadroom,
+    RiseBounds,
+    SelectedPoint,
+    loosest_point,
+)
+from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
+from emad_ref.screening.traces import TooLittleText, read_splits, shortage
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.units import DocumentOf
+from emad_ref.sweep.grids import ThresholdSweep
 
 DOCUMENTS = 12
 FAST = ("--documents", str(DOCUMENTS))
@@ -47,7 +50,7 @@ def nano():
 @pytest.fixture(scope="module")
 def costed():
     """What parts of a step cost here, measured in the first screening that asks."""
-    kept: list[Costs] = []
+    kept: list[ComponentCosts] = []
 
     def once(*asked, **how):
         kept[:] = kept or [measure_costs(*asked, **how)]
@@ -74,10 +77,10 @@ def test_every_phase_has_run_and_every_family_has_a_row_at_every_level(found):
     rows = {(row["readout"], row["family"], row["depth"]): set() for row in record["reached"]}
     for row in record["reached"]:
         rows[row["readout"], row["family"], row["depth"]].add(row["level"])
-    assert all(levels == set(LOSSES) for levels in rows.values())
-    assert (OWN, "EMAD, mean − margin", "monotone") in rows
+    assert all(levels == set(RISE_LEVELS) for levels in rows.values())
+    assert (OWN_HEAD, "EMAD, mean − margin", "monotone") in rows
     assert {
-        (LENS, name, depth) for name in ("gate", "entropy", "softmax response") for depth in ("free", "monotone")
+        (TUNED_LENS, name, depth) for name in ("gate", "entropy", "softmax response") for depth in ("free", "monotone")
     } <= {*rows}
     kinds = {(row["oracle"], row["readout"], row["depth"]) for row in record["slack"]}
     assert len(kinds) == 2 * 2 * 2
@@ -109,7 +112,7 @@ def test_a_machine_ten_times_slower_reads_the_same_and_finds_the_same(found, cos
     usual, clock = found[0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: 10 * clock())
     monkeypatch.setattr(timing, "measure_costs", costed)
-    slow = screen(nano, Settings(documents=DOCUMENTS))
+    slow = screen(nano, ScreeningSettings(documents=DOCUMENTS))
     assert capsys.readouterr().err == "", "nothing was asked to be told"
 
     def record(exit):
@@ -130,8 +133,8 @@ def test_how_long_it_will_take_is_told_and_grows_with_documents(nano, monkeypatc
     for documents in (4, 80):
         ticks = count()
         monkeypatch.setattr(time, "perf_counter", lambda ticks=ticks: float(next(ticks) ** 2))  # later takes longer
-        settings = Settings(documents=documents)
-        times.append(expected(nano, read_texts(nano, settings), settings))
+        settings = ScreeningSettings(documents=documents)
+        times.append(expected(nano, read_splits(nano, settings), settings))
     assert list(times[0]) == ["lens", "traces", "decoding", "costs", "drafts"]
     assert all(times[0][phase] < times[1][phase] for phase in times[0])
     assert told({"lens": 90.0, "traces": 30.0}) == (
@@ -156,17 +159,17 @@ def test_what_is_within_reach_is_no_less_than_what_is_reached(found):
 
 
 def test_no_document_is_in_two_parts(nano):
-    texts = read_texts(nano, Settings(documents=8))
+    texts = read_splits(nano, ScreeningSettings(documents=8))
     parts = [{window.tokens.tobytes() for window in text.windows} for text in vars(texts).values()]
     assert [len(part) for part in parts] == [16, 8, 8, 8]
     assert len(set().union(*parts)) == 40
-    assert too_few(texts).startswith("inconclusive: 8 documents to choose on")
+    assert shortage(texts).startswith("inconclusive: 8 documents to choose on")
 
 
 def test_a_corpus_of_one_document_is_too_little(nano, tmp_path):
     (tmp_path / "one.txt").write_text("Ben has 4 pens.\n", encoding="utf-8")
     with pytest.raises(TooLittleText, match="but expected at least 2; name a larger one"):
-        read_texts(nano, Settings(corpus=str(tmp_path / "one.txt")))
+        read_splits(nano, ScreeningSettings(corpus=str(tmp_path / "one.txt")))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_a_corpus_of_one_document_is_too_little(nano, tmp_path):
 )
 def test_settings_that_mean_nothing_are_refused(wrong, said):
     with pytest.raises(BadArgument, match=said):
-        Settings(**wrong)
+        ScreeningSettings(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_settings_that_mean_nothing_are_refused(wrong, said):
 )
 def test_models_without_anything_to_screen_are_refused(name, said):
     with pytest.raises(BadArgument, match=said):
-        screen(load(name), Settings())
+        screen(load(name), ScreeningSettings())
 
 
 # ---------------------------------------------------------------- choosing
@@ -202,7 +205,7 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         full = tokens * 1.5
-        level = Losses(full, tokens, DocumentOf(np.arange(200)), 200).bound(full + excess)
+        level = RiseBounds(full, tokens, DocumentOf(np.arange(200)), 200).bound(full + excess)
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         mean = excess.sum() / tokens.sum()
         away = excess - mean * tokens
@@ -216,7 +219,7 @@ def test_what_is_shown_to_lose_more_does_lose_more():
     rng, below = np.random.default_rng(2), 0
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
-        known, nats = Losses(tokens * 1.5, tokens, DocumentOf(np.arange(200)), 200), tokens * 1.5 + excess
+        known, nats = RiseBounds(tokens * 1.5, tokens, DocumentOf(np.arange(200)), 200), tokens * 1.5 + excess
         assert known.least(nats) < np.expm1(excess.sum() / tokens.sum()) < known.bound(nats)
         below += known.least(nats) <= np.expm1(0.005)
     assert 0.91 <= below / 300 <= 0.99
@@ -225,20 +228,20 @@ def test_what_is_shown_to_lose_more_does_lose_more():
 def test_the_bound_is_of_documents_not_of_their_windows():
     tokens, excess = losses(np.random.default_rng(1), 40, 0.005, 0.02)
     full = 1.5 * tokens
-    apart = Losses(full, tokens, DocumentOf(np.arange(40)), 40).bound(full + excess)
+    apart = RiseBounds(full, tokens, DocumentOf(np.arange(40)), 40).bound(full + excess)
     twice = [np.repeat(each, 2) for each in (full, tokens, full + excess)]
-    cut = Losses(twice[0], twice[1], DocumentOf(np.repeat(np.arange(40), 2)), 40).bound(twice[2])
+    cut = RiseBounds(twice[0], twice[1], DocumentOf(np.repeat(np.arange(40), 2)), 40).bound(twice[2])
     assert cut == pytest.approx(apart)
 
 
 def test_the_loosest_setting_within_a_level_is_found():
-    dial = Dial(
+    dial = ThresholdSweep(
         lambda setting: replace(full_depth(4), name=f"{setting}"), lambda s, digits: f"{s:.{digits}g}", 0.0, 64.0
     )
-    point = loosest(dial, 0.25, lambda point: float(point.name))
+    point = loosest_point(dial, 0.25, lambda point: float(point.name))
     assert float(point.name) == pytest.approx(0.25, rel=1e-3)
-    assert loosest(dial, 100.0, lambda point: float(point.name)).name == "64"
-    assert loosest(dial, 0.25, lambda point: 1.0) is None
+    assert loosest_point(dial, 100.0, lambda point: float(point.name)).name == "64"
+    assert loosest_point(dial, 0.25, lambda point: 1.0) is None
 
 
 def test_sets_of_probes_stay_within_what_the_lens_translates():
@@ -259,29 +262,33 @@ def point():
 
 
 def promised(name):
-    return Guarantee("excess", 0.2, 0.01, 0.05, 300, "text", (Tried("gate ≤ 0.1", 0.004, 0.01),), name, 0.0, 0.9, 210)
+    return Guarantee(
+        "excess", 0.2, 0.01, 0.05, 300, "text", (ThresholdTest("gate ≤ 0.1", 0.004, 0.01),), name, 0.0, 0.9, 210
+    )
 
 
 def decide(
     oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=None,
     reach=(0.35, 0.33, 0.37), looser=None,
 ):  # fmt: skip
-    family = Family("gate", LENS, "free")
+    family = ExitFamily("gate", TUNED_LENS, "free")
     saved, rise = estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n)
-    rows = [Reached(family, 0.01, point(), saved, rise, saved, how="decoded")]
+    rows = [SelectedPoint(family, 0.01, point(), saved, rise, saved, how="decoded")]
     if looser is not None:
         saved = estimate(*looser, n=n)
         lucky = estimate(0.008, 0.007, 0.009, 0.01, n)
-        rows.append(Reached(family, 0.01, replace(point(), name="gate ≤ 0.2"), saved, lucky, saved, how="decoded"))
-    widest = Unreached(family, 0.01)
+        rows.append(
+            SelectedPoint(family, 0.01, replace(point(), name="gate ≤ 0.2"), saved, lucky, saved, how="decoded")
+        )
+    widest = NoSelection(family, 0.01)
     if reach is not None:
         saved = estimate(*reach, n=n)
-        widest = Reached(family, 0.01, point(), saved, rise, saved)
-    certified = Certified(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), None)
-    oracles = [Slack("price", LENS, "free", 0.01, oracle, oracle, oracle - 0.01, oracle + 0.01)]
-    reached = [Unreached(family, 0.01), widest]
+        widest = SelectedPoint(family, 0.01, point(), saved, rise, saved)
+    certified = Certification(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), None)
+    oracles = [OracleHeadroom("price", TUNED_LENS, "free", 0.01, oracle, oracle, oracle - 0.01, oracle + 0.01)]
+    reached = [NoSelection(family, 0.01), widest]
     documents = n if documents is None else documents
-    return recommended(oracles, certified if proven else None, rows if proven else [], reached, 0.01, few, documents)
+    return recommend(oracles, certified if proven else None, rows if proven else [], reached, 0.01, few, documents)
 
 
 def test_a_confirmed_point_is_recommended_with_its_promise():
@@ -350,7 +357,7 @@ def test_a_plainly_trained_model_leaves_early_and_drafts(tmp_path, capsys):
     assert best["net"][1] >= 0.25
     assert best["rise"][2] <= 0.01
     assert exit.guarantee is not None
-    assert exit.screened["decoded"][0]["net"][1] >= recommending.WORTH
+    assert exit.screened["decoded"][0]["net"][1] >= result.WORTH_SAVING
     published = [row for row in exit.screened["reached"] if row["family"].startswith("EMAD") and row["level"] == 0.01]
     assert all(row["point"] is None for row in published)
     record = WalkedDecoder(model.stepper, exit.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 20)

@@ -8,17 +8,23 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.calibration.gate import fit_gate
+from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening.signs import Signs, exits_of, signs_of, signs_of_record
-from emad_ref.screening.watching import read_signs, watched_signs
-from emad_ref.verdict.units import ByDocument, DocumentOf
+from emad_ref.screening.drift import (
+    DocumentFeatures,
+    decoded_features,
+    document_features,
+    exit_layers,
+    read_features,
+    record_features,
+)
+from emad_ref.statistics.units import ByDocument, DocumentOf
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -29,7 +35,7 @@ PLAIN = OperatingPoint("entropy", "fixed_entropy", 6, 6, PROBES, ((1.0, 1.0),), 
 def test_shares_and_means_are_those_of_each_document() -> None:
     depth = np.array([2, 4, 6, 6, 2, 2])
     signal = np.array([[0.5, 9.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [0.1, np.nan], [0.3, np.nan]])
-    found = signs_of(depth, signal, DocumentOf(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
+    found = document_features(depth, signal, DocumentOf(np.array([3, 3, 3, 3, 8, 8])), PLAIN, "a text")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6", "signal at 2", "signal at 4")
     assert found.values.values[0].tolist() == [0.25, 0.25, 0.5, 2.375, 2.0]  # what stands behind an exit is not read
     assert found.values.values[1, :4].tolist() == [1.0, 0.0, 0.0, 0.2]
@@ -38,20 +44,20 @@ def test_shares_and_means_are_those_of_each_document() -> None:
 
 
 def test_without_signals_shares_are_left() -> None:
-    found = signs_of(np.array([2, 6]), None, DocumentOf(np.array([0, 0])), PLAIN, "a record")
+    found = document_features(np.array([2, 6]), None, DocumentOf(np.array([0, 0])), PLAIN, "a record")
     assert found.names == ("exits after 2", "exits after 4", "exits after 6")
 
 
 def test_exits_lie_between_probes_where_points_interpolate() -> None:
     point = OperatingPoint("p", "fixed_entropy", 6, 6, PROBES, ((1.0, 1.0),), interpolate=True)
-    assert exits_of(point) == (2, 3, 4, 5, 6)
-    assert exits_of(full_depth(6)) == (6,)
+    assert exit_layers(point) == (2, 3, 4, 5, 6)
+    assert exit_layers(full_depth(6)) == (6,)
 
 
 def test_they_are_stored_and_read_back() -> None:
     values = np.array([[0.25, 1e-5 / 3], [1.0, math.nan]])
-    signs = Signs(("a", "b"), ByDocument.distinct(values), "a text")
-    again = Signs.from_json(json.loads(json.dumps(signs.to_json(), allow_nan=False)))
+    signs = DocumentFeatures(("a", "b"), ByDocument.distinct(values), "a text")
+    again = DocumentFeatures.from_json(json.loads(json.dumps(signs.to_json(), allow_nan=False)))
     assert (again.names, again.text, len(again)) == (signs.names, signs.text, 2)
     assert again.values.values == pytest.approx(values, rel=1e-6, nan_ok=True)
 
@@ -64,7 +70,7 @@ def test_they_are_stored_and_read_back() -> None:
 def test_what_are_no_signs_is_refused(change) -> None:
     given = {"names": ["a", "b"], "values": [[0.5, 1.0]], "text": "a text", **change}
     with pytest.raises(BadArgument):
-        Signs.from_json(given)
+        DocumentFeatures.from_json(given)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_what_are_no_signs_is_refused(change) -> None:
 )
 def test_columns_that_do_not_belong_together_are_refused(depth, signal, named) -> None:
     with pytest.raises(BadArgument, match=f"^{named}="):
-        signs_of(depth, signal, DocumentOf(np.zeros(2, dtype=np.int64)), PLAIN, "a text")
+        document_features(depth, signal, DocumentOf(np.zeros(2, dtype=np.int64)), PLAIN, "a text")
 
 
 # ---------------------------------------------------------------- read from text
@@ -110,8 +116,8 @@ def texts(count: int, seed: int = 0) -> list[TokenSequence]:
 @pytest.mark.parametrize("schedule", ["free_eager", "monotone", "free_deferred"])
 def test_a_trace_and_a_decoder_fed_show_the_same(stepper: Stepper, gated: OperatingPoint, schedule: str) -> None:
     point = OperatingPoint(**{**vars(gated), "schedule": schedule})
-    replayed = read_signs(stepper, point, texts(9), "a text")
-    fed = watched_signs(stepper, point, texts(9), "a text", rows=4)
+    replayed = read_features(stepper, point, texts(9), "a text")
+    fed = decoded_features(stepper, point, texts(9), "a text", rows=4)
     assert replayed.names == fed.names
     assert len(fed) == 8
     assert replayed.values.number.tolist() == fed.values.number.tolist()
@@ -122,32 +128,32 @@ def test_a_trace_and_a_decoder_fed_show_the_same(stepper: Stepper, gated: Operat
 
 def test_copying_is_fed_and_shows_what_copies_change(stepper: Stepper, gated: OperatingPoint) -> None:
     point = OperatingPoint(**{**vars(gated), "schedule": "copying"})
-    found, exact = (read_signs(stepper, each, texts(9), "a text") for each in (point, gated))
+    found, exact = (read_features(stepper, each, texts(9), "a text") for each in (point, gated))
     assert np.nanmax(np.abs(found.values.values - exact.values.values)) > 1e-3
-    again = watched_signs(stepper, point, texts(9), "a text", rows=1)
+    again = decoded_features(stepper, point, texts(9), "a text", rows=1)
     assert found.values.values == pytest.approx(again.values.values, abs=1e-9, nan_ok=True)
 
 
 def test_a_record_shows_what_feeding_its_text_shows(stepper: Stepper, gated: OperatingPoint) -> None:
     prompts = [Prompt(np.array([5, 9, 3])), Prompt(np.array([7]))]
     record = WalkedDecoder(stepper, gated, max_rows=2).generate(prompts, 12)
-    found = signs_of_record(record, gated, "a record")
+    found = record_features(record, gated, "a record")
     written = [
         TokenSequence(np.concatenate([prompt.tokens, new]), len(prompt.tokens) - 1, document=row)
         for row, (prompt, new) in enumerate(zip(prompts, record.emitted, strict=True))
     ]
-    fed = watched_signs(stepper, gated, written, "its text")
+    fed = decoded_features(stepper, gated, written, "its text")
     assert found.names == fed.names
     assert found.values.values == pytest.approx(fed.values.values, abs=1e-9, nan_ok=True)
 
 
 def test_a_full_readout_is_watched_too(stepper: Stepper) -> None:
     point = OperatingPoint("entropy", "fixed_entropy", LAYERS, LAYERS, PROBES, ((4.3, 4.3),), "free_eager")
-    replayed, fed = read_signs(stepper, point, texts(5), "t"), watched_signs(stepper, point, texts(5), "t")
+    replayed, fed = read_features(stepper, point, texts(5), "t"), decoded_features(stepper, point, texts(5), "t")
     assert replayed.values.values == pytest.approx(fed.values.values, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
 def test_no_text_is_refused(stepper: Stepper, gated: OperatingPoint) -> None:
-    for read in (read_signs, watched_signs):
+    for read in (read_features, decoded_features):
         with pytest.raises(EmptyCorpus):
             read(stepper, gated, [], "a text")

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from emad_ref.sweep.betting import betting, needed_documents, power_of
-from emad_ref.sweep.risk import hoeffding_bentkus
+from emad_ref.sweep.risk import betting_p_values, certification_power, hoeffding_bentkus, needed_documents
 
 M, LEVEL, SETS = 0.05, 0.05, 2000  # δ/B, ε, simulated calibration sets
 
@@ -26,14 +25,16 @@ def test_the_capital_is_the_product_written_out() -> None:
         total += value
         squares += (value - (0.5 + total) / (i + 1)) ** 2
         before = (0.25 + squares) / (i + 1)
-    assert betting(np.array(x)[:, None], M, LEVEL) == pytest.approx([1 / highest], rel=1e-12)
+    assert betting_p_values(np.array(x)[:, None], M, LEVEL) == pytest.approx([1 / highest], rel=1e-12)
     assert highest > 1
     assert min(stakes) < 0.75 / (1 - M) < max(stakes)
 
 
 def test_every_threshold_bets_for_itself() -> None:
     x = np.random.default_rng(0).random((50, 3)) * [0.01, 0.1, 0.9]
-    assert betting(x, M, LEVEL) == pytest.approx([float(betting(x[:, [k]], M, LEVEL)[0]) for k in range(3)], rel=1e-12)
+    assert betting_p_values(x, M, LEVEL) == pytest.approx(
+        [float(betting_p_values(x[:, [k]], M, LEVEL)[0]) for k in range(3)], rel=1e-12
+    )
 
 
 # Losses whose mean is exactly M, and which a test could take for less: strikes that seldom come, all or nothing, a cap
@@ -64,7 +65,7 @@ def test_at_the_edge_no_more_than_five_in_a_hundred_pass(name: str, n: int) -> N
     rng = np.random.default_rng([1, n])
     losses = EDGES[name](rng, (n, SETS))
     assert EDGES[name](rng, (200_000,)).mean() == pytest.approx(M, abs=0.003)  # the edge is where it is said to be
-    assert (betting(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
+    assert (betting_p_values(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
 
 
 @pytest.mark.parametrize("n", [60, 300])
@@ -73,7 +74,7 @@ def test_documents_that_depend_on_those_before_them_break_nothing_as_long_as_the
     rng = np.random.default_rng(2)
     size = rng.choice([0.2, 1.0], (1, SETS))
     losses = size * (rng.random((n, SETS)) < M / size)
-    assert (betting(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
+    assert (betting_p_values(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
 
 
 def test_a_mean_loss_taken_at_its_word_is_caught() -> None:
@@ -98,7 +99,7 @@ def passing(rule, losses) -> float:
 
 
 def betting_passes(losses) -> np.ndarray:
-    return betting(losses, M, LEVEL) <= LEVEL
+    return betting_p_values(losses, M, LEVEL) <= LEVEL
 
 
 def hoeffding_bentkus_passes(losses) -> np.ndarray:
@@ -111,14 +112,20 @@ def test_documents_needed_are_those_that_the_test_needs() -> None:
     needed = needed_documents(seen, M, LEVEL)
     assert needed is not None
     fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that an estimate takes for granted
-    assert (betting(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
-    assert power_of(seen, 2 * needed, M, LEVEL) > 0.95 > 0.5 > power_of(seen, needed // 2, M, LEVEL)
+    assert (betting_p_values(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws beside 2,000
+    assert (
+        certification_power(seen, 2 * needed, M, LEVEL) > 0.95 > 0.5 > certification_power(seen, needed // 2, M, LEVEL)
+    )
 
 
 def test_without_loss_79_documents_do_where_59_are_the_fewest_of_any_test() -> None:
     tolerance = math.log(1.01) / 0.2
     assert needed_documents(np.zeros((5, 1)), tolerance, LEVEL) in (79, 80)  # to within 2 %
-    assert betting(np.zeros((78, 1)), tolerance, LEVEL) > LEVEL >= betting(np.zeros((79, 1)), tolerance, LEVEL)
+    assert (
+        betting_p_values(np.zeros((78, 1)), tolerance, LEVEL)
+        > LEVEL
+        >= betting_p_values(np.zeros((79, 1)), tolerance, LEVEL)
+    )
 
 
 def test_a_loss_at_the_tolerance_is_never_certified() -> None:
@@ -128,11 +135,11 @@ def test_a_loss_at_the_tolerance_is_never_certified() -> None:
 
 def test_what_comes_before_has_to_pass_too() -> None:
     seen = np.stack([np.full(200, 0.04), np.zeros(200)], axis=1)
-    alone, behind = power_of(seen[:, 1:], 100, M, LEVEL), power_of(seen, 100, M, LEVEL)
+    alone, behind = certification_power(seen[:, 1:], 100, M, LEVEL), certification_power(seen, 100, M, LEVEL)
     assert (alone, behind) == (1.0, 0.0)
 
 
 def test_more_documents_say_more() -> None:
     seen = np.random.default_rng(5).beta(1.0, 39.0, (300, 1))
-    powers = [power_of(seen, n, M, LEVEL) for n in (60, 120, 240)]
+    powers = [certification_power(seen, n, M, LEVEL) for n in (60, 120, 240)]
     assert all(less <= more for less, more in pairwise(powers))

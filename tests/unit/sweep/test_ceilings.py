@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.replay import Replay, prompt_work, replay
-from emad_ref.sweep.ceilings import ceiling, filled_flops, knowing, known_below
+from emad_ref.sweep.oracles import filled_flops, oracle_curve, oracle_point, with_oracle_signal
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -56,10 +56,10 @@ def plainly(trace: Trace, threshold: float, probes: tuple[int, ...], monotone: b
 @pytest.mark.parametrize("monotone", [False, True])
 def test_a_token_leaves_at_the_first_probe_that_is_near_enough(monotone: bool) -> None:
     threshold = float(np.quantile(np.sqrt(traced().divergence()[:, 2]), 0.2))
-    known = replay(knowing(traced()), known_below(traced(), threshold, PROBES, monotone))
+    known = replay(with_oracle_signal(traced()), oracle_point(traced(), threshold, PROBES, monotone))
     assert known.depth.tolist() == plainly(traced(), threshold, PROBES, monotone)
     assert len(set(known.depth.tolist())) > 2
-    found = ceiling(traced(), stepper().geometry, monotone=monotone, probes=PROBES, count=40)
+    found = oracle_curve(traced(), stepper().geometry, monotone=monotone, probes=PROBES, count=40)
     assert found.names[0] == "full depth"
     for setting, depth in zip(found.settings[1:], found.columns.depth[:, 1:].T, strict=True):
         assert depth.sum() == sum(plainly(traced(), float(setting), PROBES, monotone))
@@ -71,7 +71,7 @@ def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
     trace = traced().reordered(np.array([2, 0]))
     known, depths = trace.divergence().astype(np.float64), np.array([*PROBES, LAYERS])
     rows = np.arange(trace.starts[1])
-    found = ceiling(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
+    found = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
     taken = []
     for price, spent, nll in zip(
         found.settings[1:], found.columns.depth[0, 1:], found.columns.nll_nats[0, 1:], strict=True
@@ -88,9 +88,9 @@ def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
 @pytest.mark.parametrize("monotone", [False, True])
 def test_no_threshold_beats_the_price_at_any_price(monotone: bool) -> None:
     trace, depths = traced(), np.array([*PROBES, LAYERS])
-    by_price = ceiling(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
+    by_price = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
     for setting in np.quantile(np.sqrt(trace.divergence()), (0.1, 0.4, 0.7)):
-        depth = replay(knowing(trace), known_below(trace, float(setting), PROBES, monotone)).depth
+        depth = replay(with_oracle_signal(trace), oracle_point(trace, float(setting), PROBES, monotone)).depth
         lost = trace.divergence()[np.arange(len(trace)), depth - 1].sum(dtype=np.float64)
         for price, spent in zip(by_price.settings[1:], by_price.columns.depth[:, 1:].sum(axis=0), strict=True):
             assert spent * price <= lost + price * depth.sum() + 1e-9  # what it loses is not below 0
@@ -119,7 +119,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
 def test_a_trace_without_divergences_and_other_schedules_are_refused() -> None:
     plain = replace(traced(), divergence_nats=None)
     with pytest.raises(BadArgument, match="divergence=True"):
-        ceiling(plain, stepper().geometry)
+        oracle_curve(plain, stepper().geometry)
     chunked = OperatingPoint("c", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), "chunked", period=4, lens=plain.lens)
     with pytest.raises(BadArgument, match=r"point.schedule='chunked'.*monotone, free"):
         filled_flops(plain, replay(plain, chunked), stepper().geometry)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
-from emad_ref.sweep.criteria import CRITERIA, criteria, gate_at, saturation
+from emad_ref.sweep.components import CRITERIA, criterion_points, gate_at_probes, saturation_point
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -39,12 +39,12 @@ def texts() -> tuple[TokenSequence, ...]:
 @cache
 def traced() -> Trace:
     lens = attached(stepper(), BELOW, 5)
-    return take_trace(stepper(), texts(), estimators={GATE: BELOW}, rules=[saturation(LAYERS, lens)], lens=lens)
+    return take_trace(stepper(), texts(), estimators={GATE: BELOW}, rules=[saturation_point(LAYERS, lens)], lens=lens)
 
 
 def test_every_criterion_goes_from_hardly_any_token_to_all() -> None:
-    trace, gate = gate_at(traced(), GATE, BELOW, PROBES)
-    found = criteria(trace, PROBES, gate, count=12)
+    trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
+    found = criterion_points(trace, PROBES, gate, count=12)
     assert list(found) == list(CRITERIA)
     for name, points in found.items():
         depths = [replay(trace, point).depth for point in points]
@@ -58,8 +58,8 @@ def test_every_criterion_goes_from_hardly_any_token_to_all() -> None:
 
 
 def test_they_decode_as_they_are_replayed() -> None:
-    trace, gate = gate_at(traced(), GATE, BELOW, PROBES)
-    for points in criteria(trace, PROBES, gate, count=6).values():
+    trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
+    for points in criterion_points(trace, PROBES, gate, count=6).values():
         point = replace(points[2], schedule="free_eager")
         expected, text = replay(trace, point).depth[: trace.starts[1]], texts()[0]
         session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[:1])])
@@ -71,8 +71,8 @@ def test_they_decode_as_they_are_replayed() -> None:
 
 def test_what_is_not_on_record_is_left_out_or_refused() -> None:
     plain = take_trace(stepper(), texts())
-    assert list(criteria(plain, PROBES, count=4)) == ["entropy", "softmax response", "agreement"]
+    assert list(criterion_points(plain, PROBES, count=4)) == ["entropy", "softmax response", "agreement"]
     with pytest.raises(BadArgument, match=r"probes=\[3\], but expected layers of the gate \(1, 4\)"):
-        gate_at(traced(), GATE, (1, 4), PROBES)
+        gate_at_probes(traced(), GATE, (1, 4), PROBES)
     with pytest.raises(BadArgument, match="in a trace that records it"):
-        gate_at(plain, GATE, BELOW, PROBES)
+        gate_at_probes(plain, GATE, BELOW, PROBES)

@@ -11,7 +11,14 @@ import pytest
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import ENTROPY
-from emad_ref.sweep.diagnostics import agreement_auroc, agreement_rate, along, bound_and_free, collapse, echo_rate
+from emad_ref.sweep.diagnostics import (
+    agreement_auroc,
+    agreement_rate,
+    depth_by_doubling,
+    echo_rate,
+    monotone_and_free_depths,
+    tokens_to_collapse,
+)
 from tests.traces import layerwise
 
 LAYERS = 4
@@ -75,19 +82,19 @@ def falling():
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_bound_and_free_are_the_rules_whatever_the_points_schedule(falling, schedule):
-    bound, free = bound_and_free(falling, replace(POINT, schedule=schedule))
+    bound, free = monotone_and_free_depths(falling, replace(POINT, schedule=schedule))
     assert bound.tolist() == [4, 1, 1, 1, 2, 1]
     assert free.tolist() == [4, 1, 4, 2, 2, 1]
 
 
 def test_a_rule_that_never_fires_leaves_nothing_above_its_bound(falling):
-    bound, free = bound_and_free(falling, replace(POINT, thresholds=((-1.0, -1.0),)))
+    bound, free = monotone_and_free_depths(falling, replace(POINT, thresholds=((-1.0, -1.0),)))
     assert bound.tolist() == free.tolist() == [LAYERS] * 6
 
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_along_a_text_depth_is_told_in_doublings_of_the_position(falling, schedule):
-    found = along(falling, replace(POINT, schedule=schedule))
+    found = depth_by_doubling(falling, replace(POINT, schedule=schedule))
     assert [(part.first, part.last, part.tokens) for part in found] == [(1, 1, 2), (2, 2, 2), (3, 4, 2)]
     assert [(part.depth, part.free_depth) for part in found] == [(3.0, 3.0), (1.0, 1.0), (1.0, 3.0)]
     assert [part.entropy_nats for part in found] == pytest.approx([1.0, 0.1, 1.0])
@@ -95,16 +102,16 @@ def test_along_a_text_depth_is_told_in_doublings_of_the_position(falling, schedu
 
 def test_doublings_that_hold_no_token_are_left_out(falling):
     """Prompts shift every position: those decided here are the 8th to the 11th, and the 8th and 9th."""
-    found = along(replace(falling, position=falling.position + 7), POINT)
+    found = depth_by_doubling(replace(falling, position=falling.position + 7), POINT)
     assert [(part.first, part.last, part.tokens) for part in found] == [(5, 8, 2), (9, 16, 4)]
 
 
 def test_collapse_is_the_median_of_tokens_before_the_first_probe(falling):
-    assert collapse(falling, POINT) == 1.0
+    assert tokens_to_collapse(falling, POINT) == 1.0
     three = trace_of([[1.0] * 4, [0.1] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4, [0.1] * 4], np.zeros((6, 4)), [0] * 6, [6])
-    assert collapse(three, POINT) == 1.0
-    assert collapse(three, replace(POINT, probes=(2, 3))) == 1.0
+    assert tokens_to_collapse(three, POINT) == 1.0
+    assert tokens_to_collapse(three, replace(POINT, probes=(2, 3))) == 1.0
 
 
 def test_collapse_is_infinite_where_most_sequences_never_get_there(falling):
-    assert collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf
+    assert tokens_to_collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf

@@ -8,21 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.benchmark.flops import flops
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.meters.flops import flops
+from emad_ref.exit_rules.rules import early_exit_point, kept_vocabulary
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
-from emad_ref.policy.early_exit import early_exit, kept_tokens
 from emad_ref.protocol import Prompt
-from emad_ref.sweep.exits import (
+from emad_ref.sweep.diagnostics import (
     expected_calibration_error,
     final_token_ranks,
     gain_bound,
     published_gain,
     rank_quantiles,
     reliability,
-    unexited,
+    work_without_exit,
 )
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -88,12 +88,12 @@ def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruni
     """Threshold above 1: every probe is read. Adaptive sizes depend on the text, so only their rows are compared."""
     stepper = CausalStepper(small_model("llama", torch.float32))
     vocabulary = 10 * VOCABULARY if pruning == "decaying" else VOCABULARY  # k* of so small a vocabulary is below 2
-    point = early_exit(signal, LAYERS, vocabulary, 2, 1.5, pruning=pruning)
+    point = early_exit_point(signal, LAYERS, vocabulary, 2, 1.5, pruning=pruning)
     decoder = WalkedDecoder(stepper, point)
     session, _ = decoder.start([Prompt(np.array([3, 1, 4]))])
     before = session.work
     session.feed(np.array([[1]]))
-    counted, expected = session.work - before, unexited(point, stepper.geometry, keys=4)
+    counted, expected = session.work - before, work_without_exit(point, stepper.geometry, keys=4)
     assert np.array_equal(counted.tokens, expected.tokens)
     assert np.array_equal(counted.context, expected.context)
     assert np.array_equal(counted.readout_rows, expected.readout_rows)
@@ -105,17 +105,17 @@ def test_t5_large_saves_by_pruning_what_its_full_heads_allow() -> None:
     """Two full heads remain, after j and at the last layer: no k brings the confidence below them."""
     geometry = geometry_named("t5-large")
     plain, pruned = (
-        unexited(early_exit("softmax_response", 24, 32_128, 7, 2.0, pruning=name), geometry)
+        work_without_exit(early_exit_point("softmax_response", 24, 32_128, 7, 2.0, pruning=name), geometry)
         for name in ("none", "fixed")
     )
     heads = [sum(flops(work, geometry).readouts.values()) / geometry.head_flops() for work in (plain, pruned)]
     assert heads[0] == 18
-    assert heads[1] == pytest.approx(2 + 16 * kept_tokens(7, 24, 32_128) / 32_128)
+    assert heads[1] == pytest.approx(2 + 16 * kept_vocabulary(7, 24, 32_128) / 32_128)
 
 
 @pytest.mark.parametrize(("minimum", "bound"), [(2, 12.0), (7, 3.43), (19, 1.26)])
 def test_the_published_formula_is_bounded_by_depth_over_minimum(minimum: int, bound: float) -> None:
-    k = kept_tokens(minimum, 24, 32_128)
+    k = kept_vocabulary(minimum, 24, 32_128)
     assert gain_bound(24, minimum) == pytest.approx(bound, abs=0.005)
     assert 1 < published_gain(24, 32_128, minimum, k) < gain_bound(24, minimum)
     assert published_gain(24, 32_128, minimum, 32_128) == 1
@@ -123,4 +123,4 @@ def test_the_published_formula_is_bounded_by_depth_over_minimum(minimum: int, bo
 
 def test_the_number_of_layers_must_be_the_models() -> None:
     with pytest.raises(BadArgument, match=r"point\.layers=6, but expected 24"):
-        unexited(early_exit("softmax_response", 6, 32_128, 2), geometry_named("t5-large"))
+        work_without_exit(early_exit_point("softmax_response", 6, 32_128, 2), geometry_named("t5-large"))

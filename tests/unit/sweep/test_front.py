@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import Front, Sheet, front, lower_hulls, mixtures
+from emad_ref.sweep.front import FamilyFront, LossSheet, choose_front, lower_hulls, mixtures
 
 FULL = (0.0, 1.0)
 
 
-def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> Sheet:
+def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> LossSheet:
     """Points of (saving, loss per token) on documents of unequal length; a document strays from both by ``spread``."""
     rng = np.random.default_rng(seed)
     tokens, full = rng.integers(5, 20, documents).astype(float), rng.uniform(1e6, 2e6, documents)
     saving, loss = np.array([FULL, *points]).T
     away = spread * rng.standard_normal((2, documents, len(saving)))
     away[0, :, 0] = 0.0
-    return Sheet((loss + away[1]) * tokens[:, None], full[:, None] * (1 - saving - away[0]), tokens)
+    return LossSheet((loss + away[1]) * tokens[:, None], full[:, None] * (1 - saving - away[0]), tokens)
 
 
 NAMES = "full depth", "a", "b", "c", "d"
@@ -64,7 +64,7 @@ def test_points_of_one_decision_are_one_corner() -> None:
 
 
 def test_a_mixture_saves_exactly_what_is_asked_and_loses_what_its_points_do() -> None:
-    found = front(NAMES[:3], sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.3, 1.2), (0.5, 2.4), seed=1))
+    found = choose_front(NAMES[:3], sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.3, 1.2), (0.5, 2.4), seed=1))
     mixed = found.mixture_at(0.35)
     assert (mixed.name, mixed.share) == ("75.0% a, 25.0% b", pytest.approx(0.75))
     spent = found.sheet.flops
@@ -75,7 +75,7 @@ def test_a_mixture_saves_exactly_what_is_asked_and_loses_what_its_points_do() ->
 
 def test_shares_follow_from_costs_alone_whatever_is_lost_where_they_are_judged() -> None:
     """The corner that saved more on validation saves less here: the mixture is of the nearest on either side."""
-    found = front(NAMES[:3], sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.5, 99.0), (0.4, 0.1)))
+    found = choose_front(NAMES[:3], sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.5, 99.0), (0.4, 0.1)))
     assert found.corners.tolist() == [True] * 3
     assert found.mixture_at(0.2).name == "50.0% full depth, 50.0% b"
     assert found.mixture_at(0.45).name == "50.0% b, 50.0% a"
@@ -84,12 +84,12 @@ def test_shares_follow_from_costs_alone_whatever_is_lost_where_they_are_judged()
 
 
 def test_a_point_above_the_hull_on_validation_is_not_mixed_however_good_it_is_elsewhere() -> None:
-    found = front(NAMES[:3], sheet((0.3, 5.0), (0.6, 2.0)), sheet((0.3, 0.0), (0.6, 2.0)))
+    found = choose_front(NAMES[:3], sheet((0.3, 5.0), (0.6, 2.0)), sheet((0.3, 0.0), (0.6, 2.0)))
     assert found.mixture_at(0.3).name == "50.0% full depth, 50.0% b"
 
 
 def test_no_more_can_be_saved_than_a_corner_does() -> None:
-    found = front(NAMES[:2], sheet((0.5, 2.0)), sheet((0.4, 2.0)))
+    found = choose_front(NAMES[:2], sheet((0.5, 2.0)), sheet((0.4, 2.0)))
     assert found.reach == pytest.approx(0.4)
     for saving in (0.41, -0.01):
         with pytest.raises(BadArgument, match="the corners reach no other"):
@@ -105,8 +105,8 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
     mixed = mixtures(corners, savings, np.full(6, 0.3))
     for draw, count in enumerate(counts):
         rows = np.repeat(np.arange(4), count.astype(int))
-        one = [Sheet(s.loss[rows], s.flops[rows], s.tokens[rows]) for s in (chosen, judged)]
-        alone: Front = front(NAMES[:4], *one)
+        one = [LossSheet(s.loss[rows], s.flops[rows], s.tokens[rows]) for s in (chosen, judged)]
+        alone: FamilyFront = choose_front(NAMES[:4], *one)
         assert alone.corners.tolist() == corners[draw].tolist()
         expected = alone.mixture_at(0.3)
         assert mixed.share[draw] == pytest.approx(expected.share)
@@ -116,8 +116,8 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
 def test_columns_that_do_not_belong_together_are_refused() -> None:
     good = sheet((0.2, 1.0))
     with pytest.raises(BadArgument, match="documents"):
-        Sheet(good.loss, good.flops[:, :1], good.tokens)
+        LossSheet(good.loss, good.flops[:, :1], good.tokens)
     lost = good.loss.copy()
     lost[2, 1] = np.inf
     with pytest.raises(BadArgument, match="infinite at point 1"):
-        Sheet(lost, good.flops, good.tokens)
+        LossSheet(lost, good.flops, good.tokens)

@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.rules import Rule, RuleColumns
-from emad_ref.calibration.trace import Trace
-from emad_ref.meters.flops import flops
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.trace import ConfidenceColumns, ConfidenceRule, Trace
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
 from emad_ref.signals import ENTROPY
-from emad_ref.sweep.grids import confidences
+from emad_ref.sweep.grids import confidence_sweep
 from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before
 from tests.small import LAYERS, small_config
 from tests.traces import layerwise
@@ -84,16 +83,16 @@ def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
 
 def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
     """What it emits and what that cost is the rule's own: k = 3 of 101 tokens after the minimum layer 2."""
-    first, layers = confidences("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
+    first, layers = confidence_sweep("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
     assert first.probes == (2, 3, 4, 5)
-    columns = RuleColumns.unread(trace.nll_nats, trace.top1)
+    columns = ConfidenceColumns.unread(trace.nll_nats, trace.top1)
     columns.signal[:, 2] = 1.0  # leaves after layer 3
     columns.nll_nats[:, 2] = [0.5, 0.5, np.inf, 0.5, 0.5]
     columns.top1[:, 2] = [0, 1, 9, 9, 9]
     columns.macs[:, 2] = [30, 30, 30, 30, 50]
     columns.heads[0], columns.heads[-1] = layers == 2, layers == 3
     columns.shows[[1, 2]] = True
-    traced = replace(trace, rules={Rule.of(first): columns})
+    traced = replace(trace, rules={ConfidenceRule.of(first): columns})
     (row,) = loss_table(traced, GEOMETRY, [replace(first, thresholds=((0.5,) * 4,))])
     assert row.depth_shares == {3: 1.0}
     assert (row.perplexity, row.perplexity_rise) == (np.inf, np.inf)

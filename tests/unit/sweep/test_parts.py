@@ -15,10 +15,17 @@ from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.replay import replay
-from emad_ref.sweep.ceilings import filled_columns
-from emad_ref.sweep.decoded import decoded_columns
-from emad_ref.sweep.losses import Columns, columns
-from emad_ref.sweep.parts import BEST, EMAD, Exchange, Readout, Set, Split, exchanges
+from emad_ref.sweep.components import (
+    BEST,
+    PUBLISHED,
+    ExchangeResult,
+    ReadoutTraces,
+    Split,
+    TunedCombination,
+    exchange_components,
+)
+from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
+from emad_ref.sweep.oracles import filled_columns
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -39,28 +46,28 @@ def texts(split: Split) -> tuple[TokenSequence, ...]:
 
 
 @cache
-def readout(tuned: bool, gated: bool = True) -> Readout:
+def readout(tuned: bool, gated: bool = True) -> ReadoutTraces:
     lens = attached(stepper(), range(1, LAYERS), 5, scale=0.1) if tuned else None
     chosen, judged = (
         take_trace(stepper(), texts(split), estimators={GATE: PROBES}, lens=lens, divergence=True)
         for split in ("chosen", "judged")
     )
     profile = profile_of(chosen, PROBES, model="m", fingerprint="f", corpus="c", dtype="float64")
-    return Readout("tuned" if tuned else "own", chosen, judged, profile, GATE if gated else None)
+    return ReadoutTraces("tuned" if tuned else "own", chosen, judged, profile, GATE if gated else None)
 
 
-def rise(found: Columns, trace: Trace) -> float:
+def rise(found: PointColumns, trace: Trace) -> float:
     return float(np.expm1(np.diff(found.nll_nats.sum(axis=0))[0] / len(trace)))
 
 
-def decoding(split: Split, points: Sequence[OperatingPoint]) -> Columns:
+def decoding(split: Split, points: Sequence[OperatingPoint]) -> PointColumns:
     return decoded_columns(stepper(), stepper().geometry, texts(split), points)
 
 
 @cache
-def found() -> tuple[Exchange, ...]:
+def found() -> tuple[ExchangeResult, ...]:
     own, lens = readout(False), readout(True)
-    return tuple(exchanges(own, lens, stepper().geometry, level=LEVEL, count=12, decoded=decoding))
+    return tuple(exchange_components(own, lens, stepper().geometry, level=LEVEL, count=12, decoded=decoding))
 
 
 def test_one_part_is_exchanged_at_a_time() -> None:
@@ -71,13 +78,13 @@ def test_one_part_is_exchanged_at_a_time() -> None:
             name for name in ("lens", "criterion", "depth", "kept") if getattr(before, name) != getattr(after, name)
         }
         assert apart == fields[each.part.split(",")[0]], each.part
-        assert before in (EMAD, BEST)
+        assert before in (PUBLISHED, BEST)
         if each.back:
             assert before == BEST
             (changed,) = apart - ({"kept"} if len(apart) > 1 else set())
-            assert getattr(after, changed) == getattr(EMAD, changed)
+            assert getattr(after, changed) == getattr(PUBLISHED, changed)
     assert [each.part for each in found() if each.back] == ["readout", "criterion", "monotone rule", "K/V"]
-    assert sum(each.before.way == EMAD for each in found()) == 4
+    assert sum(each.before.way == PUBLISHED for each in found()) == 4
 
 
 def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
@@ -87,18 +94,18 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
 
     def tried(point: OperatingPoint) -> tuple[float, float]:
         """(rise, saving) on the split that is chosen on."""
-        pair = columns(own.chosen, geometry, [full_depth(LAYERS), point])
+        pair = point_columns(own.chosen, geometry, [full_depth(LAYERS), point])
         return rise(pair, own.chosen), float(1 - np.divide(*pair.flops.sum(axis=0)[::-1]))
 
-    emad = exchanges(own, readout(True), geometry, level=LEVEL, count=240)[0].before
-    assert emad.way == EMAD
+    emad = exchange_components(own, readout(True), geometry, level=LEVEL, count=240)[0].before
+    assert emad.way == PUBLISHED
     lost, saved = tried(emad.point)
     assert lost <= LEVEL
     by_hand = [tried(own.profile.point(float(margin))) for margin in room[room > 0]]
     best = max(saving for lost, saving in by_hand if lost <= LEVEL)
     assert 0 < best <= saved + 0.02
     assert saved < max(saving for _, saving in by_hand)
-    expected = columns(own.judged, geometry, [full_depth(LAYERS), emad.point])
+    expected = point_columns(own.judged, geometry, [full_depth(LAYERS), emad.point])
     for name in ("nll_nats", "wrong", "flops", "depth"):
         assert np.array_equal(getattr(emad.columns, name), getattr(expected, name)), name
     assert emad.net == pytest.approx(1 - expected.flops[:, 1].sum() / expected.flops[:, 0].sum())
@@ -109,7 +116,7 @@ def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
     (kept,) = (each for each in found() if each.part == "K/V")
     paid, geometry, judged = kept.after, stepper().geometry, readout(True).judged
     assert paid.point.schedule == "free_deferred"
-    expected = columns(judged, geometry, [full_depth(LAYERS), paid.point])
+    expected = point_columns(judged, geometry, [full_depth(LAYERS), paid.point])
     assert np.array_equal(paid.columns.flops, expected.flops)
     copied = filled_columns(judged, geometry, [replay(judged, paid.point)])
     assert not np.array_equal(paid.columns.flops[:, 1], copied.flops[:, 0])
@@ -118,7 +125,7 @@ def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
 def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_level() -> None:
     asked: list[tuple[Split, str]] = []
 
-    def dear(split: Split, points: Sequence[OperatingPoint]) -> Columns:
+    def dear(split: Split, points: Sequence[OperatingPoint]) -> PointColumns:
         """Fails twice on the split that is chosen on."""
         asked.append((split, points[0].name))
         assert points[0].schedule == "copying"
@@ -128,18 +135,20 @@ def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_leve
         return replace(columns, nll_nats=columns.nll_nats + lost)
 
     own, lens = readout(False), readout(True)
-    result = exchanges(own, lens, stepper().geometry, level=9.0, count=12, decoded=dear)
+    result = exchange_components(own, lens, stepper().geometry, level=9.0, count=12, decoded=dear)
     copied = next(each.after for each in result if each.after.way.kept == "copied")
     assert [split for split, _ in asked] == ["chosen"] * 3 + ["judged"]
     assert len({name for _, name in asked}) == 3
     assert copied.point.name == asked[-1][1] == asked[-2][1]
     assert copied.columns.nll_nats[:, 1].max() < -1e3, "what was decoded is shown"
-    assert not [each for each in exchanges(own, lens, stepper().geometry, count=4) if each.after.way.kept == "copied"]
+    assert not [
+        each for each in exchange_components(own, lens, stepper().geometry, count=4) if each.after.way.kept == "copied"
+    ]
 
 
 def test_an_oracle_stands_in_where_the_own_head_has_no_gate() -> None:
-    plain = exchanges(readout(False, gated=False), readout(True), stepper().geometry, count=6)
-    assert [each.part for each in plain if each.before.way == EMAD] == [
+    plain = exchange_components(readout(False, gated=False), readout(True), stepper().geometry, count=6)
+    assert [each.part for each in plain if each.before.way == PUBLISHED] == [
         "readout", "criterion, by an oracle", "monotone rule",
     ]  # fmt: skip
     (back,) = (each for each in plain if each.back and each.part == "readout")
@@ -147,13 +156,13 @@ def test_an_oracle_stands_in_where_the_own_head_has_no_gate() -> None:
 
 
 def test_the_part_that_fails_is_the_one_that_costs_most_where_it_comes_back() -> None:
-    def at(net: float) -> Set:
-        return Set(BEST, full_depth(LAYERS), Columns(*(np.array([[1.0, 1 - net]]) for _ in range(4))))
+    def at(net: float) -> TunedCombination:
+        return TunedCombination(BEST, full_depth(LAYERS), PointColumns(*(np.array([[1.0, 1 - net]]) for _ in range(4))))
 
     rows = [
-        Exchange("readout", at(0.4), at(0.1), True),
-        Exchange("criterion", at(0.3), at(0.05), True),
-        Exchange("K/V", at(0.4), at(-0.9), False),
+        ExchangeResult("readout", at(0.4), at(0.1), True),
+        ExchangeResult("criterion", at(0.3), at(0.05), True),
+        ExchangeResult("K/V", at(0.4), at(-0.9), False),
     ]
     assert min((each for each in rows if each.back), key=lambda each: each.gain).part == "readout"
     assert rows[0].gain == pytest.approx(-0.3)

@@ -12,11 +12,11 @@ from math import floor
 
 import pytest
 
-from emad_ref.meters.flops import flops
+from emad_ref.benchmark.flops import flops
+from emad_ref.exit_rules.rules import early_exit_point, kept_vocabulary
 from emad_ref.models.geometry import geometry_named
-from emad_ref.policy.early_exit import early_exit, kept_tokens
-from emad_ref.readout.subset import adaptive_size
-from emad_ref.sweep.exits import gain_bound, published_gain, unexited
+from emad_ref.probes.pruned_vocabulary import adaptive_size
+from emad_ref.sweep.diagnostics import gain_bound, published_gain, work_without_exit
 
 L, D, V = 24, 1_024, 32_128
 T5_LARGE = geometry_named("t5-large")
@@ -26,8 +26,8 @@ ROWS = [(2, 2781, 12.0, 6.147, 6.024), (7, 842, 3.429, 3.223, 7.440), (19, 315, 
 
 def executed(signal: str, pruning: str, minimum: int) -> int:
     """FLOPs of all readouts of one token that never exits, sure at every layer."""
-    point = early_exit(signal, L, V, minimum, 2.0, pruning=pruning)
-    return sum(flops(unexited(point, T5_LARGE), T5_LARGE).readouts.values())
+    point = early_exit_point(signal, L, V, minimum, 2.0, pruning=pruning)
+    return sum(flops(work_without_exit(point, T5_LARGE), T5_LARGE).readouts.values())
 
 
 def test_the_geometry_is_the_papers() -> None:
@@ -39,7 +39,7 @@ def test_the_geometry_is_the_papers() -> None:
 def test_the_formula_stays_below_the_bound_that_no_k_exceeds(
     j: int, k: int, bound: float, formula: float, _executed: float
 ) -> None:
-    assert kept_tokens(j, L, V) == k == max(250, floor(Fraction(35_000) / (1 + Fraction(139 * j, 24))))
+    assert kept_vocabulary(j, L, V) == k == max(250, floor(Fraction(35_000) / (1 + Fraction(139 * j, 24))))
     assert gain_bound(L, j) == pytest.approx(bound, abs=5e-4)
     as_printed = Fraction(D**2 * V * L, D**2 * k * (L - j) + D**2 * V * j)
     assert published_gain(L, V, j, k) == pytest.approx(float(as_printed))

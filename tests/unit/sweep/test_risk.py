@@ -11,11 +11,11 @@ from scipy import stats
 from emad_ref.errors import BadArgument
 from emad_ref.sweep.risk import (
     certify,
+    excess_risk,
     hoeffding,
     hoeffding_bentkus,
     needed_sequences,
-    risk,
-    selected,
+    select_threshold,
     textual_consistency,
 )
 
@@ -83,7 +83,7 @@ def test_a_pass_behind_a_failure_does_not_count():
 
 def test_nothing_passing_is_full_depth_and_said():
     losses = columns(1000, 0.05, 0.0)
-    found = selected(losses, np.array([10.0, 3.0]), 12, tolerance=0.05)
+    found = select_threshold(losses, np.array([10.0, 3.0]), 12, tolerance=0.05)
     assert found.certificate.index is None
     assert (found.mean_depth, found.blocks_saved) == (12.0, 0.0)
     assert found.certificate.reason.startswith("full depth: threshold 1 of 2 fails")
@@ -113,12 +113,12 @@ def test_the_order_of_sequences_does_not_matter():
 
 
 def test_blocks_saved_are_those_of_the_chosen_threshold():
-    found = selected(columns(1000, 0.0, 0.01, 0.2), np.array([10.0, 7.5, 2.0]), 12, tolerance=0.05)
+    found = select_threshold(columns(1000, 0.0, 0.01, 0.2), np.array([10.0, 7.5, 2.0]), 12, tolerance=0.05)
     assert (found.mean_depth, found.blocks_saved) == (7.5, 4.5)
 
 
 def test_risk_counts_only_what_got_worse():
-    loss = risk(np.array([0.2, 0.5]), np.array([[0.2, 0.9], [0.1, 1.0]]))
+    loss = excess_risk(np.array([0.2, 0.5]), np.array([[0.2, 0.9], [0.1, 1.0]]))
     assert loss == pytest.approx(np.array([[0.0, 0.7], [0.0, 0.5]]))
 
 
@@ -143,7 +143,7 @@ def repeated(p_value=hoeffding_bentkus, draw=process, tolerance=TOLERANCE, level
     """What 1,000 calibration sets, each drawn anew, chose."""
     rng = np.random.default_rng(0)
     return [
-        selected(losses, DEPTHS[: losses.shape[1]], LAYERS, tolerance=tolerance, level=level, p_value=p_value)
+        select_threshold(losses, DEPTHS[: losses.shape[1]], LAYERS, tolerance=tolerance, level=level, p_value=p_value)
         for losses in (draw(rng) for _ in range(1000))
     ]
 
@@ -209,7 +209,7 @@ def test_rare_losses_break_a_normal_p_value_and_not_ours():
 def test_misuse_is_refused_by_name(change, named):
     given = {"losses": np.zeros((4, 2)), "mean_depths": np.array([6.0, 3.0]), "layers": 12, "tolerance": 0.1, **change}
     with pytest.raises(BadArgument, match=f"^{named}="):
-        selected(**given)
+        select_threshold(**given)
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_misuse_is_refused_by_name(change, named):
 )
 def test_risks_that_do_not_belong_together_are_refused(full, early, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        risk(full, early)
+        excess_risk(full, early)

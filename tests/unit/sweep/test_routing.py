@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.routing import Ran, Routing, front, mixed, thresholds
+from emad_ref.sweep.front import RoutedItems, RoutingRun, mix_rules, routing_front, switching_thresholds
 
 # ---------------------------------------------------------------- thresholds
 
 
 @given(st.lists(st.integers(0, 40).map(lambda eighths: eighths / 8), min_size=1, max_size=60), st.integers(1, 20))
 def test_no_threshold_lies_on_a_value_that_occurs(values, count):
-    tau = thresholds(np.array(values), count)
+    tau = switching_thresholds(np.array(values), count)
     assert len(tau) <= count
     assert all(a < b for a, b in pairwise(tau))
     assert not set(tau) & set(values)
@@ -27,7 +27,7 @@ def test_no_threshold_lies_on_a_value_that_occurs(values, count):
 
 def test_thresholds_leave_even_shares_above():
     rolling = np.random.default_rng(0).permutation(np.arange(1000.0))
-    shares = [(rolling >= tau).mean() for tau in thresholds(rolling, 9)]
+    shares = [(rolling >= tau).mean() for tau in switching_thresholds(rolling, 9)]
     assert shares == pytest.approx(np.arange(9, 0, -1) / 10, abs=0.002)
 
 
@@ -41,13 +41,13 @@ def test_thresholds_leave_even_shares_above():
 )
 def test_what_parts_nothing_is_refused(values, count, message):
     with pytest.raises(BadArgument, match=message):
-        thresholds(np.array(values), count)
+        switching_thresholds(np.array(values), count)
 
 
 # ---------------------------------------------------------------- the front
 
 
-routings = st.builds(Routing, st.integers(0, 8).map(lambda n: n / 8), st.integers(0, 8).map(lambda n: n / 8))
+routings = st.builds(RoutingRun, st.integers(0, 8).map(lambda n: n / 8), st.integers(0, 8).map(lambda n: n / 8))
 
 
 def reached(first, second, share):
@@ -57,7 +57,7 @@ def reached(first, second, share):
 
 @given(st.lists(routings, min_size=1, max_size=12))
 def test_nothing_tried_lies_above_the_front(tried):
-    rows = [tried[index] for index in front(tried)]
+    rows = [tried[index] for index in routing_front(tried)]
     shares = [row.large_share for row in rows]
     assert shares == sorted(set(shares), reverse=True)
     assert {shares[0], shares[-1]} == {max(r.large_share for r in tried), min(r.large_share for r in tried)}
@@ -70,13 +70,13 @@ def test_nothing_tried_lies_above_the_front(tried):
 
 
 def test_a_rule_below_the_line_is_no_corner():
-    tried = [Routing(0.0, 0.5), Routing(1.0, 0.9), Routing(0.5, 0.6), Routing(0.25, 0.75)]
-    assert front(tried) == [1, 3, 0]
+    tried = [RoutingRun(0.0, 0.5), RoutingRun(1.0, 0.9), RoutingRun(0.5, 0.6), RoutingRun(0.25, 0.75)]
+    assert routing_front(tried) == [1, 3, 0]
 
 
 def test_nothing_tried_has_no_front():
     with pytest.raises(BadArgument, match="at least one routing"):
-        front([])
+        routing_front([])
 
 
 # ---------------------------------------------------------------- mixtures
@@ -84,14 +84,14 @@ def test_nothing_tried_has_no_front():
 
 def ran(rng, items, accuracy, share):
     emitted = rng.integers(20, 60, items)
-    return Ran((rng.random(items) < accuracy).astype(float), emitted, rng.binomial(emitted, share))
+    return RoutedItems((rng.random(items) < accuracy).astype(float), emitted, rng.binomial(emitted, share))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.95))
 def test_a_mixture_has_exactly_the_share_and_the_score_of_its_parts(seed, share):
     rng = np.random.default_rng(seed)
     runs = [ran(rng, 40, accuracy, large) for accuracy, large in ((0.9, 1.0), (0.8, 0.5), (0.6, 0.0))]
-    found = mixed(runs, share, rng)
+    found = mix_rules(runs, share, rng)
     first, second, p = runs[found.first], runs[found.second], found.probability
     assert found.second == found.first + 1
     assert 0 <= p <= 1
@@ -108,8 +108,8 @@ def test_the_scores_spread_holds_that_of_the_proportion():
         emitted = rng.integers(30, 90, 100)
         right = [(rng.random(100) < accuracy - 0.6 * hard).astype(float) for accuracy in (1.2, 0.9)]
         large = [rng.binomial(emitted, share + 0.5 * (hard - 0.5)) for share in (0.65, 0.35)]
-        runs = [Ran(r, emitted, by) for r, by in zip(right, large, strict=True)]
-        found = mixed(runs, 0.5, rng)
+        runs = [RoutedItems(r, emitted, by) for r, by in zip(right, large, strict=True)]
+        found = mix_rules(runs, 0.5, rng)
         scores.append(found.score.mean())
         errors.append(found.score.std(ddof=1) / 10)
         p = found.probability
@@ -123,8 +123,8 @@ def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
     rng = np.random.default_rng(4)
     emitted = rng.integers(20, 60, 50)
     # right says who answered: 2 the first rule, 3 the second
-    runs = [Ran(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
-    found = mixed(runs, 0.45, rng)
+    runs = [RoutedItems(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
+    found = mix_rules(runs, 0.45, rng)
     first = found.dealt == 2
     assert set(found.dealt) == {2.0, 3.0}
     by_large = np.where(first, runs[0].by_large, runs[1].by_large).sum()
@@ -133,19 +133,19 @@ def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
 
 
 def test_a_run_that_has_the_share_itself_is_taken_alone():
-    whole, half, none = (Ran(np.ones(2), np.array([4, 4]), np.array([n, n])) for n in (4, 2, 0))
-    found = mixed([whole, half, none], 0.5, np.random.default_rng(0))
+    whole, half, none = (RoutedItems(np.ones(2), np.array([4, 4]), np.array([n, n])) for n in (4, 2, 0))
+    found = mix_rules([whole, half, none], 0.5, np.random.default_rng(0))
     assert (found.second, found.probability) == (1, 0.0)
 
 
 def test_of_several_neighbours_those_nearest_to_validations_are_taken():
     """On the judged items shares need not fall from rule to rule."""
-    runs = [Ran(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
-    assert [mixed(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
+    runs = [RoutedItems(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
+    assert [mix_rules(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_a_share_outside_is_refused(share):
-    runs = [Ran(np.ones(1), np.array([10]), np.array([n])) for n in (8, 2)]
+    runs = [RoutedItems(np.ones(1), np.array([10]), np.array([n])) for n in (8, 2)]
     with pytest.raises(BadArgument, match="a share between those of the runs"):
-        mixed(runs, share, np.random.default_rng(0))
+        mix_rules(runs, share, np.random.default_rng(0))

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from emad_ref.point import truncated
-from emad_ref.sweep.losses import Loss
-from emad_ref.sweep.select import cheapest_within_bounds, equal_flops, within_bounds
+from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, cheapest_within_bounds, is_within_bounds
 
 
 def row(perplexity, reference, depth=6.0, saved=0.2, accuracy=0.5):
     rise = perplexity / reference - 1
-    return Loss(truncated(12, 6), depth, depth, depth, {6: 1.0}, saved, saved, np.zeros(1), perplexity, rise, accuracy)
+    return PointLoss(
+        truncated(12, 6), depth, depth, depth, {6: 1.0}, saved, saved, np.zeros(1), perplexity, rise, accuracy
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def row(perplexity, reference, depth=6.0, saved=0.2, accuracy=0.5):
     ],
 )
 def test_both_bounds_bind(reference, perplexity, admissible):
-    assert within_bounds(row(perplexity, reference), reference) == admissible
+    assert is_within_bounds(row(perplexity, reference), reference) == admissible
 
 
 def test_the_least_mean_depth_within_bounds_is_chosen():
@@ -67,7 +68,7 @@ def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():
         row(20.5, 20.0, saved=0.3),
         row(30.0, 20.0, saved=0.5),
     ]
-    assert equal_flops(table, 0.2) is table[2]
-    assert equal_flops(table, 0.3) is table[2]
-    assert equal_flops(table, 0.31) is table[3]
-    assert equal_flops(table, 0.6) is None
+    assert best_at_equal_flops(table, 0.2) is table[2]
+    assert best_at_equal_flops(table, 0.3) is table[2]
+    assert best_at_equal_flops(table, 0.31) is table[3]
+    assert best_at_equal_flops(table, 0.6) is None

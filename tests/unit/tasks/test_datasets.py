@@ -13,7 +13,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.tasks import datasets
-from emad_ref.tasks.datasets import SOURCES, TaskDataUnavailable, read, splits, world_splits
+from emad_ref.tasks.datasets import SOURCES, TaskDataUnavailable, read_rows, splits, world_splits
 
 ARC = [
     {
@@ -115,25 +115,25 @@ def data(tmp_path: Path) -> Path:
     ],
 )
 def test_rows_are_read_as_the_hub_has_them(data, source, folder, split, rows):
-    assert read(source, split, data / folder) == rows
+    assert read_rows(source, split, data / folder) == rows
 
 
 def test_every_source_is_covered_by_these_fixtures(data):
     """A source added without a fixture would go unread."""
     folders = {"arc": "arc/ARC-Easy", "math": "math/algebra", "wikitext": "wikitext-2"}
-    found = {s for s in SOURCES if any(datasets.file_of(s, p, data / folders.get(s, s)) for p in SOURCES[s].files)}
+    found = {s for s in SOURCES if any(datasets.split_file(s, p, data / folders.get(s, s)) for p in SOURCES[s].files)}
     assert found == set(SOURCES)
 
 
 def test_wikitext_is_cut_into_pages_at_top_level_headings(data):
-    first, second = read("wikitext", "test", data / "wikitext-2")
+    first, second = read_rows("wikitext", "test", data / "wikitext-2")
     assert first["page"].startswith(" = Ada = ")
     assert "= = Life = =" in first["page"]
     assert second["page"] == " = Bob = \n \n Bob reads . \n"
 
 
 def test_squads_nesting_becomes_one_row_per_question(data):
-    first, second = read("squad", "validation", data / "squad")
+    first, second = read_rows("squad", "validation", data / "squad")
     assert first == {
         "id": "r1",
         "title": "Rivers",
@@ -147,15 +147,15 @@ def test_squads_nesting_becomes_one_row_per_question(data):
 def test_compressed_lines_and_lines_instead_of_an_array_are_read_too(tmp_path):
     with gzip.open(tmp_path / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in HUMANEVAL)
-    assert read("humaneval", "test", tmp_path) == HUMANEVAL
+    assert read_rows("humaneval", "test", tmp_path) == HUMANEVAL
     write(tmp_path / "test.jsonl", SAMSUM)
-    assert read("samsum", "test", tmp_path) == SAMSUM
+    assert read_rows("samsum", "test", tmp_path) == SAMSUM
 
 
 def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
     row = {"text": "before\u2028after"}
     (tmp_path / "valid.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n\n", encoding="utf-8")
-    assert read("pile", "validation", tmp_path) == [row]
+    assert read_rows("pile", "validation", tmp_path) == [row]
 
 
 def without(row, name):
@@ -181,7 +181,7 @@ def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(tmp_path, sourc
     good = {"arc": ARC, "math": MATH, "gsm8k": GSM8K}[source][0]
     path = write(tmp_path / "test.jsonl", [good, row])
     with pytest.raises(BadArgument, match=message) as caught:
-        read(source, "test", tmp_path)
+        read_rows(source, "test", tmp_path)
     assert str(path) in str(caught.value)
 
 
@@ -232,9 +232,9 @@ def test_arc_as_allenai_has_it(tmp_path, place):
     """Nested questions; labels of letters and of numbers; Dev is the validation split."""
     for theirs, split in (("Test", "test"), ("Dev", "validation"), ("Train", "train")):
         write(tmp_path / place / f"ARC-Easy-{theirs}.jsonl", ALLENAI)
-        assert [without(row, "id") for row in read("arc", split, tmp_path / "arc/ARC-Easy")] == HUB_ARC
+        assert [without(row, "id") for row in read_rows("arc", split, tmp_path / "arc/ARC-Easy")] == HUB_ARC
     with pytest.raises(BadArgument, match=r"ARC-Challenge-Test\.jsonl or .*; unzip ARC-V1-Feb2018\.zip inside arc/"):
-        read("arc", "test", tmp_path / "arc/ARC-Challenge")
+        read_rows("arc", "test", tmp_path / "arc/ARC-Challenge")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_arc_as_allenai_has_it(tmp_path, place):
 def test_an_arc_row_of_neither_form_is_refused(tmp_path, question, message):
     write(tmp_path / "ARC-Easy/ARC-Easy-Test.jsonl", [ALLENAI[0], {**ALLENAI[0], "question": question}])
     with pytest.raises(BadArgument, match=rf"ARC-Easy-Test\.jsonl, line 2: {message}"):
-        read("arc", "test", tmp_path / "ARC-Easy")
+        read_rows("arc", "test", tmp_path / "ARC-Easy")
 
 
 @pytest.mark.parametrize("place", ["math/test/algebra", "math/MATH/test/algebra"])
@@ -258,58 +258,58 @@ def test_math_as_its_archive_has_it(tmp_path, place):
     """One file per problem, in the order of their numbers."""
     for number, row in ((10, MATH[1]), (2, MATH[0])):
         write(tmp_path / place / f"{number}.json", row)
-    assert read("math", "test", tmp_path / "math/algebra") == MATH
+    assert read_rows("math", "test", tmp_path / "math/algebra") == MATH
     write(tmp_path / place / "11.json", without(MATH[0], "solution"))
     with pytest.raises(BadArgument, match=r"algebra/11\.json: solution=None"):
-        read("math", "test", tmp_path / "math/algebra")
+        read_rows("math", "test", tmp_path / "math/algebra")
     with pytest.raises(BadArgument, match=r"\.\./MATH/test/geometry or .*; unpack MATH\.tar inside math/"):
-        read("math", "test", tmp_path / "math/geometry")
+        read_rows("math", "test", tmp_path / "math/geometry")
 
 
 def test_math_in_one_file_is_parted_by_subject(tmp_path):
     counting = {**MATH[1], "type": "Counting & Probability"}
     other = {**without(MATH[0], "type"), "subject": "Number Theory"}
     path = write(tmp_path / "math/test.jsonl", [counting, other, MATH[0]])
-    assert read("math", "test", tmp_path / "math/counting_and_probability") == [counting]
-    assert read("math", "test", tmp_path / "math/number_theory") == [other]
-    assert read("math", "test", tmp_path / "math/algebra") == [MATH[0]]
+    assert read_rows("math", "test", tmp_path / "math/counting_and_probability") == [counting]
+    assert read_rows("math", "test", tmp_path / "math/number_theory") == [other]
+    assert read_rows("math", "test", tmp_path / "math/algebra") == [MATH[0]]
     with pytest.raises(BadArgument, match="has no rows of geometry"):
-        read("math", "test", tmp_path / "math/geometry")
+        read_rows("math", "test", tmp_path / "math/geometry")
     write(path, [MATH[0], without(MATH[0], "type")])
     with pytest.raises(BadArgument, match=r"line 2: subject=None, but expected a subject or type, in a file of all"):
-        read("math", "test", tmp_path / "math/algebra")
+        read_rows("math", "test", tmp_path / "math/algebra")
 
 
 def test_what_lies_in_a_subjects_own_folder_belongs_to_it(tmp_path):
     """However the folder is named on the way, and whatever its rows say of themselves."""
     rows = [{**MATH[0], "type": "Sums"}, without(MATH[1], "type")]
     write(tmp_path / "math/algebra/test.jsonl", rows)
-    assert read("math", "test", tmp_path / "math/geometry/../algebra") == rows
+    assert read_rows("math", "test", tmp_path / "math/geometry/../algebra") == rows
 
 
 def test_a_folder_of_its_own_comes_before_the_archive(tmp_path):
     write(tmp_path / "math/test/algebra/1.json", MATH[1])
     write(tmp_path / "math/algebra/test.jsonl", MATH[:1])
-    assert read("math", "test", tmp_path / "math/algebra") == MATH[:1]
+    assert read_rows("math", "test", tmp_path / "math/algebra") == MATH[:1]
 
 
 def test_the_pile_as_published_is_unpacked_on_the_way(tmp_path):
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*PILE, {"text": "before\u2028after"}])
     packed(tmp_path / "pile/val.jsonl.zst", lines)
-    assert read("pile", "validation", tmp_path / "pile") == [*PILE, {"text": "before\u2028after"}]
+    assert read_rows("pile", "validation", tmp_path / "pile") == [*PILE, {"text": "before\u2028after"}]
 
 
 def test_a_packed_file_that_is_damaged_or_cannot_be_unpacked_is_refused(tmp_path, monkeypatch):
     path = packed(tmp_path / "val.jsonl.zst", json.dumps(PILE[0]) * 9)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(BadArgument, match=r"val\.jsonl\.zst', but expected a complete file.*fetch it again"):
-        read("pile", "validation", tmp_path)
+        read_rows("pile", "validation", tmp_path)
     monkeypatch.setattr(datasets, "find_spec", lambda name: None)
     with pytest.raises(BadArgument, match=r"the package pyarrow, to read it; pip install .* zstd -d val\.jsonl\.zst"):
-        read("pile", "validation", tmp_path)
+        read_rows("pile", "validation", tmp_path)
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL[0]).encode())[:-9])
     with pytest.raises(BadArgument, match=r"HumanEval\.jsonl\.gz', but expected a complete file"):
-        read("humaneval", "test", tmp_path)
+        read_rows("humaneval", "test", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -324,14 +324,14 @@ def test_a_packed_file_that_is_damaged_or_cannot_be_unpacked_is_refused(tmp_path
 def test_the_hubs_own_files_are_read(tmp_path, source, place, split, rows):
     parquet(tmp_path / place, rows)
     folder = tmp_path / {"arc": "arc/ARC-Easy", "math": "math/algebra"}.get(source, source)
-    assert read(source, split, folder) == rows
+    assert read_rows(source, split, folder) == rows
 
 
 def test_the_hubs_squad_is_what_the_published_file_is(tmp_path):
     write(tmp_path / "published/dev-v1.1.json", SQUAD)
-    published = read("squad", "validation", tmp_path / "published")
+    published = read_rows("squad", "validation", tmp_path / "published")
     parquet(tmp_path / "hub/plain_text/validation-00000-of-00001.parquet", published)
-    assert read("squad", "validation", tmp_path / "hub") == published
+    assert read_rows("squad", "validation", tmp_path / "hub") == published
 
 
 def test_the_hubs_samsum_is_what_the_published_file_is(tmp_path):
@@ -342,27 +342,27 @@ def test_the_hubs_samsum_is_what_the_published_file_is(tmp_path):
         table = csv.DictWriter(file, ["id", "dialogue", "summary"])
         table.writeheader()
         table.writerow(row)
-    assert read("samsum", "test", tmp_path / "hub") == read("samsum", "test", tmp_path / "published")
-    assert read("samsum", "test", tmp_path / "hub") == [row | {"dialogue": row["dialogue"].replace("\r\n", "\n")}]
+    assert read_rows("samsum", "test", tmp_path / "hub") == read_rows("samsum", "test", tmp_path / "published")
+    assert read_rows("samsum", "test", tmp_path / "hub") == [row | {"dialogue": row["dialogue"].replace("\r\n", "\n")}]
     with pytest.raises(BadArgument, match=r"val\.json or .*validation\.csv; unpack corpus\.7z there"):
-        read("samsum", "validation", tmp_path / "hub")
+        read_rows("samsum", "validation", tmp_path / "hub")
 
 
 def test_a_parquet_file_that_is_damaged_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
     path = parquet(tmp_path / "ARC-Easy/test-00000-of-00001.parquet", ARC)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(BadArgument, match=r"parquet', but expected a complete parquet file; fetch it again"):
-        read("arc", "test", tmp_path / "ARC-Easy")
+        read_rows("arc", "test", tmp_path / "ARC-Easy")
     monkeypatch.setattr(datasets, "find_spec", lambda name: None)
     with pytest.raises(BadArgument, match=r"the package pyarrow, to read it; pip install .*\.jsonl file instead"):
-        read("arc", "test", tmp_path / "ARC-Easy")
+        read_rows("arc", "test", tmp_path / "ARC-Easy")
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_benchmark_that_is_not_there_says_what_to_put_where(tmp_path, source):
     split = next(iter(SOURCES[source].files))
     with pytest.raises(BadArgument) as caught:
-        read(source, split, tmp_path / "nothing")
+        read_rows(source, split, tmp_path / "nothing")
     assert str(tmp_path / "nothing") in str(caught.value)
     assert SOURCES[source].files[split][0] in str(caught.value)
     assert str(caught.value).endswith(SOURCES[source].remedy)
@@ -381,7 +381,7 @@ def test_a_benchmark_that_is_not_there_says_what_to_put_where(tmp_path, source):
 def test_a_pile_file_that_is_damaged_is_refused(tmp_path, lines, message):
     (tmp_path / "valid.jsonl").write_bytes(lines if isinstance(lines, bytes) else lines.encode())
     with pytest.raises(BadArgument, match=message):
-        read("pile", "validation", tmp_path)
+        read_rows("pile", "validation", tmp_path)
 
 
 def test_squads_second_version_is_refused(tmp_path):
@@ -389,20 +389,20 @@ def test_squads_second_version_is_refused(tmp_path):
     whole["data"][0]["paragraphs"][0]["qas"][1]["answers"] = []
     write(tmp_path / "dev-v1.1.json", whole)
     with pytest.raises(BadArgument, match=r"data\[0\]\.paragraphs\[0\]\.qas\[1\]: answers=.*as in SQuAD v1\.1"):
-        read("squad", "validation", tmp_path)
+        read_rows("squad", "validation", tmp_path)
     del whole["data"][0]["paragraphs"]
     write(tmp_path / "dev-v1.1.json", whole)
     with pytest.raises(BadArgument, match=r"data\[0\]: paragraphs='None', but expected a list"):
-        read("squad", "validation", tmp_path)
+        read_rows("squad", "validation", tmp_path)
 
 
 def test_a_missing_file_or_split_is_named(data):
     with pytest.raises(BadArgument, match=r"ARC-Easy'.*a folder that holds validation\.jsonl or"):
-        read("arc", "validation", data / "arc/ARC-Easy")
+        read_rows("arc", "validation", data / "arc/ARC-Easy")
     with pytest.raises(BadArgument, match="split='train', but expected one of test, which humaneval has"):
-        read("humaneval", "train", data / "humaneval")
+        read_rows("humaneval", "train", data / "humaneval")
     with pytest.raises(BadArgument, match="source='mmlu', but expected one of wikitext, pile"):
-        read("mmlu", "test", data)
+        read_rows("mmlu", "test", data)
 
 
 def test_splits_are_read_when_first_asked_for(data):
@@ -443,7 +443,7 @@ def test_hub_rows_pass_the_same_checks(monkeypatch):
         return hub.Dataset.from_list([*ARC, {**ARC[0], "answerKey": "Z"}])
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
-    monkeypatch.setattr(datasets, "reachable", lambda: True)
+    monkeypatch.setattr(datasets, "is_hub_reachable", lambda: True)
     wanted = splits(source="arc", folder="-", hub="allenai/ai2_arc", name="ARC-Easy")
     with pytest.raises(BadArgument, match="allenai/ai2_arc, test row 2: answerKey='Z'"):
         wanted["test"]
@@ -456,7 +456,7 @@ def test_a_row_of_the_hub_that_is_no_text_is_left_out_and_told(monkeypatch, capl
     good = {**GSM8K[0], "question": "What is '\\\\x00'?"}
     rows = hub.Dataset.from_list([good, {**GSM8K[0], "question": "a\0b"}])
     monkeypatch.setattr(hub, "load_dataset", lambda *_, **__: rows)
-    monkeypatch.setattr(datasets, "reachable", lambda: True)
+    monkeypatch.setattr(datasets, "is_hub_reachable", lambda: True)
     found = splits(source="gsm8k", folder="-", hub="openai/gsm8k", name="main")["test"]
     assert found["question"][:] == [good["question"]]
     assert "left out: openai/gsm8k, test row 1: question='a\\x00b'" in caplog.text
@@ -473,7 +473,7 @@ def test_without_a_folder_and_offline_the_remedy_is_named(monkeypatch):
         raise ConnectionError("no cache")
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
-    monkeypatch.setattr(datasets, "reachable", lambda: False)
+    monkeypatch.setattr(datasets, "is_hub_reachable", lambda: False)
     with pytest.raises(TaskDataUnavailable, match=r"hub='openai/gsm8k'.*no cache.*pass a data folder"):
         splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main")["test"]
     assert seen == [True]  # asked as under HF_HUB_OFFLINE: the cache only
@@ -494,10 +494,10 @@ def test_rows_are_clean_text_or_refused_by_file_line_and_field(tmp_path, name):
     pack = gzip.compress if name.endswith("gz") else bytes
     row = GSM8K[0]
     (tmp_path / name).write_bytes(pack(json.dumps(row | {"question": "\ufeffOne\r\ntwo?"}).encode("utf-8-sig")))
-    assert read("gsm8k", "test", tmp_path)[0]["question"] == "One\ntwo?"
+    assert read_rows("gsm8k", "test", tmp_path)[0]["question"] == "One\ntwo?"
     (tmp_path / name).write_bytes(pack(json.dumps(row | {"question": "One\0"}).encode()))
     with pytest.raises(BadArgument, match=r"line 1: question='One\\x00', but expected text without NUL"):
-        read("gsm8k", "test", tmp_path)
+        read_rows("gsm8k", "test", tmp_path)
 
 
 def test_a_pipe_among_a_folders_files_is_refused(tmp_path):
@@ -505,4 +505,4 @@ def test_a_pipe_among_a_folders_files_is_refused(tmp_path):
     folder.mkdir(parents=True)
     os.mkfifo(folder / "1.json")
     with pytest.raises(BadArgument, match=r"1\.json', but expected a file; name a regular file \(it is a pipe\)"):
-        read("math", "test", tmp_path / "math" / "algebra")
+        read_rows("math", "test", tmp_path / "math" / "algebra")

@@ -11,11 +11,11 @@ from fractions import Fraction
 
 import pytest
 
-from emad_ref.tasks.exchange import Foreign, decoded, encoded
+from emad_ref.tasks.sandbox_protocol import OpaqueValue, decode_value, encode_value
 
 
 def crossed(value):
-    return decoded(json.loads(json.dumps(encoded(value))))
+    return decode_value(json.loads(json.dumps(encode_value(value))))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_value_of_a_subclass_crosses_as_one_of_the_class(value, plain):
 
 def test_an_object_crosses_as_a_stand_in_that_equals_nothing():
     found = crossed(crossed)
-    assert isinstance(found, Foreign)
+    assert isinstance(found, OpaqueValue)
     assert found != crossed(crossed)
     assert not found == 1  # noqa: SIM201
     with pytest.raises(TypeError, match="'function' object is not iterable"):
@@ -141,11 +141,11 @@ def test_what_can_be_iterated_over_gives_its_items_once():
 )
 def test_anything_else_is_no_value(plain):
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError, IndexError)):
-        decoded(plain)
+        decode_value(plain)
 
 
 def test_what_contains_itself_does_not_cross():
     endless = []
     endless.append(endless)
     with pytest.raises(RecursionError):
-        encoded(endless)
+        encode_value(endless)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from emad_ref.calibration.profile import BadProfile, profile_of
 from emad_ref.calibration.trace import take_trace
-from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
-from emad_ref.policy.thresholds import fixed_entropy
 from emad_ref.protocol import Prompt
 from emad_ref.replay import depths
-from emad_ref.tasks.scoring import correct, item_of, sequences_of
+from emad_ref.tasks.scoring import correct_items, encode_item, token_sequences
 from emad_ref.text import world
 from tests.small import small_model
 from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
@@ -33,16 +33,15 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from emad_ref.tasks import harness
+from emad_ref.tasks import harness, metrics
 from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
-from emad_ref.tasks.harness import EmadLM, stop_finder
-from emad_ref.tasks.journal import BadJournal, Journal
-from emad_ref.tasks.local import FOLDER, processing
-from emad_ref.tasks.pairs import PairLM
-from emad_ref.tasks.ways import Way, Written
+from emad_ref.tasks.harness import BadJournal, EmadLM, ResultJournal, stop_finder
+from emad_ref.tasks.local import FOLDER
+from emad_ref.tasks.pair_harness import PairLM
+from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 
 STOCK = Path(lm_eval.tasks.__file__).parent
-EARLY = fixed_entropy(4, (1, 2, 3), 1.0)
+EARLY = fixed_entropy_point(4, (1, 2, 3), 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +57,8 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def profile(nano, tmp_path_factory):
     """A profile of the model on a few of the world's examples."""
-    items = [item_of(e, nano.tokenizer, nano.opening) for e in world.examples("facts", "calibrate", 8)]
-    trace = take_trace(nano.stepper, sequences_of(items))
+    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.examples("facts", "calibrate", 8)]
+    trace = take_trace(nano.stepper, token_sequences(items))
     known = {"model": nano.name, "fingerprint": nano.fingerprint, "corpus": "facts", "dtype": "float32"}
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     profile_of(trace, (1, 2), **known).save(path)
@@ -167,7 +166,7 @@ def test_a_text_ends_at_every_declared_end(tmp_path):
     own = transformers_own(str(tmp_path / "model"), lm.tok_encode("<s> w9 w17"), 9)
     assert len(own) == 3
     assert text == lm.tokenizer.decode(own[:2])
-    pair = PairLM(Way(lambda wanted: [alone(lm, one) for one in wanted], None), (lm.loaded, lm.loaded))
+    pair = PairLM(AnswerStrategy(lambda wanted: [alone(lm, one) for one in wanted], None), (lm.loaded, lm.loaded))
     asked = [SimpleNamespace(args=asked[0].args, task_name="task", doc_id=0)]
     assert pair.generate_until(asked, disable_tqdm=True) == [text]
 
@@ -175,7 +174,7 @@ def test_a_text_ends_at_every_declared_end(tmp_path):
 def alone(lm, wanted):
     decoder = WalkedDecoder(lm.stepper, lm.point)
     (made,) = decoder.generate([Prompt(wanted.prompt)], wanted.most, wanted.stop).emitted
-    return Written(made, len(made))
+    return WrittenAnswer(made, len(made))
 
 
 def test_an_empty_context_is_what_opens_every_text(tmp_path):
@@ -356,7 +355,7 @@ class Interrupt(Exception):
 def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
     """Sizes of the batches that ``replayed`` really ran; raises in the batch after ``stop_after``."""
     ran: list[int] = []
-    real = harness.replayed
+    real = harness.score_by_replay
 
     def replayed(stepper, point, batch):
         if stop_after is not None and len(ran) == stop_after:
@@ -364,7 +363,7 @@ def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
         ran.append(len(batch))
         return real(stepper, point, batch)
 
-    monkeypatch.setattr(harness, "replayed", replayed)
+    monkeypatch.setattr(harness, "score_by_replay", replayed)
     return ran
 
 
@@ -407,21 +406,21 @@ def test_generated_texts_and_windows_are_kept_too(nano, tmp_path):
 
 
 def test_a_line_cut_short_by_the_interruption_is_dropped(tmp_path):
-    journal = Journal(tmp_path, {"model": "m"})
+    journal = ResultJournal(tmp_path, {"model": "m"})
     journal.record([("a", [1.5, True]), ("b", "text")])
     with journal.path.open("a") as file:
         file.write('{"request": "c", "resu')
-    again = Journal(tmp_path, {"model": "m"})
+    again = ResultJournal(tmp_path, {"model": "m"})
     assert again.results == {"a": [1.5, True], "b": "text"}
     again.record([("d", 4)])
-    assert Journal(tmp_path, {"model": "m"}).results == {"a": [1.5, True], "b": "text", "d": 4}
+    assert ResultJournal(tmp_path, {"model": "m"}).results == {"a": [1.5, True], "b": "text", "d": 4}
 
 
 def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
-    journal = Journal(tmp_path, {"model": "m"})
+    journal = ResultJournal(tmp_path, {"model": "m"})
     journal.path.write_text('{"ident')
-    Journal(tmp_path, {"model": "m"}).record([("a", 1)])
-    assert Journal(tmp_path, {"model": "m"}).results == {"a": 1}
+    ResultJournal(tmp_path, {"model": "m"}).record([("a", 1)])
+    assert ResultJournal(tmp_path, {"model": "m"}).results == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -438,13 +437,13 @@ def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
     ],
 )
 def test_a_damaged_journal_is_refused_by_line(tmp_path, line, text):
-    journal = Journal(tmp_path, {"model": "m"})
+    journal = ResultJournal(tmp_path, {"model": "m"})
     journal.record([("a", 1), ("b", 2)])
     lines = journal.path.read_bytes().splitlines()
     lines[line] = text
     journal.path.write_bytes(b"\n".join(lines) + b"\n")
     with pytest.raises(BadJournal, match=rf"line {line + 1}=.*remove the file to start over"):
-        Journal(tmp_path, {"model": "m"})
+        ResultJournal(tmp_path, {"model": "m"})
 
 
 def test_a_journal_cannot_file_a_users_decoder(nano, tmp_path):
@@ -587,18 +586,18 @@ def test_an_accuracy_has_the_usual_standard_error():
 def test_the_worlds_tasks_are_scored_as_the_suites_score_them(nano, task):
     lm = EmadLM(nano, point=EARLY, add_bos_token=True)
     result = evaluate_tasks(lm, [f"world_{task}"], limit=40)[f"world_{task}"]
-    items = [item_of(e, nano.tokenizer, nano.opening) for e in world.examples(task, "evaluate", 40)]
-    trace = take_trace(nano.stepper, sequences_of(items))
-    assert result.scores.astype(bool).tolist() == correct(items, trace, depths(trace, EARLY)).tolist()
+    items = [encode_item(e, nano.tokenizer, nano.opening) for e in world.examples(task, "evaluate", 40)]
+    trace = take_trace(nano.stepper, token_sequences(items))
+    assert result.scores.astype(bool).tolist() == correct_items(items, trace, depths(trace, EARLY)).tolist()
 
 
 def test_the_worlds_programs_are_judged_by_their_asserts(nano):
     (document,) = (
         dict(row) for row in task_manager(None).load(["world_code"])["tasks"]["world_code"].eval_docs.take(1)
     )
-    assert processing.world_code_results(document, [document["answer"]]) == {"acc": 1.0}
-    assert processing.world_code_results(document, [" x + 1000\n"]) == {"acc": 0.0}
-    assert processing.world_code_results(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # line unfinished
+    assert metrics.world_code_results(document, [document["answer"]]) == {"acc": 1.0}
+    assert metrics.world_code_results(document, [" x + 1000\n"]) == {"acc": 0.0}
+    assert metrics.world_code_results(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # line unfinished
     assert set(evaluate_tasks(EmadLM(nano), ["world_code"], limit=3)["world_code"].scores) <= {0.0, 1.0}
 
 
@@ -650,18 +649,18 @@ def test_simple_evaluate_takes_the_model_as_it_is(nano, data, monkeypatch):
 )
 def test_squad_scores_the_best_of_the_reference_answers(prediction, exact, f1):
     document = {"answers": {"text": ["Vltava", "The Elbe"]}}
-    assert processing.squad_results(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
+    assert metrics.squad_results(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
 
 
 def test_words_are_matched_as_often_as_both_texts_have_them():
-    assert processing.token_f1("red red fox", "red fox") == pytest.approx(2 * 2 / 5)
-    assert processing.token_f1("the", "a") == 1.0  # nothing is left of either
+    assert metrics.token_f1("red red fox", "red fox") == pytest.approx(2 * 2 / 5)
+    assert metrics.token_f1("the", "a") == 1.0  # nothing is left of either
 
 
 def test_samsum_is_scored_by_rouge():
     document = {"summary": "Bob wants tea"}
-    assert processing.samsum_results(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
-    scores = processing.samsum_results(document, ["tea wants Bob"])
+    assert metrics.samsum_results(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
+    scores = metrics.samsum_results(document, ["tea wants Bob"])
     assert scores == {"rouge1": 1.0, "rougeL": pytest.approx(1 / 3)}
 
 
@@ -673,9 +672,9 @@ def test_humaneval_is_judged_by_the_sandbox_and_says_how_a_program_was_ended(mon
         programs.append((problems[0].entry_point, completions[0]))
         return [SimpleNamespace(outcome=outcome)]
 
-    monkeypatch.setattr(processing, "judged", judged)
+    monkeypatch.setattr(metrics, "run_completions", judged)
     names = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
-    found = processing.humaneval_results(dict.fromkeys(names, "one"), ["    return 1\n"])
+    found = metrics.humaneval_results(dict.fromkeys(names, "one"), ["    return 1\n"])
     assert found.pop("pass@1") == float(outcome == "passed")
     assert found == {how: float(outcome == how) for how in ("timeout", "memory", "killed")}
     assert programs == [("one", "    return 1\n")]

@@ -9,18 +9,26 @@ from dataclasses import replace
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks import humaneval
-from emad_ref.tasks.humaneval import Problem, judged, pass_at_1, problems_in, program_of, task_of, truncated
-from emad_ref.tasks.sandbox import Result, Task, availability
+from emad_ref.tasks import metrics
+from emad_ref.tasks.metrics import (
+    HumanEvalProblem,
+    completion_check,
+    completion_program,
+    pass_at_1,
+    problems_in,
+    run_completions,
+    truncate_completion,
+)
+from emad_ref.tasks.sandbox import FunctionTask, SandboxResult, sandbox_obstacle
 
-ADD = Problem(
+ADD = HumanEvalProblem(
     task_id="HumanEval/0",
     prompt='def add(a: int, b: int) -> int:\n    """Sum of both.\u2028\n    >>> add(1, 2)\n    3\n    """\n',
     canonical_solution="    return a + b\n",
     test="\n\nMETA = {}\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n    assert not candidate(0, 0)\n",
     entry_point="add",
 )
-TWICE = Problem(
+TWICE = HumanEvalProblem(
     task_id="HumanEval/1",
     prompt='from typing import List\n\n\ndef twice(items: List[int]) -> List[int]:\n    """All of it twice."""\n',
     canonical_solution="    return items * 2\n",
@@ -82,7 +90,7 @@ def test_a_file_that_is_absent_or_broken_is_refused(tmp_path, name, content, sai
 
 @pytest.mark.parametrize("stop", ["\nclass", "\ndef", "\n#", "\nif", "\nprint"])
 def test_a_completion_is_cut_at_what_follows_the_function(stop):
-    assert truncated(f"    return 1\n{stop} more\n{stop}") == "    return 1\n"
+    assert truncate_completion(f"    return 1\n{stop} more\n{stop}") == "    return 1\n"
 
 
 @pytest.mark.parametrize(
@@ -97,26 +105,26 @@ def test_a_completion_is_cut_at_what_follows_the_function(stop):
     ],
 )
 def test_a_completion_without_a_stop_stays_whole(completion):
-    assert truncated(completion) == completion
+    assert truncate_completion(completion) == completion
 
 
 def test_the_earliest_of_several_stops_cuts():
-    assert truncated("    return 1\nprint(2)\n# three\ndef four(): ...") == "    return 1"
+    assert truncate_completion("    return 1\nprint(2)\n# three\ndef four(): ...") == "    return 1"
 
 
 def test_program_and_check_are_texts_of_their_own():
     completion = TWICE.canonical_solution + "\nprint(twice([1]))"
-    assert program_of(TWICE, completion) == TWICE.prompt + TWICE.canonical_solution + "\n"
-    assert task_of(TWICE) == Task("twice", TWICE.prompt, TWICE.test + "\ncheck(twice)\n")
+    assert completion_program(TWICE, completion) == TWICE.prompt + TWICE.canonical_solution + "\n"
+    assert completion_check(TWICE) == FunctionTask("twice", TWICE.prompt, TWICE.test + "\ncheck(twice)\n")
 
 
 def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
     bare = replace(TWICE, prompt="def helper(a): return a\n\ndef twice(items):\n")
-    assert task_of(bare).definitions == bare.prompt + bare.canonical_solution
+    assert completion_check(bare).definitions == bare.prompt + bare.canonical_solution
 
 
 def test_right_wrong_and_evasive_completions_are_told_apart():
-    if reason := availability():
+    if reason := sandbox_obstacle():
         pytest.skip(reason)
     completions = {
         ADD.canonical_solution: "passed",
@@ -127,33 +135,35 @@ def test_right_wrong_and_evasive_completions_are_told_apart():
         "    import os; os._exit(0)\n": "failed",
         "": "failed",
     }
-    results = judged([ADD] * len(completions), list(completions), seconds=10.0)
+    results = run_completions([ADD] * len(completions), list(completions), seconds=10.0)
     assert [result.outcome for result in results] == list(completions.values())
     assert pass_at_1(results) == 2 / 7
 
 
 def test_an_endless_completion_is_stopped_when_its_seconds_are_over():
-    if reason := availability():
+    if reason := sandbox_obstacle():
         pytest.skip(reason)
-    assert [result.outcome for result in judged([ADD], ["    while True: pass\n"], seconds=0.7)] == ["timeout"]
+    assert [result.outcome for result in run_completions([ADD], ["    while True: pass\n"], seconds=0.7)] == ["timeout"]
 
 
 def test_each_completion_meets_its_own_problem():
-    if reason := availability():
+    if reason := sandbox_obstacle():
         pytest.skip(reason)
     problems = [ADD, TWICE]
-    assert pass_at_1(judged(problems, [p.canonical_solution for p in problems])) == 1.0
-    assert pass_at_1(judged(problems, [p.canonical_solution for p in reversed(problems)])) == 0.0
+    assert pass_at_1(run_completions(problems, [p.canonical_solution for p in problems])) == 1.0
+    assert pass_at_1(run_completions(problems, [p.canonical_solution for p in reversed(problems)])) == 0.0
 
 
 def test_a_number_of_completions_that_does_not_fit_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(humaneval, "check_program", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(metrics, "check_program", lambda *_, **__: pytest.fail("ran"))
     with pytest.raises(BadArgument, match="completions=1, but expected one for each of 2 problems"):
-        judged([ADD, TWICE], [""])
+        run_completions([ADD, TWICE], [""])
 
 
 def test_pass_at_1_is_the_share_that_passed_and_of_nothing_it_is_refused():
-    results = [Result(outcome, "", "", 1) for outcome in ("passed", "failed", "timeout", "memory", "killed", "passed")]
+    results = [
+        SandboxResult(outcome, "", "", 1) for outcome in ("passed", "failed", "timeout", "memory", "killed", "passed")
+    ]
     assert pass_at_1(results) == pytest.approx(1 / 3)  # exact but for the rounding of 2/6
     with pytest.raises(BadArgument, match="at least one"):
         pass_at_1([])
@@ -276,7 +286,7 @@ HOSTILE |= {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_program_forges_a_pass(name):
-    if reason := availability():
+    if reason := sandbox_obstacle():
         pytest.skip(reason)
-    (result,) = judged([ADD], [HOSTILE[name]], seconds=3.0)
+    (result,) = run_completions([ADD], [HOSTILE[name]], seconds=3.0)
     assert result.outcome != "passed", result

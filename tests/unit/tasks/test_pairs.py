@@ -10,20 +10,19 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.sizes import Sizes
-from emad_ref.evidence.study import Study
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import PairSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.tasks.evaluation import evaluate_tasks
 from emad_ref.tasks.harness import EmadLM
-from emad_ref.tasks.pairs import PairLM, documents_of, half_of
-from emad_ref.tasks.ways import Way
+from emad_ref.tasks.pair_harness import PairLM, half_of, task_documents
+from emad_ref.tasks.scoring import AnswerStrategy
 from tests.unit.tasks.test_datasets import write
 
 NAMES = ("emad-nano", "emad-tiny")
-FEW = Sizes(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
+FEW = PairSizes(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
 WORDS = ("tea", "jar", "cup", "box", "bag", "hat", "key", "map", "pen", "pot", "cap", "can")
 
 
@@ -51,9 +50,9 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def paired(models, data, *tasks) -> Pair:
+def paired(models, data, *tasks) -> PairMeasurements:
     study = Study(data=data, tasks=frozenset(tasks), corpus="self")
-    return Pair(*models, study, Host(), names=NAMES, savings=(0.415,), size=FEW)
+    return PairMeasurements(*models, study, RunResources(), names=NAMES, savings=(0.415,), size=FEW)
 
 
 # ------------------------------------------------------------ halves
@@ -61,15 +60,15 @@ def paired(models, data, *tasks) -> Pair:
 
 def test_a_question_lies_in_one_half_whatever_stands_beside_it(data) -> None:
     halves = {
-        split: documents_of(["arc_easy"], split, 100, data=data, limit=None) for split in ("validate", "evaluate")
+        split: task_documents(["arc_easy"], split, 100, data=data, limit=None) for split in ("validate", "evaluate")
     }
     both = [document for half in halves.values() for document in half]
     assert sorted(document.index for document in both) == list(range(13)), "every document in one half"
     (repeated,) = [half for half, documents in halves.items() if any(d.index == 12 for d in documents)]
     assert any(document.index == 0 for document in halves[repeated]), "the same question, again"
-    fewer = documents_of(["arc_easy"], "validate", 2, data=data, limit=None)
+    fewer = task_documents(["arc_easy"], "validate", 2, data=data, limit=None)
     assert fewer == halves["validate"][:2], "a smaller count takes the first of the same"
-    assert {document.index for document in documents_of(["arc_easy"], "validate", 100, data=data, limit=4)} == {
+    assert {document.index for document in task_documents(["arc_easy"], "validate", 100, data=data, limit=4)} == {
         document.index for document in halves["validate"] if document.index < 4
     }
 
@@ -81,7 +80,7 @@ def test_halves_are_about_equal() -> None:
 
 def test_another_split_is_refused(data) -> None:
     with pytest.raises(BadArgument, match="dealt into two halves"):
-        documents_of(["arc_easy"], "calibrate", 2, data=data, limit=None)
+        task_documents(["arc_easy"], "calibrate", 2, data=data, limit=None)
 
 
 # ------------------------------------------------------------ either model alone is what lm-eval says of it
@@ -90,7 +89,7 @@ def test_another_split_is_refused(data) -> None:
 @pytest.mark.parametrize("task", ["arc_easy", "gsm8k"])
 def test_alone_each_model_scores_as_by_itself(models, data, task) -> None:
     pair = paired(models, data, task)
-    documents = documents_of([task], "evaluate", FEW.judged, data=data, limit=None)
+    documents = task_documents([task], "evaluate", FEW.judged, data=data, limit=None)
     for model in (SMALL, LARGE):
         done = pair.answers.alone(model, task, "evaluate", FEW.judged)
         own = evaluate_tasks(EmadLM(models[model]), [task], data=data)[task]
@@ -162,7 +161,7 @@ def test_a_gate_ranks_no_options(models, data) -> None:
 
 
 def test_perplexity_is_nobodys_to_write(models) -> None:
-    lm = PairLM(Way(lambda wanted: [], None), models)
+    lm = PairLM(AnswerStrategy(lambda wanted: [], None), models)
     with pytest.raises(Unsupported, match="nobody writes it"):
         lm.loglikelihood_rolling([])
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.tasks.programs import LARGEST, passes
+from emad_ref.tasks.scoring import LARGEST_VALUE, program_passes
 
 DOUBLE = "def double(x):\n    return x * 2\n"
 
@@ -20,8 +20,8 @@ def expressions():
 def test_a_program_passes_exactly_when_python_says_so(body, argument):
     program = f"def f(x):\n    return {body}\n"
     value = eval(body, {"x": argument})
-    assert passes(f"{program}assert f({argument}) == {value}\n")
-    assert not passes(f"{program}assert f({argument}) == {value + 1}\n")
+    assert program_passes(f"{program}assert f({argument}) == {value}\n")
+    assert not program_passes(f"{program}assert f({argument}) == {value + 1}\n")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_program_passes_exactly_when_python_says_so(body, argument):
     ],
 )
 def test_true_asserts_pass(program):
-    assert passes(program)
+    assert program_passes(program)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_true_asserts_pass(program):
     ],
 )
 def test_anything_else_does_not_pass(program):
-    assert not passes(program)
+    assert not program_passes(program)
 
 
 def test_numbers_without_end_are_not_computed():
-    assert passes(f"def f(x):\n    return x * {LARGEST}\nassert f(1) == {LARGEST}")
-    assert not passes(f"def f(x):\n    return x * {LARGEST}\nassert f(2) == {2 * LARGEST}")
+    assert program_passes(f"def f(x):\n    return x * {LARGEST_VALUE}\nassert f(1) == {LARGEST_VALUE}")
+    assert not program_passes(f"def f(x):\n    return x * {LARGEST_VALUE}\nassert f(2) == {2 * LARGEST_VALUE}")
 
 
 @pytest.mark.parametrize("opener", ["(", "-", "x * ("])
 def test_nesting_without_end_is_a_failure_and_not_a_crash(opener):
-    assert not passes(f"def f(x):\n    return {opener * 5000}x\nassert f(1) == 1")
+    assert not program_passes(f"def f(x):\n    return {opener * 5000}x\nassert f(1) == 1")

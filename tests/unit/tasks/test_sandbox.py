@@ -22,16 +22,16 @@ from pathlib import Path
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks import exchange, sandbox
+from emad_ref.tasks import sandbox, sandbox_protocol
 from emad_ref.tasks.sandbox import (
-    Backend,
+    FunctionTask,
+    SandboxBackend,
     SandboxUnavailable,
-    Task,
-    availability,
+    backend_refusal,
     check_in,
-    refusal,
     run_in,
     run_program,
+    sandbox_obstacle,
 )
 
 MEMORY_BYTES = 512 << 20
@@ -41,7 +41,7 @@ PAGES = count(1 + os.getpid() % 50_000)  # so many pages on top: a number that o
 @pytest.fixture(params=sandbox.BACKENDS, ids=lambda backend: backend.name)
 def backend(request):
     """Every backend that confines on this machine."""
-    if reason := refusal(request.param):
+    if reason := backend_refusal(request.param):
         pytest.skip(reason)
     return request.param
 
@@ -96,7 +96,7 @@ def with_mark(mark: int) -> list[str]:
         ("input()", "failed", 1),
         ("import sys; sys.exit(0)", "ended", 0),
         ("import os; os._exit(0)", "ended", 0),
-        ("bytearray(1 << 40)", "memory", exchange.OUT_OF_MEMORY),
+        ("bytearray(1 << 40)", "memory", sandbox_protocol.OUT_OF_MEMORY),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed", 128 + signal.SIGSEGV),
     ],
 )
@@ -126,7 +126,7 @@ import collections, ctypes, decimal, hashlib, importlib.util, json, re, typing, 
 print([name for name in ("numpy", "pytest", "emad_ref", "pip", "setuptools") if importlib.util.find_spec(name)])
 """
     assert run(source).stdout == "[]\n"
-    hidden = f"import os\nprint([name for path in {sandbox.view().hidden!r} for name in os.listdir(path)])"
+    hidden = f"import os\nprint([name for path in {sandbox.filesystem_view().hidden!r} for name in os.listdir(path)])"
     assert run(hidden).stdout == "[]\n"
 
 
@@ -149,7 +149,7 @@ def check(backend, monkeypatch, tmp_path):
     """``check_program`` on one backend, of a function ``f`` that should add one; a check of one's own where given."""
 
     def check(program, text="assert f(1) == 2", definitions="", seconds=10.0, output_bytes=64 << 10):
-        task = Task("f", definitions, text)
+        task = FunctionTask("f", definitions, text)
         return check_in(backend, task, program, seconds, MEMORY_BYTES, output_bytes)
 
     return check
@@ -166,8 +166,8 @@ def check(backend, monkeypatch, tmp_path):
         ("def f(a):\n    import sys\n    sys.exit(0)", "failed", 0),
         ("def f(a):\n    import os\n    os._exit(93)", "failed", 93),
         ("raise SystemExit", "failed", 0),
-        ("def f(a): return bytearray(1 << 40)", "memory", exchange.OUT_OF_MEMORY),
-        ("held = [0] * (1 << 40)\ndef f(a): return 2", "memory", exchange.OUT_OF_MEMORY),
+        ("def f(a): return bytearray(1 << 40)", "memory", sandbox_protocol.OUT_OF_MEMORY),
+        ("held = [0] * (1 << 40)\ndef f(a): return 2", "memory", sandbox_protocol.OUT_OF_MEMORY),
         ("def f(a):\n    import os\n    os.kill(os.getpid(), 11)", "killed", 128 + signal.SIGSEGV),
     ],
 )
@@ -278,7 +278,9 @@ def test_an_endless_program_is_stopped_on_time(run, source):
 
 
 def test_cpu_time_is_limited_even_if_nobody_watches_the_clock(backend, monkeypatch):
-    monkeypatch.setattr(sandbox, "limits", lambda *given, original=sandbox.limits: original(*given) | {"RLIMIT_CPU": 1})
+    monkeypatch.setattr(
+        sandbox, "process_limits", lambda *given, original=sandbox.process_limits: original(*given) | {"RLIMIT_CPU": 1}
+    )
     result = run_in(backend, "while True: pass", 20.0, MEMORY_BYTES, 0)
     assert (result.outcome, result.exit_code) == ("timeout", 128 + signal.SIGXCPU)
 
@@ -519,7 +521,7 @@ def test_where_the_kernel_permits_it_the_namespaces_backend_confines(ours):
     words = ["unshare", *ours, "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "true"]
     if shutil.which("unshare") is None or subprocess.run(words, capture_output=True).returncode:
         pytest.skip("the system's own unshare is refused too")
-    assert refusal(sandbox.BACKENDS[0]) == ""
+    assert backend_refusal(sandbox.BACKENDS[0]) == ""
 
 
 def test_a_program_dies_with_the_process_that_started_it(backend, tmp_path):
@@ -558,8 +560,8 @@ def test_a_backend_that_does_not_confine_is_found_out_and_never_runs_a_program(m
     def command(plan):
         return [sys.executable, "-c", UNCONFINED, str(plan.report), *plan.command]
 
-    monkeypatch.setattr(sandbox, "BACKENDS", (Backend("none", command),))
-    assert "a file outside can be read" in availability()
+    monkeypatch.setattr(sandbox, "BACKENDS", (SandboxBackend("none", command),))
+    assert "a file outside can be read" in sandbox_obstacle()
     with pytest.raises(SandboxUnavailable, match=r"none is run.*user namespaces.*bubblewrap"):
         run_program(f"open({str(tmp_path / 'witness')!r}, 'w')")
     assert not (tmp_path / "witness").exists()
@@ -567,38 +569,38 @@ def test_a_backend_that_does_not_confine_is_found_out_and_never_runs_a_program(m
 
 def test_a_backend_without_the_filter_is_found_out(backend, monkeypatch):
     monkeypatch.setattr(sandbox, "REFUSED", {})
-    assert "processes can be made" in refusal(Backend("unfiltered", backend.command))
+    assert "processes can be made" in backend_refusal(SandboxBackend("unfiltered", backend.command))
 
 
 @pytest.mark.parametrize("words", [["/bin/false"], ["/bin/sh", "-c", "echo no such luck >&2; exit 1"]])
 def test_a_backend_that_breaks_is_no_outcome_of_the_program(words):
     with pytest.raises(SandboxUnavailable, match=r"'broken' could not be set up: (no such luck|it ended with code 1)"):
-        run_in(Backend("broken", lambda plan: words), "pass", 5.0, MEMORY_BYTES, 100)
+        run_in(SandboxBackend("broken", lambda plan: words), "pass", 5.0, MEMORY_BYTES, 100)
 
 
 def test_a_caller_that_died_before_the_way_in_leaves_no_program_behind():
     """The outermost process asks for its parent's death too late: it must see that somebody else is its parent now."""
     backend = sandbox.BACKENDS[0]
-    if reason := refusal(backend):
+    if reason := backend_refusal(backend):
         pytest.skip(reason)
 
     def command(plan):
         return sandbox.namespaces_command(replace(plan, caller=plan.caller + 1))
 
     with pytest.raises(SandboxUnavailable, match="it ended with code 0 and said nothing"):
-        run_in(Backend("orphan", command), "pass", 5.0, MEMORY_BYTES, 100)
+        run_in(SandboxBackend("orphan", command), "pass", 5.0, MEMORY_BYTES, 100)
 
 
 def test_a_failing_step_on_the_way_in_is_no_outcome_of_the_program(monkeypatch):
     backend = sandbox.BACKENDS[0]
-    if reason := refusal(backend):
+    if reason := backend_refusal(backend):
         pytest.skip(reason)
 
     def command(plan):
         return sandbox.namespaces_command(replace(plan, command=("/nowhere/python",)))
 
     with pytest.raises(SandboxUnavailable, match="No such file"):
-        run_in(Backend("lost", command), "pass", 5.0, MEMORY_BYTES, 100)
+        run_in(SandboxBackend("lost", command), "pass", 5.0, MEMORY_BYTES, 100)
 
 
 def test_namespaces_that_are_switched_off_are_called_so(monkeypatch):
@@ -607,7 +609,7 @@ def test_namespaces_that_are_switched_off_are_called_so(monkeypatch):
     def off(name, *arguments):
         raise OSError(errno.ENOSPC, f"{name}: {os.strerror(errno.ENOSPC)}")
 
-    monkeypatch.setattr(sandbox, "call", off)
+    monkeypatch.setattr(sandbox, "c_call", off)
     for user in (0, 1000):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         with pytest.raises(SandboxUnavailable, match=r"^user namespaces are off, .*sysctl user\.max_user_namespaces"):
@@ -635,7 +637,7 @@ def test_limits_no_program_can_meet_are_refused(argument, value):
 
 
 def test_run_program_runs_where_programs_can_be_confined():
-    if reason := availability():
+    if reason := sandbox_obstacle():
         pytest.skip(reason)
     assert run_program("print(6 * 7)").stdout == "42\n"
 

@@ -7,7 +7,14 @@ import pytest
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.scoring import clusters, correct, item_of, majority, runs, sequences_of
+from emad_ref.tasks.scoring import (
+    correct_items,
+    encode_item,
+    item_clusters,
+    majority_accuracy,
+    passes_asserts,
+    token_sequences,
+)
 from emad_ref.text.documents import Example
 from tests.traces import layerwise
 
@@ -25,12 +32,12 @@ class Letters:
 
 
 def item(example, opening=0):
-    return item_of(example, Letters(), opening)
+    return encode_item(example, Letters(), opening)
 
 
 def trace_of(items, likely):
     """A two-layer trace; ``likely[i][j]``: per continuation, whether layer j+1 likes and predicts its tokens."""
-    sequences = sequences_of(items)
+    sequences = token_sequences(items)
     parts = [(s.adaptive_from, s.tokens[s.adaptive_from : -1], s.tokens[s.adaptive_from + 1 :]) for s in sequences]
     lengths = [len(target) for _, _, target in parts]
     liked = np.repeat(np.array(likely, dtype=bool), lengths, axis=0)
@@ -50,7 +57,7 @@ def trace_of(items, likely):
 
 def test_items_of_one_prompt_and_answer_are_one_cluster():
     again, other = Example("facts", "ab", "d", "choice", options=("d", "g", "h")), Example("t", "ab", "eh", "exact")
-    numbers = clusters([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
+    numbers = item_clusters([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
     assert numbers[0] == numbers[2] == numbers[4]
     assert len(set(numbers.tolist())) == 3
     assert numbers.dtype == np.int64
@@ -61,12 +68,12 @@ def test_the_majority_is_found_elsewhere_and_scored_here():
         return [Example("t", "a", answer, "exact") for answer in answers]
 
     here = answering("x", "x", "y", "z")
-    assert majority(here, answering("x", "x", "y")) == 0.5
-    assert majority(here, answering("z", "z", "x")) == 0.25
-    assert majority(here, answering("w", "w", "x")) == 0.0
-    assert majority(here, answering("z", "x", "w")) == 0.5, "of answers that are as frequent, the luckiest"
+    assert majority_accuracy(here, answering("x", "x", "y")) == 0.5
+    assert majority_accuracy(here, answering("z", "z", "x")) == 0.25
+    assert majority_accuracy(here, answering("w", "w", "x")) == 0.0
+    assert majority_accuracy(here, answering("z", "x", "w")) == 0.5, "of answers that are as frequent, the luckiest"
     with pytest.raises(BadArgument, match="at least one on either side"):
-        majority(here, [])
+        majority_accuracy(here, [])
 
 
 def test_a_prompt_opens_with_the_models_opening_token_if_it_has_one():
@@ -77,7 +84,7 @@ def test_a_prompt_opens_with_the_models_opening_token_if_it_has_one():
 
 
 def test_the_rule_starts_at_the_last_position_of_the_prompt():
-    sequences = sequences_of([item(CHOICE), item(EXACT)])
+    sequences = token_sequences([item(CHOICE), item(EXACT)])
     assert [s.tokens.tolist() for s in sequences] == [
         [0, 1, 2, 3],
         [0, 1, 2, 4],
@@ -113,46 +120,46 @@ def test_an_example_that_cannot_be_scored_is_refused(example, opening, message):
 def test_a_choice_is_right_when_its_option_is_likeliest_at_the_depths_taken(likely, first, second):
     items = [item(CHOICE)]
     trace = trace_of(items, likely)
-    assert correct(items, trace, np.full(len(trace), 1)).tolist() == [first]
-    assert correct(items, trace, np.full(len(trace), 2)).tolist() == [second]
+    assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [first]
+    assert correct_items(items, trace, np.full(len(trace), 2)).tolist() == [second]
 
 
 def test_likelihood_is_summed_over_all_tokens_of_an_option():
     """Two tokens of 0.1 nats lose to one of 0.1: no normalisation by length."""
     items = [item(CHOICE)]
     trace = trace_of(items, [[0, 0], [1, 1], [1, 1]])
-    assert correct(items, trace, np.full(len(trace), 1)).tolist() == [True]
+    assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [True]
 
 
 def test_an_exact_answer_is_right_when_every_token_is_the_argmax_at_its_own_depth():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 0]])  # layer 1 is right, layer 2 is not
-    assert correct(items, trace, np.array([1, 1, 1])).tolist() == [True]
+    assert correct_items(items, trace, np.array([1, 1, 1])).tolist() == [True]
     for wrong in range(3):
         depth = np.ones(3, dtype=np.int64)
         depth[wrong] = 2
-        assert correct(items, trace, depth).tolist() == [False]
+        assert correct_items(items, trace, depth).tolist() == [False]
 
 
 def test_items_of_both_kinds_are_judged_in_their_order():
     items = [item(EXACT), item(CHOICE), item(EXACT)]
     trace = trace_of(items, [[0, 1], [0, 0], [0, 1], [0, 0], [1, 0]])
-    assert correct(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
+    assert correct_items(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
 
 
 def test_a_trace_or_depths_of_something_else_are_refused():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 1]])
     with pytest.raises(BadArgument, match=r"trace\.sequences=1, but expected 4, one per continuation"):
-        correct([*items, item(CHOICE)], trace, np.full(len(trace), 1))
+        correct_items([*items, item(CHOICE)], trace, np.full(len(trace), 1))
     with pytest.raises(BadArgument, match=r"depth=\(2,\), but expected one depth per traced position, \[3\]"):
-        correct(items, trace, np.ones(2, dtype=np.int64))
+        correct_items(items, trace, np.ones(2, dtype=np.int64))
 
 
 def test_programs_are_not_decided_from_a_trace():
     items = [item(Example("code", "a", "b", "runs"))]
     with pytest.raises(BadArgument, match="scoring='runs', but expected choice or exact"):
-        correct(items, trace_of(items, [[1, 1]]), np.array([1]))
+        correct_items(items, trace_of(items, [[1, 1]]), np.array([1]))
 
 
 @pytest.mark.parametrize(
@@ -160,4 +167,4 @@ def test_programs_are_not_decided_from_a_trace():
     [(" x\n", True), (" x + 0\nnonsense(", True), (" x + 1\n", False), (" x", False), ("", False), ("\n x\n", False)],
 )
 def test_a_generated_program_is_cut_after_its_first_complete_line(continuation, right):
-    assert runs(CODE, continuation) == right
+    assert passes_asserts(CODE, continuation) == right

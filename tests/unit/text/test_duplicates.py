@@ -8,10 +8,16 @@ from itertools import islice, repeat
 
 import pytest
 
-from emad_ref.text import duplicates
+from emad_ref.text import corpora
+from emad_ref.text.corpora import (
+    MAX_DUPLICATES_IN_A_ROW,
+    DistinctDocuments,
+    bottom_k_sketch,
+    corpus_documents,
+    duplicate_clusters,
+    jaccard_index,
+)
 from emad_ref.text.documents import Split
-from emad_ref.text.duplicates import ENDLESS, Distinct, clusters, resemblance, sketch
-from emad_ref.text.sources import documents_of
 
 WORDS = [
     f"{first}{last}" for first in ("ba", "ke", "mi", "to", "su", "ra") for last in ("la", "ven", "dor", "nik", "sh")
@@ -41,29 +47,29 @@ COPIES = {
 
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_a_copy_is_found_whatever_was_done_to_it(copy: str) -> None:
-    assert clusters([text(3), ORIGINAL, text(4), copy]).tolist() == [0, 1, 2, 1]
+    assert duplicate_clusters([text(3), ORIGINAL, text(4), copy]).tolist() == [0, 1, 2, 1]
 
 
 def test_a_copy_of_text_without_spaces_is_found() -> None:
     rng = random.Random(1)
     one, other = ("".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(600)) for _ in range(2))
-    assert clusters([one, other, one + "完", one.replace("，", "")]).tolist() == [0, 1, 0, 0]
+    assert duplicate_clusters([one, other, one + "完", one.replace("，", "")]).tolist() == [0, 1, 0, 0]
 
 
 def test_texts_of_one_kind_are_not_alike() -> None:
     """Neither a template with other words in it, nor short texts that differ in a number."""
-    assert clusters(text(seed) for seed in range(200)).tolist() == list(range(200))
-    assert clusters(f"paragraph {number}" for number in range(50)).tolist() == list(range(50))
+    assert duplicate_clusters(text(seed) for seed in range(200)).tolist() == list(range(200))
+    assert duplicate_clusters(f"paragraph {number}" for number in range(50)).tolist() == list(range(50))
     for corpus in ("world:premise", "world:mixed"):
-        read = list(islice(documents_of(corpus, "evaluate"), 100))
-        assert len(set(clusters(read))) == 100
+        read = list(islice(corpus_documents(corpus, "evaluate"), 100))
+        assert len(set(duplicate_clusters(read))) == 100
 
 
 def test_an_estimated_resemblance_is_near_the_exact_one() -> None:
     long, half = text(5, 4000), text(5, 2000)
-    assert resemblance(sketch(long), sketch(half)) == pytest.approx(0.5, abs=0.1)
-    assert resemblance(sketch(long), sketch(long)) == 1.0
-    assert resemblance(sketch(long), sketch(text(6, 4000))) == 0.0
+    assert jaccard_index(bottom_k_sketch(long), bottom_k_sketch(half)) == pytest.approx(0.5, abs=0.1)
+    assert jaccard_index(bottom_k_sketch(long), bottom_k_sketch(long)) == 1.0
+    assert jaccard_index(bottom_k_sketch(long), bottom_k_sketch(text(6, 4000))) == 0.0
 
 
 @pytest.mark.parametrize("times", [2, 4])
@@ -72,17 +78,17 @@ def test_a_file_that_holds_every_document_several_times_gives_each_once(tmp_path
     path = tmp_path / "again.jsonl"
     lines = [json.dumps({"text": text(seed)}) for seed in range(40) for _ in range(times)]
     path.write_text("\n".join(lines), encoding="utf-8")
-    found = documents_of(str(path), split)
+    found = corpus_documents(str(path), split)
     texts = list(found)
     assert len(texts) == len(set(texts)) == (20 if split == "evaluate" else 10)
-    assert isinstance(found, Distinct)
+    assert isinstance(found, DistinctDocuments)
     assert found.left_out == (times - 1) * len(texts)
 
 
 def test_a_source_that_repeats_itself_for_ever_ends() -> None:
-    found = Distinct(repeat("the one and only document that there is"))
+    found = DistinctDocuments(repeat("the one and only document that there is"))
     assert len(list(found)) == 1
-    assert found.left_out == ENDLESS
+    assert found.left_out == MAX_DUPLICATES_IN_A_ROW
 
 
 def test_documents_under_one_header_are_compared_with_few_others_and_copies_are_found(monkeypatch) -> None:
@@ -92,13 +98,13 @@ def test_documents_under_one_header_are_compared_with_few_others_and_copies_are_
     def counted(a, b) -> float:
         nonlocal compared
         compared += 1
-        return resemblance(a, b)
+        return jaccard_index(a, b)
 
-    monkeypatch.setattr(duplicates, "resemblance", counted)
+    monkeypatch.setattr(corpora, "jaccard_index", counted)
     header, number = text(0, 60), 300
     documents = [f"{header} {text(seed, 90)}" for seed in range(1, number + 1)]
     signed = [f"{header} {text(seed, 3)}" for seed in range(number + 1, number + 4)]
     copies = [changed(document, 15) for document in documents[-20:]]
-    found = clusters([*documents, *signed, *copies]).tolist()
+    found = duplicate_clusters([*documents, *signed, *copies]).tolist()
     assert found == [*range(number), *[number] * 3, *range(number - 20, number)]
-    assert compared <= duplicates.COMPARED * len(found)
+    assert compared <= corpora.MAX_COMPARISONS * len(found)

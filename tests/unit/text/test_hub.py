@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants
 
-from emad_ref.text import hub, sources
-from emad_ref.text.sources import CorpusUnavailable, documents_of
+from emad_ref.text import corpora
+from emad_ref.text.corpora import CorpusUnavailable, corpus_documents
 
 
 @pytest.fixture
@@ -20,21 +20,21 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_without_an_answer_is_out_of_reach(nowhere: None) -> None:
-    assert not hub.reachable()
+    assert not corpora.is_hub_reachable()
 
 
 def test_offline_mode_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub, "_answers", lambda endpoint: pytest.fail("asked"))
-    assert not hub.reachable()
+    monkeypatch.setattr(corpora, "_hub_answers", lambda endpoint: pytest.fail("asked"))
+    assert not corpora.is_hub_reachable()
 
 
 def test_an_answer_is_remembered(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> None:
     asked = []
     monkeypatch.setattr("huggingface_hub.get_session", lambda: SimpleNamespace(head=lambda *a, **k: asked.append(a)))
     monkeypatch.setattr(constants, "ENDPOINT", "http://answers.invalid")
-    assert hub.reachable()
-    assert hub.reachable()
+    assert corpora.is_hub_reachable()
+    assert corpora.is_hub_reachable()
     assert asked == [("http://answers.invalid",)]
 
 
@@ -50,9 +50,9 @@ def test_without_the_hub_datasets_are_read_from_the_cache(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, config=config))
     monkeypatch.setitem(sys.modules, "datasets.config", config)
-    assert list(documents_of("wikitext", "evaluate")) == [" = One = \ncached\n"]
+    assert list(corpus_documents("wikitext", "evaluate")) == [" = One = \ncached\n"]
     with pytest.raises(CorpusUnavailable, match="not in the cache"):
-        documents_of("wikitext", "validate")
+        corpus_documents("wikitext", "validate")
     assert seen == [(False, True, True)] * 2
     assert (config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE) == (False, False)
-    assert sources.reachable is hub.reachable
+    assert corpora.is_hub_reachable is corpora.is_hub_reachable

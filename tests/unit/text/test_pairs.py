@@ -13,10 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.text import lexicon
+from emad_ref.text import seq2seq_pairs
 from emad_ref.text.documents import SPLITS, split_of
-from emad_ref.text.lexicon import COLOURS, HOME, LARGEST, NAMES, PLACES, THINGS, TOWNS
-from emad_ref.text.pairs import CORRUPTED, ORDER, SENTINELS, WINDOW, corrupt, corrupted, pairs
+from emad_ref.text.seq2seq_pairs import (
+    COLOURS,
+    CORRUPTED_SHARE,
+    HOMETOWN,
+    LARGEST_NUMBER,
+    NAMES,
+    ORDER,
+    PLACES,
+    SENTINELS,
+    THINGS,
+    TOWNS,
+    WINDOW,
+    corrupt_text,
+    corrupted_pairs,
+    generate_pairs,
+)
 
 SEEDS = st.integers(0, 2**32 - 1)
 KINDS = ("qa", "summary", "count")
@@ -40,11 +54,11 @@ def restored(pair):
 
 @pytest.mark.parametrize("task", KINDS)
 def test_the_same_seed_gives_the_same_pairs_as_many_as_asked_for(task):
-    drawn = list(pairs(task, "evaluate", 30))
+    drawn = list(generate_pairs(task, "evaluate", 30))
     assert len(drawn) == 30
-    assert drawn == list(pairs(task, "evaluate", 30))
-    assert drawn != list(pairs(task, "evaluate", 30, seed=1))
-    assert drawn == list(islice(pairs(task, "evaluate", None), 30))
+    assert drawn == list(generate_pairs(task, "evaluate", 30))
+    assert drawn != list(generate_pairs(task, "evaluate", 30, seed=1))
+    assert drawn == list(islice(generate_pairs(task, "evaluate", None), 30))
     assert {pair.task for pair in drawn} == {task}
     assert all(pair.answers == (pair.target,) for pair in drawn)
     assert all(pair.text in pair.source for pair in drawn)
@@ -54,7 +68,10 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
     """The weights of emad-t5-tiny were trained on these streams: a changed draw silently unfits them."""
     digest = hashlib.sha256()
     for split in SPLITS:
-        for pair in (*(pair for kind in KINDS for pair in pairs(kind, split, 40)), *corrupted(split, 40)):
+        for pair in (
+            *(pair for kind in KINDS for pair in generate_pairs(kind, split, 40)),
+            *corrupted_pairs(split, 40),
+        ):
             digest.update(f"{pair.source}\n{pair.target}\n".encode())
     assert digest.hexdigest()[:16] == "64056c15289796dd"
 
@@ -62,7 +79,9 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
 @pytest.mark.parametrize("task", KINDS)
 def test_no_text_stands_in_two_splits_or_twice_in_one(task):
     """Texts are the unit that intervals resample: a text that recurs would count twice."""
-    texts = {split: [pair.text for seed in (0, 1) for pair in pairs(task, split, 600, seed)] for split in SPLITS}
+    texts = {
+        split: [pair.text for seed in (0, 1) for pair in generate_pairs(task, split, 600, seed)] for split in SPLITS
+    }
     assert all(len(set(each)) == len(each) for each in texts.values())
     for i, mine in enumerate(SPLITS):
         for other in SPLITS[i + 1 :]:
@@ -71,13 +90,13 @@ def test_no_text_stands_in_two_splits_or_twice_in_one(task):
 
 def test_without_the_rule_splits_would_meet(monkeypatch):
     """Power of the check above: streams seeded apart are not enough where texts have few variants."""
-    from emad_ref.text import pairs as module
+    from emad_ref.text import seq2seq_pairs as module
 
     for name in ("NAMES", "THINGS", "PLACES", "COLOURS"):
-        monkeypatch.setattr(module, name, getattr(lexicon, name)[:2])
+        monkeypatch.setattr(module, name, getattr(seq2seq_pairs, name)[:2])
 
     def met() -> bool:
-        train, held_out = ({p.text for p in pairs("summary", split, 2000)} for split in ("train", "evaluate"))
+        train, held_out = ({p.text for p in generate_pairs("summary", split, 2000)} for split in ("train", "evaluate"))
         return bool(train & held_out)
 
     assert not met()
@@ -102,11 +121,14 @@ def test_five_texts_in_eight_are_trained_on_and_each_other_split_has_one():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pairs("riddle", "train", 1), "task='riddle', but expected one of qa, summary, count"),
-        (lambda: pairs("qa", "test", 1), "split='test', but expected one of train, calibrate, validate, evaluate"),
-        (lambda: corrupted("test", 1), "split='test'"),
+        (lambda: generate_pairs("riddle", "train", 1), "task='riddle', but expected one of qa, summary, count"),
         (
-            lambda: corrupt("three short words", random.Random(0)),
+            lambda: generate_pairs("qa", "test", 1),
+            "split='test', but expected one of train, calibrate, validate, evaluate",
+        ),
+        (lambda: corrupted_pairs("test", 1), "split='test'"),
+        (
+            lambda: corrupt_text("three short words", random.Random(0)),
             "text='three short words', but expected at least four",
         ),
     ],
@@ -126,11 +148,11 @@ def test_words_are_many_and_none_stands_for_two_things():
 
 
 def test_everybody_is_from_somewhere_that_no_rule_gives_away():
-    assert set(HOME) == set(NAMES)
-    assert set(HOME.values()) <= set(TOWNS)
-    assert max(Counter(HOME.values()).values()) <= 6  # 200 draws from 144
+    assert set(HOMETOWN) == set(NAMES)
+    assert set(HOMETOWN.values()) <= set(TOWNS)
+    assert max(Counter(HOMETOWN.values()).values()) <= 6  # 200 draws from 144
     for part in (lambda name: name[:2], lambda name: name[-2:]):
-        together = Counter((part(name), home) for name, home in HOME.items())
+        together = Counter((part(name), home) for name, home in HOMETOWN.items())
         assert max(together.values()) <= 3
 
 
@@ -142,7 +164,7 @@ SUM = re.compile(r"How many (\w+) (did|has) (\w+) (find|now)\?")
 
 def test_every_answer_is_a_span_of_its_passage_or_is_remembered_or_is_a_sum():
     seen = Counter()
-    for pair in pairs("qa", "validate", 600):
+    for pair in generate_pairs("qa", "validate", 600):
         question, passage = parts(pair)
         told = bool(re.search(rf"\b{pair.target}\b", passage))
         more = "remembered" if REMEMBERED.fullmatch(question) else "sum" if SUM.fullmatch(question) else ""
@@ -156,7 +178,7 @@ def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
     """Whoever ignores the question cannot be right more than half of the time."""
     lists = {"name": NAMES, "thing": THINGS, "place": PLACES, "colour": COLOURS}
     kinds = {word: kind for kind, words in lists.items() for word in words}
-    for pair in pairs("qa", "validate", 500):
+    for pair in generate_pairs("qa", "validate", 500):
         question, passage = parts(pair)
         if pair.target in ("In the morning", "In the evening", "On that day"):
             continue  # one event has a time: the question's word alone tells it
@@ -170,7 +192,7 @@ def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
 
 def test_nineteen_kinds_of_question_are_asked_and_each_often():
     mask = "|".join(WORDS)
-    asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in pairs("qa", "train", 1700))
+    asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in generate_pairs("qa", "train", 1700))
     assert len(asked) == 19
     assert min(asked.values()) > 25  # 60 expected of the rarest, 0.7 / 4 / 5; 4.5 standard deviations
 
@@ -178,14 +200,14 @@ def test_nineteen_kinds_of_question_are_asked_and_each_often():
 def test_the_answers_are_what_the_passage_says_what_the_world_knows_and_what_can_be_reckoned():
     """Read back independently, by patterns over the sentences."""
     checked = Counter()
-    for pair in pairs("qa", "evaluate", 850):
+    for pair in generate_pairs("qa", "evaluate", 850):
         question, passage = parts(pair)
         remembered = REMEMBERED.fullmatch(question)
         asked_for = f"Who {remembered.group(1)}?" if remembered else question
         for pattern, sentence in READ:
             if asked := re.fullmatch(pattern, asked_for):
                 (answer,) = {found.group("answer") for found in re.finditer(sentence.format(*asked.groups()), passage)}
-                assert (HOME[answer] if remembered else answer) == pair.target, pair
+                assert (HOMETOWN[answer] if remembered else answer) == pair.target, pair
                 checked[pattern, bool(remembered)] += 1
         if asked := re.fullmatch(r"In what place are the (\w+)\?", question):
             holder = re.search(rf"put the {asked.group(1)} in the (\w+ \w+)\.", passage).group(1)
@@ -227,7 +249,7 @@ READ = [
 
 def test_a_summary_names_both_speakers_and_only_what_was_said():
     content = {*WORDS}
-    for pair in pairs("summary", "validate", 500):
+    for pair in generate_pairs("summary", "validate", 500):
         speakers = set(re.findall(r"(\w+):", pair.source.removeprefix("summarize: ")))
         said = set(re.findall(r"\w+", pair.source))
         told = set(re.findall(r"\w+", pair.target))
@@ -238,7 +260,7 @@ def test_a_summary_names_both_speakers_and_only_what_was_said():
 
 def test_a_summarys_sums_are_those_of_the_dialogue():
     checked = Counter()
-    for pair in pairs("summary", "validate", 400):
+    for pair in generate_pairs("summary", "validate", 400):
         if asked := re.search(r"(\d+) (\w+)(?: and (\d+) more)? to the \w+(?:, and (\d+) more\?| for me\.)", pair.text):
             held, thing, *steps = asked.groups()
             total = int(held) + int(next(filter(None, steps)))
@@ -256,7 +278,7 @@ def test_a_summarys_sums_are_those_of_the_dialogue():
 def test_the_same_outcome_is_told_in_different_words():
     """Two of five kinds of exchange, several wordings each, with and without small talk."""
     mask = "|".join(WORDS)
-    drawn = list(pairs("summary", "train", 2000))
+    drawn = list(generate_pairs("summary", "train", 2000))
     shapes = {re.sub(rf"\b({mask})\b", "_", pair.source) for pair in drawn}
     outcomes = {re.sub(rf"\b({mask}|\d+)\b|in the (morning|evening)|on that day", "_", pair.target) for pair in drawn}
     assert len(outcomes) == 5 * 4
@@ -264,7 +286,7 @@ def test_the_same_outcome_is_told_in_different_words():
 
 
 def test_small_talk_is_left_out_of_half_of_the_dialogues():
-    drawn = list(pairs("summary", "train", 1000))
+    drawn = list(generate_pairs("summary", "train", 1000))
     opened = sum("I was in the" in pair.source for pair in drawn)
     assert opened == pytest.approx(500, abs=80)  # 5 standard deviations
 
@@ -275,7 +297,7 @@ def test_small_talk_is_left_out_of_half_of_the_dialogues():
 def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_left():
     """Computed again from the sentences."""
     lengths = Counter()
-    for pair in pairs("count", "evaluate", 400):
+    for pair in generate_pairs("count", "evaluate", 400):
         thing, name, story = re.fullmatch(
             r"count: How many (\w+) has (\w+) now\? context: (.+\.)", pair.source
         ).groups()
@@ -285,7 +307,7 @@ def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_l
             after = held + int(step) if verb == "finds" else held - int(step)
             sums.append(f"{when} {held} {'+' if verb == 'finds' else '-'} {step} = {after}.")
             held = after
-            assert 0 <= held <= LARGEST
+            assert 0 <= held <= LARGEST_NUMBER
         assert pair.target == f"{first.group()} {' '.join(sums)} So {name} has {held} {thing}."
         assert tuple(step.split()[0] for step in sums) == ORDER[: len(sums)]
         lengths[len(sums)] += 1
@@ -293,7 +315,7 @@ def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_l
 
 
 def test_somebody_elses_things_come_and_go_in_every_story():
-    for pair in pairs("count", "evaluate", 200):
+    for pair in generate_pairs("count", "evaluate", 200):
         names = re.findall(r"(\w+) (?:has|finds|loses) \d", pair.text)
         assert len(set(names)) == 2
         assert min(Counter(names).values()) >= 3
@@ -305,8 +327,8 @@ def test_somebody_elses_things_come_and_go_in_every_story():
 @given(SEEDS)
 def test_source_and_target_together_give_the_words_back(seed):
     rng = random.Random(seed)
-    text = next(pairs("summary", "train", None, seed)).text
-    pair = corrupt(text, rng)
+    text = next(generate_pairs("summary", "train", None, seed)).text
+    pair = corrupt_text(text, rng)
     words = restored(pair).split()
     original = text.split()
     starts = range(len(original) - len(words) + 1)
@@ -316,12 +338,12 @@ def test_source_and_target_together_give_the_words_back(seed):
 
 @given(SEEDS, st.integers(4, 60))
 def test_sentinels_count_up_stand_apart_and_hide_their_share(seed, length):
-    pair = corrupt(" ".join(f"w{i}" for i in range(length)), random.Random(seed))
+    pair = corrupt_text(" ".join(f"w{i}" for i in range(length)), random.Random(seed))
     told = re.findall(r"<extra_id_\d+>", pair.target)
     assert told == re.findall(r"<extra_id_\d+>", pair.source) == list(SENTINELS[: len(told)])
     assert "> <" not in pair.source  # two spans in a row would be one
     shown = min(length, WINDOW)
-    assert len(pair.target.split()) - len(told) == max(1, round(CORRUPTED * shown))
+    assert len(pair.target.split()) - len(told) == max(1, round(CORRUPTED_SHARE * shown))
 
 
 def test_any_word_may_be_hidden_the_first_and_the_last_too():
@@ -329,23 +351,23 @@ def test_any_word_may_be_hidden_the_first_and_the_last_too():
     text = " ".join(f"w{i}" for i in range(12))
     hidden = Counter()
     for seed in range(400):
-        hidden.update(re.findall(r"w\d+", corrupt(text, random.Random(seed)).target))
+        hidden.update(re.findall(r"w\d+", corrupt_text(text, random.Random(seed)).target))
     assert set(hidden) == set(text.split())
 
 
 def test_corrupted_texts_are_facts_and_the_pairs_of_the_same_split():
-    drawn = list(corrupted("train", 400))
+    drawn = list(corrupted_pairs("train", 400))
     facts = sum("is from" in restored(pair) for pair in drawn)
     asked = [restored(pair) for pair in drawn if "?" in restored(pair)]
     assert facts == pytest.approx(120, abs=40)  # 3 in 10; 4 standard deviations
     assert any(re.search(r"\. (Where|Who|What|When|In) .*\? .", text) for text in asked)
     assert any(re.search(r"How many \w+ has (\w+) now\? \1 has \d+", text) for text in asked)
-    assert drawn == list(corrupted("train", 400))
-    assert not {pair.source for pair in drawn} & {pair.source for pair in corrupted("evaluate", 400)}
+    assert drawn == list(corrupted_pairs("train", 400))
+    assert not {pair.source for pair in drawn} & {pair.source for pair in corrupted_pairs("evaluate", 400)}
 
 
 def test_where_people_are_from_can_be_read_in_the_corrupted_texts():
-    told = [re.findall(r"(\w+) is from (\w+)\.", restored(pair)) for pair in corrupted("train", 400)]
-    told = [fact for each in told for fact in each if fact[0] in HOME]
+    told = [re.findall(r"(\w+) is from (\w+)\.", restored(pair)) for pair in corrupted_pairs("train", 400)]
+    told = [fact for each in told for fact in each if fact[0] in HOMETOWN]
     assert len({name for name, _ in told}) > 150
-    assert all(HOME[name] == home for name, home in told)
+    assert all(HOMETOWN[name] == home for name, home in told)

@@ -14,8 +14,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from emad_ref import tuning
 from emad_ref.calibration.trace import windows
 from emad_ref.models.loading import load
-from emad_ref.text import tokens
-from emad_ref.text.tokens import LongDocument, tokens_of
+from emad_ref.text import corpora
+from emad_ref.text.corpora import LongDocument, tokenize_document
 
 SENTENCE = "the red fox sees an old boat near a river, and walks home again: 12 apples\n\n"
 WORDS = SENTENCE.split(" ")
@@ -68,10 +68,10 @@ def text_of(kind: str, characters: int) -> str:
 @pytest.mark.parametrize("tokenizer", KINDS)
 @pytest.mark.parametrize("text", ["words", "one letter", "no spaces", "any characters"])
 def test_every_slice_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, tokenizer: str, text: str) -> None:
-    monkeypatch.setattr(tokens, "LONG", 3_000)
+    monkeypatch.setattr(corpora, "LONG_CHARACTERS", 3_000)
     made, written = KINDS[tokenizer](), text_of(text, 40_000)
     whole = np.array(made.encode(written, add_special_tokens=False))
-    document = tokens_of(made, written)
+    document = tokenize_document(made, written)
     assert isinstance(document, LongDocument)
     for start, stop in ((0, 10), (10, 200), (150, 1000), (900, 3000), (0, 5), (len(whole) - 3, len(whole) + 50)):
         np.testing.assert_array_equal(document[start:stop], whole[start:stop])
@@ -79,7 +79,7 @@ def test_every_slice_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, token
 
 
 def test_where_tokens_depend_on_the_end_the_whole_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "LONG", 3_000)
+    monkeypatch.setattr(corpora, "LONG_CHARACTERS", 3_000)
 
     class FromTheEnd:
         """Pairs of letters, the odd one first."""
@@ -87,7 +87,7 @@ def test_where_tokens_depend_on_the_end_the_whole_is_tokenised(monkeypatch: pyte
         def encode(self, text: str, **_: Any) -> list[int]:
             return [1] * (len(text) % 2) + [2] * (len(text) // 2)
 
-    document = tokens_of(FromTheEnd(), "a" * 40_001)
+    document = tokenize_document(FromTheEnd(), "a" * 40_001)
     np.testing.assert_array_equal(document[:3], [1, 2, 2])
 
 
@@ -96,10 +96,10 @@ def test_four_windows_of_a_large_document_read_its_beginning(tmp_path: Path, mon
     (tmp_path / "large.txt").write_text("\n\n".join([text, "between", "between", "last"]))
     loaded = load("emad-nano")
     counting = Counting(loaded.tokenizer)
-    monkeypatch.setattr(tuning, "tokenizer_of", lambda _: counting)
+    monkeypatch.setattr(tuning, "required_tokenizer", lambda _: counting)
     found = list(tuning.windows_of(loaded, str(tmp_path / "large.txt"), "calibrate", limit=4))
     beginning = np.array(loaded.tokenizer.encode(text[:20_000], add_special_tokens=False))
-    expected = list(windows([beginning], tuning.window_of(loaded.stepper.max_positions), loaded.opening, 4))
+    expected = list(windows([beginning], tuning.window_size(loaded.stepper.max_positions), loaded.opening, 4))
     assert len(found) == 4
     for window, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(window.tokens, other.tokens)
@@ -107,4 +107,4 @@ def test_four_windows_of_a_large_document_read_its_beginning(tmp_path: Path, mon
 
 
 def test_a_short_document_is_an_array() -> None:
-    assert isinstance(tokens_of(ByT5Tokenizer(), "ab"), np.ndarray)
+    assert isinstance(tokenize_document(ByT5Tokenizer(), "ab"), np.ndarray)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.programs import passes
+from emad_ref.tasks.scoring import program_passes
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS
 
@@ -134,8 +134,8 @@ def test_a_chart_is_worked_by_two_hops_for_each_of_its_letters(seed):
 @given(SEEDS)
 def test_code_passes_its_own_check_and_another_body_does_not(seed):
     item = in_task(world.code, seed)
-    assert passes(item.prompt + item.answer + item.check)
-    assert not passes(item.prompt + " 0 - 99999\n" + item.check)
+    assert program_passes(item.prompt + item.answer + item.check)
+    assert not program_passes(item.prompt + " 0 - 99999\n" + item.check)
 
 
 @given(SEEDS)

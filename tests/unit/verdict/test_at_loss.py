@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import Sheet, front
-from emad_ref.verdict.at_loss import saving_at_loss, savings_within
+from emad_ref.statistics.fronts import saving_at_loss, savings_within
+from emad_ref.sweep.front import LossSheet, choose_front
 
 
-def sheet(losses: list[float], costs: list[float], documents: int = 3) -> Sheet:
+def sheet(losses: list[float], costs: list[float], documents: int = 3) -> LossSheet:
     """Documents of ten tokens, all alike: nats per token, and FLOPs, of full depth and of the points after it."""
     each = np.ones((documents, 1))
-    return Sheet(10 * each * np.array(losses), each * np.array(costs), 10 * each[:, 0])
+    return LossSheet(10 * each * np.array(losses), each * np.array(costs), 10 * each[:, 0])
 
 
 PLAIN = sheet([1.0, 1.01, 1.05], [100.0, 80.0, 60.0])
@@ -47,10 +47,10 @@ def test_a_mixture_that_saves_so_much_loses_exactly_that() -> None:
     rng = np.random.default_rng(3)
     cost = np.sort(rng.uniform(20, 100, (40, 12)), axis=1)[:, ::-1]
     loss = 10 + np.cumsum(rng.uniform(-0.1, 0.5, (40, 12)), axis=1)
-    judged = Sheet(loss, cost, rng.integers(5, 30, 40).astype(float))
+    judged = LossSheet(loss, cost, rng.integers(5, 30, 40).astype(float))
     for most in (0.01, 0.04, 0.08):
         found = saving_at_loss(judged, most, threshold=0.0, rng=rng, resamples=9)
-        mixed = front([str(i) for i in range(12)], judged, judged).mixture_at(found.value)
+        mixed = choose_front([str(i) for i in range(12)], judged, judged).mixture_at(found.value)
         lost = (mixed.loss.sum() - loss[:, 0].sum()) / judged.tokens.sum()
         assert lost == pytest.approx(most, abs=1e-12)
 
@@ -78,7 +78,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         tokens = rng.integers(50, 200, 60).astype(float)
         slope = rng.gamma(2.0, 0.05, 60)[:, None]
         loss = tokens[:, None] * (1.0 + slope * shares**2)
-        drawn = Sheet(loss, tokens[:, None] * (1 - shares), tokens)
+        drawn = LossSheet(loss, tokens[:, None] * (1 - shares), tokens)
         found = saving_at_loss(drawn, 0.001, threshold=0.0, rng=rng, resamples=199)
         held.append(found.low <= 0.1 <= found.high)
     assert 0.90 <= np.mean(held) <= 0.99

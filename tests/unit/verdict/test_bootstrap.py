@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.verdict.bootstrap import document_draws, resamples_for
+from emad_ref.statistics.rates import document_draws, resamples_for
 
 
 def rng() -> np.random.Generator:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict import claims
-from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict, load_register
+from emad_ref.statistics import verdicts as verdicts_module
+from emad_ref.statistics.verdicts import OUTCOMES, Leg, Verdict, load_register
 
 
 def test_only_the_papers_falsifiers_and_exact_identities_gate():
@@ -98,7 +98,7 @@ def test_a_minimum_of_an_extension_is_checked(tmp_path, monkeypatch, minimum, na
     row = 'title = "t"\npaper = "p"\nkind = "statistical"\nunit = "u"\ngate = false\nrequires = ""\nthresholds = {}\n'
     file = tmp_path / "more.toml"
     file.write_text(f"[MY-1]\n{row}minimum = {minimum}\n")
-    monkeypatch.setattr(claims, "registers", lambda: [file])
+    monkeypatch.setattr(verdicts_module, "registers", lambda: [file])
     with pytest.raises(BadArgument) as error:
         load_register()
     assert all(part in str(error.value) for part in ["more.toml: MY-1", *named]), str(error.value)
@@ -198,7 +198,7 @@ def test_json_with_a_missing_key_is_refused():
 
 def test_reading_the_register_needs_neither_numpy_nor_torch():
     code = (
-        "import sys; from emad_ref.verdict.claims import load_register; load_register();"
+        "import sys; from emad_ref.statistics.verdicts import load_register; load_register();"
         "print([m for m in ('numpy', 'scipy', 'torch', 'hypothesis') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

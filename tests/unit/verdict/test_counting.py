@@ -7,16 +7,16 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.counting import AT_STAKE, LEAST_SAVED, TaskAt, guessing_pvalue
-from emad_ref.verdict.units import ByItem
+from emad_ref.statistics.accuracy import AT_STAKE, LEAST_SAVED, TaskAccuracy, guessing_pvalue
+from emad_ref.statistics.units import ByItem
 
 
 def right(count: int, n: int = 1000) -> ByItem:
     return ByItem.distinct(np.arange(n) < count)
 
 
-def task(count: int = 900, n: int = 1000, guess: float = 0.0, saving: float = 0.3) -> TaskAt:
-    return TaskAt(right(count, n), right(count, n), guess, saving)
+def task(count: int = 900, n: int = 1000, guess: float = 0.0, saving: float = 0.3) -> TaskAccuracy:
+    return TaskAccuracy(right(count, n), right(count, n), guess, saving)
 
 
 def test_a_task_that_is_solved_and_exercised_counts():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.dominance import Family, Split, as_leg, at_equal_flops, enough_for
-from emad_ref.verdict.units import ByDocument
+from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops, comparison_leg, resamples_for_legs
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import load_register
 from tests.questions.duelling import Text, convex, family, halved, linear, renamed
 
 LEVELS = (0.15, 0.30)
@@ -21,7 +21,7 @@ def texts(seed: int, documents: int = 80) -> tuple[Text, Text]:
     return Text(rng, 60), Text(rng, documents)
 
 
-def compared(ours: Family, rival: Family, levels=LEVELS, seed: int = 0, resamples: int = 499):
+def compared(ours: PointFamily, rival: PointFamily, levels=LEVELS, seed: int = 0, resamples: int = 499):
     rng = np.random.default_rng(seed)
     return at_equal_flops(ours, rival, levels, threshold=0.0, rng=rng, unit="nats per token", resamples=resamples)
 
@@ -37,13 +37,13 @@ def test_points_of_the_same_decisions_tie_in_whatever_order_and_number_they_stan
     ours = family("emad", texts(0), convex)
     order = [0, *range(26, 0, -1), 3, 3]
 
-    def reordered(split: Split) -> Split:
+    def reordered(split: FamilySplit) -> FamilySplit:
         return replace(
             split, **{name: ByDocument.distinct(getattr(split, name).values[:, order]) for name in ("loss", "flops")}
         )
 
     names = tuple(ours.names[number] for number in order)
-    other = Family(names, *map(reordered, (ours.validation, ours.evaluation)))
+    other = PointFamily(names, *map(reordered, (ours.validation, ours.evaluation)))
     assert [met.estimate for met in compared(ours, other)] == [None, None]
 
 
@@ -98,19 +98,19 @@ def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apar
     rng, tokens = np.random.default_rng(0), np.full(60, 100)
     flops = ByDocument.distinct(np.tile([1.0, 0.6, 0.6], (60, 1)))
 
-    def split(apart: float, noise: float) -> Split:
+    def split(apart: float, noise: float) -> FamilySplit:
         lost = np.array([0.0, 1.0 - apart, 1.0 + apart]) + noise * rng.standard_normal((60, 3))
-        return Split(ByDocument.distinct(lost * 100), flops, ByDocument.distinct(tokens))
+        return FamilySplit(ByDocument.distinct(lost * 100), flops, ByDocument.distinct(tokens))
 
-    def one_nat(split: Split) -> Split:
+    def one_nat(split: FamilySplit) -> FamilySplit:
         return replace(
             split,
             loss=ByDocument.distinct(np.tile([0.0, 100.0], (60, 1))),
             flops=ByDocument.distinct(flops.values[:, :2]),
         )
 
-    two = Family(("full depth", "a", "b"), split(apart, noise), split(0.2, 0.01))
-    flat = Family(("full depth", "flat"), one_nat(two.validation), one_nat(two.evaluation))
+    two = PointFamily(("full depth", "a", "b"), split(apart, noise), split(0.2, 0.01))
+    flat = PointFamily(("full depth", "flat"), one_nat(two.validation), one_nat(two.evaluation))
     (met,) = compared(two, flat, (0.3,))
     assert (met.estimate.high - met.estimate.low > 0.2) == wide
     assert wide or met.estimate.value == pytest.approx(-0.15, abs=0.01)
@@ -118,8 +118,8 @@ def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apar
 
 def test_samples_suffice_for_the_first_of_many_legs() -> None:
     for legs in (1, 4, 300):
-        assert 1 / (enough_for(legs) + 1) < 0.05 / legs
-    assert enough_for(300) > enough_for(4)
+        assert 1 / (resamples_for_legs(legs) + 1) < 0.05 / legs
+    assert resamples_for_legs(300) > resamples_for_legs(4)
 
 
 def test_other_documents_on_either_side_are_refused() -> None:
@@ -138,6 +138,6 @@ def test_a_tie_takes_no_part_in_holm_and_says_what_both_save() -> None:
     claim = load_register()["EMAD-R2"]
     ours = family("emad", texts(0), convex)
     met, _ = compared(ours, renamed(ours))
-    leg = as_leg("15% net", met, None, 0.0, claim).leg
+    leg = comparison_leg("15% net", met, None, 0.0, claim).leg
     assert (leg.outcome, leg.p_falsify, leg.p_survive, leg.interval) == ("inconclusive", None, None, None)
     assert leg.reason == "tied: both decide the same; both save 15.00% net"

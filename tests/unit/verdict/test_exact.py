@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.exact import judge_exact
+from emad_ref.statistics.legs import judge_exact
+from emad_ref.statistics.verdicts import load_register
 
 REGISTER = load_register()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.verdict.holm import holm
+from emad_ref.statistics.estimate import holm
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 

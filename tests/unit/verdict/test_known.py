@@ -12,25 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.evidence.study import Study
-from emad_ref.verdict.claims import OUTCOMES, load_register
-from emad_ref.verdict.known import (
+from emad_ref.measurements.study import Study
+from emad_ref.statistics.goldens import (
     SCHEMA,
     VERDICTS,
-    Circumstances,
     DamagedGolden,
     KnownVerdicts,
+    RunConditions,
+    comparison_summary,
     departures,
     key_of,
     known_verdicts,
-    nothing_compared,
-    require_record,
-    settled,
-    summary,
+    no_comparison_reason,
+    require_known_verdicts,
+    settled_outcome,
     with_verdict,
 )
+from emad_ref.statistics.verdicts import OUTCOMES, load_register
 
-RUN = Circumstances(0, "smoke")
+RUN = RunConditions(0, "smoke")
 KEY = key_of("EMAD-F1", "sha", "world:premise", RUN)
 ENTRY = {**KEY, "name": "m", "seeds": {"0": "survived"}, "verdict": "unsettled"}
 
@@ -117,9 +117,9 @@ def test_a_damaged_record_is_an_error_with_a_remedy(tmp_path: Path, stored: obje
 
 def test_a_run_against_the_record_needs_one(tmp_path: Path) -> None:
     with pytest.raises(DamagedGolden, match=r"expected verdicts on record; looked at .*verdicts\.json"):
-        require_record([tmp_path])
+        require_known_verdicts([tmp_path])
     (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA, "verdicts": []}))
-    require_record([tmp_path])
+    require_known_verdicts([tmp_path])
 
 
 def test_the_shipped_record_is_whole() -> None:
@@ -139,15 +139,15 @@ def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
         line("C", "seed-dependent (…)"),
         line("D", None, why="no reason"),
     ]
-    assert summary(rows).splitlines() == [
+    assert comparison_summary(rows).splitlines() == [
         "3 verdicts compared with the record: 2 as recorded, 1 changed: B",
         "1 of them seed-dependent, any outcome seen passes: C",
         "1 not compared, no reason: D",
     ]
-    assert nothing_compared(rows) == nothing_compared([]) == ""
-    assert "nothing was compared" in nothing_compared(rows[-1:])
+    assert no_comparison_reason(rows) == no_comparison_reason([]) == ""
+    assert "nothing was compared" in no_comparison_reason(rows[-1:])
 
 
 def test_two_seeds_never_settle_and_three_do() -> None:
-    assert settled({"0": "measured", "1": "measured"}) == "unsettled"
-    assert settled({"0": "measured", "1": "measured", "5": "measured"}) == "measured"
+    assert settled_outcome({"0": "measured", "1": "measured"}) == "unsettled"
+    assert settled_outcome({"0": "measured", "1": "measured", "5": "measured"}) == "measured"

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.claims import OUTCOMES, Leg, load_register
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.legs import (
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import (
     combine,
-    counted,
-    estimated,
+    combine_verdict,
+    count_leg,
+    estimate_leg,
     judge_side,
     not_applicable,
-    row,
     unmeasured,
 )
-from emad_ref.verdict.rates import mean_rate
-from emad_ref.verdict.units import ByDocument
+from emad_ref.statistics.rates import mean_rate
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import OUTCOMES, Leg, load_register
 
 REGISTER = load_register()
 CLAIM = replace(REGISTER["EMAD-E9"], minimum={"documents": 30})
@@ -180,7 +180,7 @@ def test_a_tie_is_inconclusive_and_says_so_whatever_its_interval():
 )
 def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
     legs = [leg(kind, name, 0.5) for kind, name in zip(kinds, "abc", strict=False)]
-    assert row(CLAIM, "m", legs).reason.startswith(f"{count}; ")
+    assert combine_verdict(CLAIM, "m", legs).reason.startswith(f"{count}; ")
 
 
 @pytest.mark.parametrize(
@@ -209,20 +209,20 @@ def test_what_is_absent_says_so_as_the_reason_that_a_row_is_open():
 
 
 def test_legs_that_report_are_listed_and_take_no_part():
-    beside = [estimated("beside", ABOVE), counted("count", 0.2, 7, "net FLOP reduction")]
+    beside = [estimate_leg("beside", ABOVE), count_leg("count", 0.2, 7, "net FLOP reduction")]
     row = judged({"a": BELOW}, beside=beside)
     assert row.verdict == "survived"
     assert [leg.name for leg in row.legs] == ["a", "beside", "count"]
 
 
 def test_without_legs_a_row_is_measured_where_something_reports_and_else_unmeasured():
-    assert judged({}, beside=[counted("count", 0.2, 7, "x")]).verdict == "measured"
+    assert judged({}, beside=[count_leg("count", 0.2, 7, "x")]).verdict == "measured"
     nothing = judged({})
     assert (nothing.verdict, nothing.estimate, nothing.reason) == ("unmeasured", None, "nothing was compared")
 
 
 def test_an_estimate_that_reports_keeps_its_interval_and_has_no_threshold():
-    leg = estimated("a", ABOVE, "ours")
+    leg = estimate_leg("a", ABOVE, "ours")
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.5, (0.4, 0.6), 40)
     assert (leg.threshold, leg.unit, leg.reason, leg.p_falsify, leg.p_survive) == (None, "nats", "ours", None, None)
 
@@ -231,11 +231,11 @@ def test_an_interval_without_bounds_is_no_interval():
     column, tokens = ByDocument.distinct(np.array([1.0])), ByDocument.distinct(np.array([2]))
     single = mean_rate(column, tokens, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
     assert math.isinf(single.high)
-    assert estimated("a", single).interval is None
+    assert estimate_leg("a", single).interval is None
 
 
 def test_a_count_is_a_number_without_interval():
-    leg = counted("a", np.float32(0.25), 12, "net FLOP reduction", "arithmetic")
+    leg = count_leg("a", np.float32(0.25), 12, "net FLOP reduction", "arithmetic")
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.25, None, 12)
     assert type(leg.estimate) is float  # JSON knows no NumPy scalars
     assert (leg.unit, leg.reason) == ("net FLOP reduction", "arithmetic")

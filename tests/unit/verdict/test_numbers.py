@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 from emad_ref.report.tables import claim_rows, point_rows
-from emad_ref.verdict import numbers
-from emad_ref.verdict.claims import Verdict, load_register
-from emad_ref.verdict.exact import judge_exact
-from emad_ref.verdict.legs import judge_side
-from emad_ref.verdict.rates import mean_rate
-from emad_ref.verdict.units import ByDocument
+from emad_ref.statistics import number_format
+from emad_ref.statistics.legs import judge_exact, judge_side
+from emad_ref.statistics.rates import mean_rate
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict, load_register
 
 REGISTER = load_register()
 
 
 def test_examples():
-    assert doctest.testmod(numbers).failed == 0
+    assert doctest.testmod(number_format).failed == 0
 
 
 def test_every_row_has_plain_words_that_fit_beside_its_verdict():
@@ -42,9 +41,9 @@ def test_a_rise_a_saving_and_a_ratio_have_one_form_in_points_and_claims():
 
 
 def test_zero_has_no_sign():
-    assert numbers.percent(-1e-9) == "+0.00 %"
-    assert numbers.saved(0.0) == "+0.0 %"
-    assert numbers.value(-0.0, "nats") == "0"
+    assert number_format.percent(-1e-9) == "+0.00 %"
+    assert number_format.saved(0.0) == "+0.0 %"
+    assert number_format.value(-0.0, "nats") == "0"
 
 
 @pytest.mark.parametrize(("bad", "good"), [("above", "lower"), ("below", "higher")])
@@ -60,4 +59,4 @@ def test_good_is_the_side_on_which_a_claim_does_not_fail(bad, good):
 def test_of_a_difference_less_is_better():
     verdict = judge_exact(REGISTER["EMAD-E5"], "m", {"blocks": np.zeros(3)}, 0.0)
     assert verdict.good == "lower"
-    assert numbers.needed(verdict.to_json()) == "≤ 0, lower is better"
+    assert number_format.needed(verdict.to_json()) == "≤ 0, lower is better"

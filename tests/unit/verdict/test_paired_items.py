@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.bootstrap import FEWEST_DIFFERING
-from emad_ref.verdict.scores import difference, earlier
-from emad_ref.verdict.units import ByDocument, ByItem
+from emad_ref.statistics.accuracy import exit_difference, score_difference
+from emad_ref.statistics.rates import FEWEST_DIFFERING
+from emad_ref.statistics.units import ByDocument, ByItem
 
 
 def test_no_differing_item_is_not_certainty() -> None:
     """Of 100 items that agree, 3 % of all items may yet differ (the rule of three)."""
     same = np.full(100, 0.5)
-    found = difference(
+    found = score_difference(
         ByItem.distinct(same), ByItem.distinct(same), threshold=0.0, rng=np.random.default_rng(0), unit="score"
     )
     assert found.value == 0
@@ -27,7 +27,7 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
     """The bootstrap of one item in a hundred would be sure of its sign, or bound it by millions."""
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[3] += 0.4 * sign
-    found = difference(
+    found = score_difference(
         ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
     )
     assert found.value == pytest.approx(0.004 * sign)
@@ -39,7 +39,7 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
 def test_many_differing_items_decide() -> None:
     rng = np.random.default_rng(0)
     b = rng.uniform(0, 0.5, 100)
-    found = difference(
+    found = score_difference(
         ByItem.distinct(b + rng.uniform(0, 0.2, 100)), ByItem.distinct(b), threshold=0.02, rng=rng, unit="score"
     )
     assert found.low < found.value < found.high < 0.15
@@ -50,7 +50,7 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
     rng = np.random.default_rng(0)
     depths = rng.integers(3, 7, size=100).astype(float)
     late = depths + rng.integers(0, 3, 100)
-    found = earlier(ByItem.distinct(depths), ByItem.distinct(late), layers=8, threshold=0.0, rng=rng)
+    found = exit_difference(ByItem.distinct(depths), ByItem.distinct(late), layers=8, threshold=0.0, rng=rng)
     assert found.value == pytest.approx((late - depths).mean())
     assert found.low < found.value < found.high
     assert found.p_above < 0.01
@@ -60,7 +60,7 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
 def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, counts: bool) -> None:
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[:differing] += np.linspace(0.1, 0.4, differing)
-    found = difference(
+    found = score_difference(
         ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
     )
     assert ("exact bounds" in found.method) is counts
@@ -70,7 +70,7 @@ def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, 
 
 def test_both_sides_answer_the_same_items() -> None:
     with pytest.raises(BadArgument, match="the same items"):
-        difference(
+        score_difference(
             ByItem.distinct(np.zeros(3)),
             ByItem.distinct(np.zeros(4)),
             threshold=0.0,
@@ -79,4 +79,4 @@ def test_both_sides_answer_the_same_items() -> None:
         )
     documents = ByDocument.distinct(np.zeros(3))
     with pytest.raises(BadArgument, match="ByItem"):
-        difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")
+        score_difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.ranks import rank_correlation
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.statistics.rates import rank_correlation
+from emad_ref.statistics.units import DocumentOf
 
 
 def rng() -> np.random.Generator:

@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, document_draws
-from emad_ref.verdict.interval import needed_n, priced
-from emad_ref.verdict.legs import corrected, weighed
-from emad_ref.verdict.rates import mean_rate, perplexity_rise, profile_slope, profile_steps, slope_within_documents
-from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, effective
+from emad_ref.statistics.estimate import needed_n, unseen_unit_pvalue
+from emad_ref.statistics.legs import decide_legs, leg_test
+from emad_ref.statistics.rates import (
+    FEWEST_DIFFERING,
+    document_draws,
+    mean_rate,
+    perplexity_rise,
+    profile_slope,
+    profile_steps,
+    slope_within_documents,
+)
+from emad_ref.statistics.units import ByDocument, ByItem, ByPair, DocumentOf, effective
 
 
 def rng() -> np.random.Generator:
@@ -396,7 +403,7 @@ def test_a_price_is_paid_for_what_no_sample_shows():
     shares = np.linspace(0, 0.2, 20_001)
     for gap, worst, n in ((0.01, 1.0, 400), (0.006, 0.2, 200), (0.01, 0.0, 50), (-0.001, 1.0, 300)):
         exact = ((1 - shares) ** n * base(gap - shares * worst)).max()
-        assert exact * (1 - 1e-9) <= priced(base, gap, worst, n) <= min(1.0, 1.03 * exact)
+        assert exact * (1 - 1e-9) <= unseen_unit_pvalue(base, gap, worst, n) <= min(1.0, 1.03 * exact)
 
 
 @pytest.mark.parametrize("side", [1, -1])
@@ -439,7 +446,7 @@ def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
     tokens = ByDocument.distinct(np.full(100, 100))
     full = tokens.like(200.0 + 0 * each)
     rise = perplexity_rise(full.like(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
-    (leg,) = corrected([weighed("x", rise, "above", 0.01, {"documents": 30})])
+    (leg,) = decide_legs([leg_test("x", rise, "above", 0.01, {"documents": 30})])
     assert leg.outcome == "inconclusive"
     assert 100 < leg.enough < 250
     assert leg.remedy in leg.reason
@@ -451,7 +458,7 @@ def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones()
     full = tokens.like(2.0 * weight)
     each = np.linspace(-0.01, 0.013, 120)
     rise = perplexity_rise(full.like(weight * (2 + each)), full, tokens, threshold=0.01, rng=rng())
-    (leg,) = corrected([weighed("x", rise, "above", 0.01, {"documents": 30})])
+    (leg,) = decide_legs([leg_test("x", rise, "above", 0.01, {"documents": 30})])
     assert leg.n < 60
     assert "120 unequal documents count as" in leg.reason
     assert "documents of equal weight would decide it" in leg.remedy

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.shares import _Discordant, _discordant, accuracy_drop, needed_items
-from emad_ref.verdict.units import ByItem
+from emad_ref.statistics.accuracy import _discordant_shares, _DiscordantShares, accuracy_drop, needed_items
+from emad_ref.statistics.units import ByItem
 
 
 def answers(lost: int, gained: int, n: int) -> tuple[ByItem, ByItem]:
@@ -69,7 +69,7 @@ def test_the_level_holds_for_every_table(n, drop, gained):
         chance = stats.multinomial.pmf([lost, won, n - lost - won], n, [drop + gained, gained, 1 - drop - 2 * gained])
         if chance < 1e-6:
             continue
-        p_above, p_below = _Discordant(lost / n, won / n, n).tails(drop)
+        p_above, p_below = _DiscordantShares(lost / n, won / n, n).tails(drop)
         above, below = above + chance * (p_above <= 0.05), below + chance * (p_below <= 0.05)
         covered += chance * (min(p_above, p_below) > 0.025)
     assert max(above, below) <= 0.0505
@@ -81,7 +81,7 @@ def test_a_loss_of_three_points_is_found_as_often_as_wald_finds_it():
     source, ours, walds = np.random.default_rng(0), 0, 0
     for _ in range(400):
         lost, gained, _ = source.multinomial(800, [0.04, 0.01, 0.95])
-        ours += _Discordant(lost / 800, gained / 800, 800).tails(0.01)[0] <= 0.05
+        ours += _DiscordantShares(lost / 800, gained / 800, 800).tails(0.01)[0] <= 0.05
         drop = (lost - gained) / 800
         walds += (drop - 0.01) / math.sqrt(((lost + gained) / 800 - drop**2) / 800) > stats.norm.ppf(0.95)
     assert ours >= walds - 8
@@ -110,7 +110,7 @@ def test_items_in_clusters_keep_the_level(clusters, icc):
     above = below = 0
     for seed in range(300):
         source = np.random.default_rng([seed, clusters])
-        p_above, p_below = _discordant(*clustered_answers(source, clusters, icc, 0.05, 0.04)).tails(0.01)
+        p_above, p_below = _discordant_shares(*clustered_answers(source, clusters, icc, 0.05, 0.04)).tails(0.01)
         above, below = above + (p_above <= 0.05), below + (p_below <= 0.05)
     assert max(above, below) / 300 < 0.085
 

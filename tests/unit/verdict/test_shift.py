@@ -8,50 +8,50 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from emad_ref.verdict.shift import Bounded, moved
+from emad_ref.statistics.run_difference import BoundedNumber, significant_change
 
 
-def symmetric(value: float, half: float) -> Bounded:
-    return Bounded(value, value - half, value + half)
+def symmetric(value: float, half: float) -> BoundedNumber:
+    return BoundedNumber(value, value - half, value + half)
 
 
 @pytest.mark.parametrize(("apart", "found"), [(1.42, 1), (1.41, 0), (0.0, 0), (-1.41, 0), (-1.42, -1)])
 def test_equal_half_widths_must_be_apart_by_the_root_of_two(apart: float, found: int) -> None:
     """√(1² + 1²) = 1.4142: the intervals overlap there, and the difference is shown all the same."""
-    assert moved(symmetric(3.0, 1.0), symmetric(3.0 + apart, 1.0)) == found
+    assert significant_change(symmetric(3.0, 1.0), symmetric(3.0 + apart, 1.0)) == found
 
 
 def test_the_bounds_that_face_each_other_count() -> None:
     """[0, 1] about 0 and [9, 12] about 10: between them lie 1 and 1, and never the 2 beyond."""
-    old = Bounded(0.0, -5.0, 1.0)
-    assert moved(old, Bounded(1.5, 0.5, 99.0)) == 1
-    assert moved(old, Bounded(1.4, 0.4, 99.0)) == 0
-    assert moved(Bounded(1.5, 0.5, 99.0), old) == -1
+    old = BoundedNumber(0.0, -5.0, 1.0)
+    assert significant_change(old, BoundedNumber(1.5, 0.5, 99.0)) == 1
+    assert significant_change(old, BoundedNumber(1.4, 0.4, 99.0)) == 0
+    assert significant_change(BoundedNumber(1.5, 0.5, 99.0), old) == -1
 
 
 def test_without_width_every_difference_is_one_and_without_bounds_none() -> None:
-    assert moved(symmetric(1.0, 0.0), symmetric(1.0, 0.0)) == 0
-    assert moved(symmetric(1.0, 0.0), symmetric(math.nextafter(1.0, 2.0), 0.0)) == 1
-    assert moved(symmetric(1.0, 0.0), Bounded(9.0, -math.inf, math.inf)) == 0
-    assert moved(Bounded(9.0, 8.0, math.inf), Bounded(1.0, 0.0, 2.0)) == -1
+    assert significant_change(symmetric(1.0, 0.0), symmetric(1.0, 0.0)) == 0
+    assert significant_change(symmetric(1.0, 0.0), symmetric(math.nextafter(1.0, 2.0), 0.0)) == 1
+    assert significant_change(symmetric(1.0, 0.0), BoundedNumber(9.0, -math.inf, math.inf)) == 0
+    assert significant_change(BoundedNumber(9.0, 8.0, math.inf), BoundedNumber(1.0, 0.0, 2.0)) == -1
 
 
 def test_an_estimate_outside_its_interval_asks_for_intervals_apart() -> None:
-    outside = Bounded(0.99, 0.90, 0.98)
-    assert moved(outside, Bounded(0.999, 0.97, 1.0)) == 0
-    assert moved(outside, Bounded(0.999, 0.99, 1.0)) == 1
-    assert moved(Bounded(0.999, 0.99, 1.0), outside) == -1
+    outside = BoundedNumber(0.99, 0.90, 0.98)
+    assert significant_change(outside, BoundedNumber(0.999, 0.97, 1.0)) == 0
+    assert significant_change(outside, BoundedNumber(0.999, 0.99, 1.0)) == 1
+    assert significant_change(BoundedNumber(0.999, 0.99, 1.0), outside) == -1
 
 
 def test_of_runs_that_do_not_differ_five_percent_seem_to() -> None:
     """4,000 pairs of exponential means at n = 60 and 200, t intervals: 5 % ± 1.2 % at three standard errors."""
     rng = np.random.default_rng(0)
 
-    def run(n: int) -> Bounded:
+    def run(n: int) -> BoundedNumber:
         x = rng.exponential(size=n)
         return symmetric(x.mean(), stats.t.ppf(0.975, n - 1) * x.std(ddof=1) / math.sqrt(n))
 
     pairs = [(run(60), run(200)) for _ in range(4_000)]
-    seen = [(old, new) for old, new in pairs if moved(old, new)]
+    seen = [(old, new) for old, new in pairs if significant_change(old, new)]
     assert 0.038 <= len(seen) / len(pairs) <= 0.065
     assert not any(old.low <= new.value <= old.high or new.low <= old.value <= new.high for old, new in seen)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.steadiness import steadiness
-from emad_ref.verdict.times import log_ratio, ratio_within, total_ratio, work_ratio
-from emad_ref.verdict.units import ByPair
+from emad_ref.statistics.speedup import log_ratio, ratio_within, steadiness, total_ratio, work_ratio
+from emad_ref.statistics.units import ByPair
 
 
 def test_speedup_is_the_geometric_mean_of_the_pairs():

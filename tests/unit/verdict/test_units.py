@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.claims import COUNTED
-from emad_ref.verdict.rates import mean_rate
-from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, Units
+from emad_ref.statistics.rates import mean_rate
+from emad_ref.statistics.units import ByDocument, ByItem, ByPair, DocumentOf, Units
+from emad_ref.statistics.verdicts import COUNTED
 
 KINDS = (ByDocument, ByItem, ByPair)
 MADE = (ByDocument.distinct, ByItem.distinct, ByPair)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.times import total_ratio
-from emad_ref.verdict.units import ByPair
-from emad_ref.verdict.vanishing import vanishing
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.speedup import speedup_limit, total_ratio
+from emad_ref.statistics.units import ByPair
 
 BATCHES, PAIRS = (1, 2, 4, 8, 16), 12
 
@@ -36,25 +35,25 @@ def swept(*values: float, **more: float) -> dict[int, dict[str, Estimate]]:
     ],
 )  # fmt: skip
 def test_the_smallest_batch_whose_interval_does_not_clear_one_is_named(values, at, said):
-    found = vanishing(swept(*values))
+    found = speedup_limit(swept(*values))
     assert (None if found.at is None else found.at.rows) == at
     assert found.said == said
 
 
 def test_an_interval_that_ends_at_one_shows_no_gain():
-    assert vanishing({1: {"generate": ratio(1.5, reach=0.5)}}).at is not None
+    assert speedup_limit({1: {"generate": ratio(1.5, reach=0.5)}}).at is not None
 
 
 def test_batches_are_gone_through_from_the_smallest_on_however_they_come():
     shuffled = {rows: {"generate": ratio(value)} for rows, value in ((16, 0.5), (1, 1.5), (4, 0.9))}
-    found = vanishing(shuffled)
+    found = speedup_limit(shuffled)
     assert [each.rows for each in found.sweep] == [1, 4, 16]
     assert found.at is found.sweep[1]
 
 
 def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
     """The slower one by its mean may be the less sure: noise of its own."""
-    found = vanishing({1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}})
+    found = speedup_limit({1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}})
     assert found.at is not None
     assert found.at.against == "generate"
     assert found.at.said == "1.25× [0.95, 1.55] against generate, 12 pairs"
@@ -62,7 +61,7 @@ def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
 
 def test_one_pair_shows_no_gain():
     alone = total_ratio(ByPair(np.array([9.0])), ByPair(np.array([1.0])))
-    assert vanishing({1: {"generate": alone}}).said == (
+    assert speedup_limit({1: {"generate": alone}}).said == (
         "no gain at batch 1 already: 9.00× [0.00, inf] against generate, 1 pairs"
     )
 
@@ -70,7 +69,7 @@ def test_one_pair_shows_no_gain():
 @pytest.mark.parametrize(("ratios", "said"), [({}, "ratios={}"), ({4: {}}, r"ratios\[4\]={}")])
 def test_nothing_timed_is_refused(ratios: Mapping[int, Mapping[str, Estimate]], said: str):
     with pytest.raises(BadArgument, match=said):
-        vanishing(ratios)
+        speedup_limit(ratios)
 
 
 def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[str, Estimate]:
@@ -89,7 +88,7 @@ def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
     300 draws, a share of 2.5 % at most: 4 standard errors are 3.6 points.
     """
     rng, truth = np.random.default_rng(0), dict(zip(BATCHES, (1.3, 1.3, 1.0, 1.0, 1.0), strict=True))
-    ends = [vanishing({rows: timed(rng, faster) for rows, faster in truth.items()}).at for _ in range(300)]
+    ends = [speedup_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).at for _ in range(300)]
     late = np.mean([end is None or end.rows > 4 for end in ends])
     assert late <= 0.061
     assert np.mean([end is not None and end.rows < 4 for end in ends]) <= 0.02, "a third is more than noise hides"

@@ -13,28 +13,28 @@ import numpy as np
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, ModelRef, Request, Step
 from emad_ref.record import Record, Tokens, Work
-from emad_ref.wire.address import Address, address
-from emad_ref.wire.frames import Frame, encoded, read_frame
-from emad_ref.wire.messages import Model, capabilities_json, record_frame, state_frame, step_frame
-from emad_ref.wire.streams import Ended, Stream
+from emad_ref.wire.address import Address, parse_address
+from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
+from emad_ref.wire.messages import ServedModel, capabilities_json, record_frame, state_frame, step_frame
+from emad_ref.wire.transport import Stream, StreamEnded
 
 LAYERS, VOCABULARY, ROWS = 4, 7, 2
 POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (2,), ((0.5,),))
-MODEL = Model("m", "/m", "f00d", "float32", "cpu")
+MODEL = ServedModel("m", "/m", "f00d", "float32", "cpu")
 REQUEST = Request(ModelRef("m", lambda: MODEL), POINT, max_rows=ROWS)
 
-Reply = Frame | bytes | Callable[[socket.socket], None]
+Reply = WireFrame | bytes | Callable[[socket.socket], None]
 
 
 def work() -> Work:
     return Work.none(LAYERS) + Work(*(np.asarray(part) + 1 for part in vars(Work.none(LAYERS)).values()))
 
 
-def state(length: int = 3, rows: int = ROWS) -> Frame:
+def state(length: int = 3, rows: int = ROWS) -> WireFrame:
     return state_frame(np.full(rows, length), np.full(rows, LAYERS), work())
 
 
-def step(rows: int = ROWS, n: int = 1) -> Frame:
+def step(rows: int = ROWS, n: int = 1) -> WireFrame:
     logits = np.arange(rows * n * VOCABULARY, dtype=np.float32).reshape(rows, n, VOCABULARY)
     return step_frame(Step(logits, np.full((rows, n), LAYERS), np.full((rows, n, 1), np.nan)))
 
@@ -47,35 +47,35 @@ def record(rows: int = ROWS) -> Record:
     return Record(tokens, np.full((rows, 1), 0.25), emitted, ["stop token", "length"][:rows], {0: work()}, {0: work()})
 
 
-def honest() -> dict[str, Frame]:
+def honest() -> dict[str, WireFrame]:
     """The reply to each call of a session of two rows."""
     capabilities = capabilities_json(Capabilities(max_feed=8, deepens=True))
     replies = {
-        "hello": Frame({"wire": 1, "name": "fake"}),
-        "open": Frame({"decoder": 5, "capabilities": capabilities}),
-        "start": Frame({"session": 6}) + state() + step(),
+        "hello": WireFrame({"wire": 1, "name": "fake"}),
+        "open": WireFrame({"decoder": 5, "capabilities": capabilities}),
+        "start": WireFrame({"session": 6}) + state() + step(),
         "feed": state(5) + step(n=2),
         "deepen": state(3) + step(n=1),
         "rollback": state(2),
         "commit": state(2),
         "drop": state(2, rows=1),
-        "end": Frame(),
+        "end": WireFrame(),
         "generate": record_frame(record()),
-        "synchronize": Frame(),
-        "close": Frame(),
-        "bye": Frame(),
+        "synchronize": WireFrame(),
+        "close": WireFrame(),
+        "bye": WireFrame(),
     }
-    return {call: Frame({"reply": call}) + reply for call, reply in replies.items()}
+    return {call: WireFrame({"reply": call}) + reply for call, reply in replies.items()}
 
 
 @contextmanager
-def listening(**replies: Reply) -> Iterator[tuple[Address, list[Frame]]]:
+def listening(**replies: Reply) -> Iterator[tuple[Address, list[WireFrame]]]:
     """A server's address and the requests it got. ``replies``: by call, in place of the honest ones.
 
     A reply is a frame, bytes as they stand, or what is done with the socket.
     """
     answers: dict[str, Reply] = honest() | replies
-    asked: list[Frame] = []
+    asked: list[WireFrame] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -92,18 +92,18 @@ def listening(**replies: Reply) -> Iterator[tuple[Address, list[Frame]]]:
             while True:
                 try:
                     frame = read_frame(stream.read)
-                except (Ended, OSError):
+                except (StreamEnded, OSError):
                     return
                 asked.append(frame)
                 reply = answers[frame.header["call"]]
                 if callable(reply):
                     reply(judge)
                     return
-                stream.write([reply] if isinstance(reply, bytes) else encoded(reply))
+                stream.write([reply] if isinstance(reply, bytes) else encode_frame(reply))
 
     threading.Thread(target=serve, daemon=True).start()
     try:
-        yield address(f"tcp:127.0.0.1:{listener.getsockname()[1]}", Path.cwd(), "decoder"), asked
+        yield parse_address(f"tcp:127.0.0.1:{listener.getsockname()[1]}", Path.cwd(), "decoder"), asked
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.wire.address import Program, Server, address
+from emad_ref.wire.address import ProgramAddress, ServerAddress, parse_address
 
 
 @pytest.fixture
@@ -21,16 +21,16 @@ def folder(tmp_path):
 
 
 def test_a_program_is_split_as_a_shell_would_and_found_from_its_folder(folder):
-    found = address("exec:'./de coder' --threads 1 \"a b\" $HOME", folder, "--emad-decoder")
+    found = parse_address("exec:'./de coder' --threads 1 \"a b\" $HOME", folder, "--emad-decoder")
     words = (str(folder / "de coder"), "--threads", "1", "a b", "$HOME")
-    assert found == Program("exec:'./de coder' --threads 1 \"a b\" $HOME", words, folder)
+    assert found == ProgramAddress("exec:'./de coder' --threads 1 \"a b\" $HOME", words, folder)
     assert str(found) == "exec:'./de coder' --threads 1 \"a b\" $HOME"
 
 
 def test_a_bare_name_is_looked_up_along_the_path(folder, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))
-    assert address("exec:'de coder'", folder.parent, "x").words == (str(folder / "de coder"),)
-    assert address(f"exec:{sys.executable} -V", folder, "x").words == (sys.executable, "-V")
+    assert parse_address("exec:'de coder'", folder.parent, "x").words == (str(folder / "de coder"),)
+    assert parse_address(f"exec:{sys.executable} -V", folder, "x").words == (sys.executable, "-V")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_bare_name_is_looked_up_along_the_path(folder, monkeypatch):
     [("tcp:127.0.0.1:7007", "127.0.0.1", 7007), ("tcp:[::1]:1", "::1", 1), ("tcp:box:65535", "box", 65535)],
 )
 def test_a_server_is_a_host_and_a_port(folder, text, host, port):
-    assert address(text, folder, "x") == Server(text, host, port)
+    assert parse_address(text, folder, "x") == ServerAddress(text, host, port)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_a_server_is_a_host_and_a_port(folder, text, host, port):
 )
 def test_what_is_no_address_is_refused(folder, text, said):
     with pytest.raises(BadArgument, match=r"^--emad-decoder=") as refused:
-        address(text, folder, "--emad-decoder")
+        parse_address(text, folder, "--emad-decoder")
     assert said in str(refused.value)

@@ -14,11 +14,9 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
-from emad_ref.wire.address import Program, address
-from emad_ref.wire.connection import Connection
-from emad_ref.wire.failure import DecoderFailed
-from emad_ref.wire.frames import Frame, encoded
-from emad_ref.wire.remote import Remote
+from emad_ref.wire.address import ProgramAddress, parse_address
+from emad_ref.wire.client import Connection, DecoderClient, DecoderFailed
+from emad_ref.wire.frames import WireFrame, encode_frame
 from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, honest, listening, state, step, work
 
 PROMPTS = [Prompt(np.array([1, 2, 3]))] * ROWS
@@ -27,14 +25,14 @@ SECONDS = 20.0  # nothing here takes as long, unless it hangs
 
 
 def frame_bytes(frame):
-    return b"".join(bytes(part) for part in encoded(frame))
+    return b"".join(bytes(part) for part in encode_frame(frame))
 
 
 @contextmanager
 def opened(seconds=SECONDS, **replies):
     """A remote and a decoder of it, whose server answers so."""
     with listening(**replies) as (where, asked):
-        remote = Remote(where, seconds)
+        remote = DecoderClient(where, seconds)
         try:
             yield remote, remote.open(REQUEST, MODEL, VOCABULARY), asked
         finally:
@@ -51,7 +49,7 @@ def changed(call, name, value=None):
     """The honest reply to ``call`` with an array replaced, or left out."""
     reply = honest()[call]
     kept = {other: array for other, array in reply.arrays.items() if other != name}
-    return Frame(reply.header, kept if value is None else kept | {name: value})
+    return WireFrame(reply.header, kept if value is None else kept | {name: value})
 
 
 # ---------------------------------------------------------------- an honest one
@@ -81,7 +79,7 @@ def test_a_session_shows_what_came_with_the_last_reply():
 
 def test_what_is_asked_of_logits_alone_is_said():
     only = step(ROWS, 2).arrays | {"logits": np.zeros((ROWS, 1, VOCABULARY), np.float32)}
-    with session_of(feed=Frame({"reply": "feed"}) + state() + Frame(arrays=only)) as (_, session, asked):
+    with session_of(feed=WireFrame({"reply": "feed"}) + state() + WireFrame(arrays=only)) as (_, session, asked):
         assert session.feed(TOKENS, last=1).logits.shape == (ROWS, 1, VOCABULARY)
         assert asked[-1].header["last"] == 1
         assert "depth" not in asked[-1].arrays
@@ -124,7 +122,7 @@ def test_decoders_of_one_remote_share_a_connection_and_a_session_ends_with_its_d
     [("Unsupported", Unsupported), ("InadmissibleDepth", InadmissibleDepth), ("BadArgument", BadArgument)],
 )
 def test_a_refusal_is_an_answer(kind, error):
-    with session_of(feed=Frame({"error": kind, "message": "not so"})) as (_, session, _):
+    with session_of(feed=WireFrame({"error": kind, "message": "not so"})) as (_, session, _):
         with pytest.raises(error, match=r"^not so$"):
             session.feed(TOKENS)
         assert session.length.tolist() == [3, 3]
@@ -132,7 +130,7 @@ def test_a_refusal_is_an_answer(kind, error):
 
 
 def test_a_failure_that_is_told_leaves_the_connection():
-    with session_of(feed=Frame({"error": "Failure", "message": "NotFinite: layer 3"})) as (_, session, _):
+    with session_of(feed=WireFrame({"error": "Failure", "message": "NotFinite: layer 3"})) as (_, session, _):
         with pytest.raises(DecoderFailed, match="call 'feed': it says that it failed: NotFinite: layer 3"):
             session.feed(TOKENS)
         session.rollback(np.array([2, 2]))
@@ -184,10 +182,10 @@ HOSTILE = {
         "bytes, but its arrays take",
     ),
     "unknown dtype": (frame_bytes(honest()["feed"]).replace(b"float32", b"float16"), "dtype='float16', but expected"),
-    "no reply at all": (Frame({"wire": 1}), "a reply to None"),
+    "no reply at all": (WireFrame({"wire": 1}), "a reply to None"),
     "a reply to another call": (honest()["rollback"], "a reply to 'rollback'"),
-    "an unknown kind of error": (Frame({"error": "Ouch", "message": "x"}), "error='Ouch', but expected one of"),
-    "an error without a message": (Frame({"error": "Failure"}), "with a message"),
+    "an unknown kind of error": (WireFrame({"error": "Ouch", "message": "x"}), "error='Ouch', but expected one of"),
+    "an error without a message": (WireFrame({"error": "Failure"}), "with a message"),
     "no logits": (changed("feed", "logits"), "logits=None, but expected an array, float32 or float64 [2, 2, 7]"),
     "no signal": (changed("feed", "signal"), "signal=None"),
     "no state": (changed("feed", "length"), "length=None, but expected an array, int64 [2]"),
@@ -248,10 +246,13 @@ def test_a_reply_that_stalls_ends_with_the_time_limit():
 @pytest.mark.parametrize(
     ("hello", "said"),
     [
-        (Frame({"reply": "hello", "wire": 2, "name": "x"}), "it speaks version 2 of the wire protocol; this judge"),
-        (Frame({"reply": "hello", "name": "x"}), "it speaks version None"),
-        (Frame({"reply": "hello", "wire": 1}), "name=None, but expected how reports call the decoder"),
-        (Frame({"error": "BadArgument", "message": "wire=1, but expected 2"}), "it refuses: wire=1, but expected 2"),
+        (WireFrame({"reply": "hello", "wire": 2, "name": "x"}), "it speaks version 2 of the wire protocol; this judge"),
+        (WireFrame({"reply": "hello", "name": "x"}), "it speaks version None"),
+        (WireFrame({"reply": "hello", "wire": 1}), "name=None, but expected how reports call the decoder"),
+        (
+            WireFrame({"error": "BadArgument", "message": "wire=1, but expected 2"}),
+            "it refuses: wire=1, but expected 2",
+        ),
     ],
 )
 def test_another_version_is_a_clear_error(hello, said):
@@ -264,7 +265,7 @@ def test_nobody_listening_is_a_clear_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(DecoderFailed, match=r"call 'hello': no connection \(.*refused\); is it started"):
-        Connection(address(f"tcp:127.0.0.1:{port}", tmp_path, "x"), SECONDS)
+        Connection(parse_address(f"tcp:127.0.0.1:{port}", tmp_path, "x"), SECONDS)
 
 
 # ---------------------------------------------------------------- programs
@@ -289,7 +290,7 @@ request()
 def script(tmp_path, lines, seconds=SECONDS, hello=HELLO):
     """A connection to a program that says hello and then does ``lines`` at the next call."""
     (tmp_path / "decoder.py").write_text(hello + lines)
-    program = address(f"exec:{sys.executable} -S decoder.py", tmp_path, "x")
+    program = parse_address(f"exec:{sys.executable} -S decoder.py", tmp_path, "x")
     connection = Connection(program, seconds)
     try:
         yield connection
@@ -299,7 +300,7 @@ def script(tmp_path, lines, seconds=SECONDS, hello=HELLO):
 
 def failing(connection):
     with pytest.raises(DecoderFailed) as failed:
-        connection.call("synchronize", Frame({"decoder": 1}), lambda reply: None)
+        connection.call("synchronize", WireFrame({"decoder": 1}), lambda reply: None)
     assert not connection.usable
     return str(failed.value)
 
@@ -332,7 +333,7 @@ def test_a_program_that_writes_without_end_to_standard_error_is_not_held_up(tmp_
     """More than a pipe holds, and a line without an end."""
     lines = 'sys.stderr.write(\'x\' * 500_000); reply(b\'{"reply": "synchronize", "arrays": []}\'); request()'
     with script(tmp_path, lines) as connection:
-        connection.call("synchronize", Frame({"decoder": 1}), lambda reply: None)
+        connection.call("synchronize", WireFrame({"decoder": 1}), lambda reply: None)
 
 
 def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path):
@@ -355,7 +356,7 @@ def test_a_program_that_does_not_read_is_a_hang(tmp_path):
     """A request larger than a pipe, sent to nobody."""
     hello = HELLO.rpartition("request()")[0] + "time.sleep(60)"
     with script(tmp_path, "", seconds=0.5, hello=hello) as connection, pytest.raises(DecoderFailed, match="no reply"):
-        connection.call("feed", Frame(arrays={"tokens": np.zeros(1 << 20)}), lambda reply: None)
+        connection.call("feed", WireFrame(arrays={"tokens": np.zeros(1 << 20)}), lambda reply: None)
 
 
 def gone(pid):
@@ -391,7 +392,7 @@ def test_a_program_that_cannot_be_started_is_a_clear_error(tmp_path):
     program.write_bytes(b"\x7fELF nonsense")
     program.chmod(0o755)
     with pytest.raises(DecoderFailed, match=r"(?s)call 'hello': no .*cannot be started: Exec format error"):
-        Connection(Program("exec:./decoder", (str(program),), tmp_path), SECONDS)
+        Connection(ProgramAddress("exec:./decoder", (str(program),), tmp_path), SECONDS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program's process group alone is known")
@@ -423,7 +424,7 @@ def test_an_interrupted_call_breaks_the_connection(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with script(tmp_path, f"os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)") as connection:
         with pytest.raises(KeyboardInterrupt):
-            connection.call("synchronize", Frame({"decoder": 1}), lambda reply: None)
+            connection.call("synchronize", WireFrame({"decoder": 1}), lambda reply: None)
         assert not connection.usable
     signal.signal(signal.SIGINT, before)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from emad_ref.errors import BadArgument
-from emad_ref.wire.frames import DTYPES, MAGIC, SIZES, BadFrame, Frame, NoFrame, encoded, read_frame
+from emad_ref.wire.frames import DTYPES, FRAME_SIZES, MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -37,12 +37,12 @@ class Bytes:
 
 
 def written(frame):
-    return b"".join(bytes(memoryview(part).cast("B")) for part in encoded(frame))
+    return b"".join(bytes(memoryview(part).cast("B")) for part in encode_frame(frame))
 
 
 def raw(header, payload=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return MAGIC + SIZES.pack(len(text), len(payload)) + text + payload
+    return MAGIC + FRAME_SIZES.pack(len(text), len(payload)) + text + payload
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,7 +51,7 @@ def raw(header, payload=b""):
     st.dictionaries(st.text(), ARRAYS, max_size=4),
 )
 def test_a_frame_comes_back_as_it_was_written(header, held):
-    stream = Bytes(written(Frame(header, held)) + b"next")
+    stream = Bytes(written(WireFrame(header, held)) + b"next")
     read = read_frame(stream)
     assert read.header == header
     assert stream.held == b"next"
@@ -67,7 +67,7 @@ def test_a_frame_comes_back_as_it_was_written(header, held):
 
 def test_bytes_are_those_of_the_page():
     """docs/wire.md, "Frames", byte by byte."""
-    frame = Frame({"call": "x"}, {"tokens": np.array([[1, 2, 3], [4, 5, -1]], dtype=">i8").T.T})
+    frame = WireFrame({"call": "x"}, {"tokens": np.array([[1, 2, 3], [4, 5, -1]], dtype=">i8").T.T})
     held = written(frame)
     assert held[:4] == b"EMW1"
     header_bytes = int.from_bytes(held[4:8], "little")
@@ -86,8 +86,8 @@ def listed(**changes):
     ("held", "said"),
     [
         (b"HTTP/1.1 400 Bad Request", "b'HTTP' where a frame begins with b'EMW1'"),
-        (MAGIC + SIZES.pack((16 << 20) + 1, 0), "a header of 16777217 bytes, but at most 16777216"),
-        (MAGIC + SIZES.pack(2, (4 << 30) + 1) + b"{}", "a payload of 4294967297 bytes, but at most 4294967296"),
+        (MAGIC + FRAME_SIZES.pack((16 << 20) + 1, 0), "a header of 16777217 bytes, but at most 16777216"),
+        (MAGIC + FRAME_SIZES.pack(2, (4 << 30) + 1) + b"{}", "a payload of 4294967297 bytes, but at most 4294967296"),
         (raw(b"{"), "a header that is not JSON"),
         (raw(b"\xff\xfe"), "a header that is not JSON"),
         (raw(b"[" * 100_000), "a header that is not JSON"),
@@ -128,7 +128,7 @@ def test_whatever_else_arrives_is_refused_by_name(held, said):
 
 
 def test_a_reader_may_allow_less_than_the_page_does():
-    frame = written(Frame(arrays={"a": np.zeros(3)}))
+    frame = written(WireFrame(arrays={"a": np.zeros(3)}))
     assert read_frame(Bytes(frame), 24).arrays["a"].size == 3
     with pytest.raises(BadFrame, match="a payload of 24 bytes, but at most 23 are allowed"):
         read_frame(Bytes(frame), 23)
@@ -137,20 +137,20 @@ def test_a_reader_may_allow_less_than_the_page_does():
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=16, max_size=200))
 def test_random_bytes_are_no_frame(held):
-    with pytest.raises(NoFrame):
+    with pytest.raises(NotAFrame):
         read_frame(Bytes(held if not held.startswith(MAGIC) else b"x" + held))
 
 
 def test_what_does_not_travel_is_not_sent():
     with pytest.raises(BadArgument, match="a='float16', but expected an array of int64, float32, float64"):
-        encoded(Frame(arrays={"a": np.zeros(2, dtype=np.float16)}))
+        encode_frame(WireFrame(arrays={"a": np.zeros(2, dtype=np.float16)}))
     with pytest.raises(ValueError, match="not JSON compliant"):
-        encoded(Frame({"threshold": math.inf}))
+        encode_frame(WireFrame({"threshold": math.inf}))
     with pytest.raises(BadArgument, match="at most 16777216 of header"):
-        encoded(Frame({"text": "x" * (16 << 20)}))
+        encode_frame(WireFrame({"text": "x" * (16 << 20)}))
 
 
 def test_frames_add_up():
-    whole = Frame({"a": 1}, {"x": np.zeros(1)}) + Frame({"b": 2}, {"y": np.ones(1)})
+    whole = WireFrame({"a": 1}, {"x": np.zeros(1)}) + WireFrame({"b": 2}, {"y": np.ones(1)})
     assert whole.header == {"a": 1, "b": 2}
     assert list(whole.arrays) == ["x", "y"]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Work
-from emad_ref.wire.frames import Frame
+from emad_ref.wire.frames import WireFrame
 from emad_ref.wire.messages import (
     COLUMNS,
-    Sizes,
+    ReplyShapes,
     capabilities_json,
     capabilities_of,
     prompts_frame,
@@ -31,7 +31,7 @@ from emad_ref.wire.messages import (
 )
 from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, record, state, step, work
 
-SIZES = Sizes(LAYERS, 1, VOCABULARY, counted=True)
+SIZES = ReplyShapes(LAYERS, 1, VOCABULARY, counted=True)
 ROW = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(lambda row: np.array(row, dtype=np.int64))
 
 
@@ -85,7 +85,7 @@ def test_requests_come_back_whole():
 def test_a_request_is_read_field_by_field(field, value, said):
     frame = request_frame(REQUEST, MODEL)
     with pytest.raises(BadArgument) as refused:
-        request_of(Frame(frame.header | {field: value}))
+        request_of(WireFrame(frame.header | {field: value}))
     assert said in str(refused.value)
 
 
@@ -165,7 +165,7 @@ def test_a_record_of_two_models_is_no_decoders():
 
 
 def changed(frame, name, value):
-    return Frame(frame.header, frame.arrays | {name: value})
+    return WireFrame(frame.header, frame.arrays | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_a_record_is_read_array_by_array(name, value, said):
 def test_a_record_says_why_each_row_stopped(stop):
     frame = record_frame(record())
     with pytest.raises(BadArgument, match="stop="):
-        record_of(Frame(frame.header | {"stop": stop}, frame.arrays), ROWS, SIZES)
+        record_of(WireFrame(frame.header | {"stop": stop}, frame.arrays), ROWS, SIZES)
 
 
 def test_a_decoder_without_translators_need_not_count_them():
     frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), work())
     without = {name: array for name, array in frame.arrays.items() if name != "work.fill_macs"}
-    read = state_of(Frame(frame.header, without), 1, SIZES).work
+    read = state_of(WireFrame(frame.header, without), 1, SIZES).work
     assert work().fill_macs.any()
     assert read == replace(work(), fill_macs=np.zeros(LAYERS, dtype=np.int64))
     assert state_of(frame, 1, SIZES).work == work()
@@ -210,4 +210,4 @@ def test_a_decoder_without_translators_need_not_count_them():
 def test_work_is_counted_in_whole_numbers():
     frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
     with pytest.raises(BadArgument, match=r"work\.encoder_tokens=-1"):
-        state_of(Frame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)
+        state_of(WireFrame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.wire import points
+from emad_ref.wire import json_fields
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 VALUES = st.floats(allow_nan=False)
@@ -81,29 +81,33 @@ OTHERS = [
 @settings(max_examples=80, deadline=None)
 @given(drawn_points())
 def test_every_point_comes_back_equal(point):
-    text = json.dumps(points.to_json(point), allow_nan=False)
-    assert points.from_json(json.loads(text)) == point
-    assert points.from_json(point.to_json()) == point, "infinities as they are, too"
+    text = json.dumps(json_fields.point_to_json(point), allow_nan=False)
+    assert json_fields.point_from_json(json.loads(text)) == point
+    assert json_fields.point_from_json(point.to_json()) == point, "infinities as they are, too"
 
 
 @pytest.mark.parametrize("point", OTHERS, ids=lambda point: point.name)
 def test_points_of_every_kind_come_back_equal(point):
-    assert points.from_json(json.loads(json.dumps(points.to_json(point), allow_nan=False))) == point
+    assert (
+        json_fields.point_from_json(json.loads(json.dumps(json_fields.point_to_json(point), allow_nan=False))) == point
+    )
 
 
 def test_infinities_are_texts():
-    plain = points.to_json(replace(POINT, thresholds=((-math.inf, math.inf),)))
+    plain = json_fields.point_to_json(replace(POINT, thresholds=((-math.inf, math.inf),)))
     assert plain["thresholds"] == [["-inf", "inf"]]
 
 
 def test_numbers_of_an_array_travel_as_numbers():
     point = replace(POINT, probes=(np.int64(4), np.int64(8)), thresholds=((np.float32(0.5), -np.float32(np.inf)),))
-    assert points.from_json(json.loads(json.dumps(points.to_json(point), allow_nan=False))) == point
+    assert (
+        json_fields.point_from_json(json.loads(json.dumps(json_fields.point_to_json(point), allow_nan=False))) == point
+    )
 
 
 def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():
     plain = {"name": "p", "family": "full", "layers": 3, "ceiling": 3, "colour": "red"}
-    assert points.from_json(plain) == OperatingPoint("p", "full", 3, 3)
+    assert json_fields.point_from_json(plain) == OperatingPoint("p", "full", 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -132,21 +136,21 @@ def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():
 )
 def test_what_is_no_point_is_refused_by_the_name_of_the_field(change, said):
     with pytest.raises(BadArgument) as refused:
-        points.from_json(points.to_json(POINT) | change)
+        json_fields.point_from_json(json_fields.point_to_json(POINT) | change)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("plain", [None, 3, [], "point"])
 def test_a_point_is_an_object(plain):
     with pytest.raises(BadArgument, match="an object with the fields of a point"):
-        points.from_json(plain)
+        json_fields.point_from_json(plain)
 
 
 def test_a_missing_field_without_a_default_is_named():
     with pytest.raises(BadArgument, match=r"point\.layers=None, but expected a value"):
-        points.from_json({"name": "p", "family": "f", "ceiling": 3})
+        json_fields.point_from_json({"name": "p", "family": "f", "ceiling": 3})
 
 
 def test_nan_has_no_text():
     with pytest.raises(BadArgument, match="numbers, not NaN"):
-        points.to_json(replace(POINT, margin_nats=math.nan))
+        json_fields.point_to_json(replace(POINT, margin_nats=math.nan))

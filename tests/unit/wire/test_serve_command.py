@@ -14,12 +14,11 @@ from contextlib import suppress
 import pytest
 
 from emad_ref import cli
-from emad_ref.cli import serving
+from emad_ref.cli import server
 from emad_ref.protocol import Unsupported
-from emad_ref.wire.address import Server
-from emad_ref.wire.connection import Connection
-from emad_ref.wire.failure import DecoderFailed
-from emad_ref.wire.serving import Limits
+from emad_ref.wire.address import ServerAddress
+from emad_ref.wire.client import Connection, DecoderFailed
+from emad_ref.wire.server import ServerLimits
 
 
 @pytest.mark.parametrize(
@@ -58,19 +57,19 @@ def test_bad_input_exits_1_and_says_why_on_stderr_alone(capfd, arguments, said):
 
 @pytest.mark.parametrize(("text", "anywhere"), [("127.0.0.1:0", False), ("localhost:0", False), ("0.0.0.0:0", True)])
 def test_a_listener_has_a_port_of_its_own(text, anywhere):
-    with serving._listener(text, anywhere) as listener:
+    with server._listener(text, anywhere) as listener:
         assert listener.getsockname()[1] > 0
 
 
 def test_a_port_that_is_taken_is_a_clear_error(capfd):
-    with serving._listener("127.0.0.1:0", False) as listener:
+    with server._listener("127.0.0.1:0", False) as listener:
         port = listener.getsockname()[1]
         assert cli.main(["serve", "emad-nano", "--tcp", f"127.0.0.1:{port}"]) == 1
     assert "an address to listen on" in capfd.readouterr().err
 
 
 def test_over_a_pipe_standard_output_belongs_to_replies(capfd):
-    with serving._replies_alone() as replies:
+    with server._reserve_stdout() as replies:
         print("a library says hello")
         os.write(1, b"a native library, too\n")
         os.write(replies, b"EMW1")
@@ -84,10 +83,10 @@ def test_over_a_pipe_standard_output_belongs_to_replies(capfd):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_and_nothing_else(number):
     before = signal.getsignal(number)
-    with pytest.raises(serving.Stopped), serving._stops_on_signals():
+    with pytest.raises(server.ServerStopped), server._stops_on_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
-    assert not issubclass(serving.Stopped, Exception), "a call would answer it, and the loop go on"
+    assert not issubclass(server.ServerStopped, Exception), "a call would answer it, and the loop go on"
 
 
 # ---------------------------------------------------------------- several judges
@@ -96,14 +95,14 @@ def test_a_signal_ends_the_server_and_nothing_else(number):
 @pytest.fixture
 def port():
     """Of a service for two judges that serves no model."""
-    listener, stopped = serving._listener("127.0.0.1:0", False), []
+    listener, stopped = server._listener("127.0.0.1:0", False), []
 
     def refuse(request):
         raise Unsupported("nothing is served here")
 
     def serve():
         try:
-            serving._serve_judges(listener, refuse, 2, Limits(idle_s=20))
+            server._serve_judges(listener, refuse, 2, ServerLimits(idle_s=20))
         except OSError as error:
             stopped.append(error)
 
@@ -117,7 +116,7 @@ def port():
 
 
 def greeted(port):
-    return Connection(Server("tcp", "127.0.0.1", port), 10)
+    return Connection(ServerAddress("tcp", "127.0.0.1", port), 10)
 
 
 def test_one_judge_too_many_is_told_so_and_has_its_turn_once_another_leaves(port, capfd):
@@ -137,7 +136,7 @@ def test_one_judge_too_many_is_told_so_and_has_its_turn_once_another_leaves(port
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM])
 def test_a_connection_that_cannot_be_taken_ends_no_service(monkeypatch, capfd, number):
-    monkeypatch.setattr(serving, "PAUSE_S", 0.01)
+    monkeypatch.setattr(server, "PAUSE_S", 0.01)
     answers = [OSError(number, os.strerror(number))] * 3 + [("a judge", "its address")]
 
     class Listener:
@@ -147,20 +146,20 @@ def test_a_connection_that_cannot_be_taken_ends_no_service(monkeypatch, capfd, n
                 raise answer
             return answer
 
-    assert serving._accepted(Listener()) == "a judge"
+    assert server._accept(Listener()) == "a judge"
     assert capfd.readouterr().err.count("a connection could not be taken") == 1
 
 
 def test_a_listener_that_is_gone_is_the_end(monkeypatch):
-    with serving._listener("127.0.0.1:0", False) as listener:
+    with server._listener("127.0.0.1:0", False) as listener:
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
-        serving._accepted(listener)
+        server._accept(listener)
 
 
 def test_a_service_without_descriptors_serves_on_once_there_are_some(port, monkeypatch):
     """The kernel's own word: descriptors of this process run out, and come back."""
-    monkeypatch.setattr(serving, "PAUSE_S", 0.05)
+    monkeypatch.setattr(server, "PAUSE_S", 0.05)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ours = [socket.create_connection(("127.0.0.1", port))]
     spare = []
@@ -188,7 +187,7 @@ def test_a_service_without_descriptors_serves_on_once_there_are_some(port, monke
 
 def test_without_another_thread_a_judge_is_turned_away(port, monkeypatch, capfd):
     def start(self, original=threading.Thread.start):
-        if self._target is serving._answer:
+        if self._target is server._serve_judge:
             raise RuntimeError("can't start new thread")
         original(self)
 

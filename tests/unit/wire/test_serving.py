@@ -12,10 +12,10 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
-from emad_ref.wire.frames import MAGIC, SIZES, BadFrame, Frame, encoded, read_frame
+from emad_ref.wire.frames import FRAME_SIZES, MAGIC, BadFrame, WireFrame, encode_frame, read_frame
 from emad_ref.wire.messages import prompts_frame, request_frame
-from emad_ref.wire.serving import Idle, Limits, Serving
-from emad_ref.wire.streams import Ended, Stream, TimedOut
+from emad_ref.wire.server import DecoderServer, IdleTimeout, ServerLimits
+from emad_ref.wire.transport import Stream, StreamEnded, StreamTimedOut
 from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
 
 
@@ -101,7 +101,7 @@ class Judge:
         self._thread.start()
 
     def __call__(self, call, *frames, **header):
-        self.stream.write(encoded(sum(frames, Frame({"call": call})) + Frame(header)))
+        self.stream.write(encode_frame(sum(frames, WireFrame({"call": call})) + WireFrame(header)))
         return read_frame(self.stream.read)
 
     def wait(self):
@@ -110,7 +110,7 @@ class Judge:
 
 
 @contextmanager
-def serving(served=Serving):
+def serving(served=DecoderServer):
     judge = Judge(served)
     try:
         yield judge
@@ -139,7 +139,7 @@ def session(judge, decoder):
 
 
 def ints(**arrays):
-    return Frame(arrays={name: np.array(values, dtype=np.int64) for name, values in arrays.items()})
+    return WireFrame(arrays={name: np.array(values, dtype=np.int64) for name, values in arrays.items()})
 
 
 def refused(reply):
@@ -212,7 +212,7 @@ def test_a_request_that_is_none_is_a_bad_argument(judge, session, call, header, 
 
 
 def test_arrays_of_another_kind_are_bad_arguments(judge, session):
-    kind, message = refused(judge("feed", Frame(arrays={"tokens": np.zeros((2, 1))}), session=session))
+    kind, message = refused(judge("feed", WireFrame(arrays={"tokens": np.zeros((2, 1))}), session=session))
     assert (kind, message) == ("BadArgument", "tokens='float64 [2, 1]', but expected int64 [n, n]")
     kind, message = refused(judge("feed", ints(tokens=[[1], [2]]), session=session, last=-1))
     assert "last=-1" in message
@@ -245,7 +245,7 @@ def test_bye_and_a_closed_stream_close_everything():
             assert judge.ended is None
 
 
-@pytest.mark.parametrize(("sent", "error"), [(b"GET / HTTP/1.1\r\n", BadFrame), (b"EMW1\0", Ended)])
+@pytest.mark.parametrize(("sent", "error"), [(b"GET / HTTP/1.1\r\n", BadFrame), (b"EMW1\0", StreamEnded)])
 def test_after_something_else_than_a_request_nothing_can_be_read(sent, error):
     with serving() as judge:
         judge("open", request_frame(REQUEST, MODEL))
@@ -259,12 +259,12 @@ def test_after_something_else_than_a_request_nothing_can_be_read(sent, error):
 def test_calls_take_turns():
     """``turn`` is entered around each call, and left where one fails."""
     turn = threading.Lock()
-    with serving(lambda make, name: Serving(make, name, turn)) as judge:
+    with serving(lambda make, name: DecoderServer(make, name, turn)) as judge:
         judge("dance")
         judge("hello", wire=1)
         assert not turn.locked()
         with turn:
-            judge.stream.write(encoded(Frame({"call": "hello", "wire": 1})))
+            judge.stream.write(encode_frame(WireFrame({"call": "hello", "wire": 1})))
             judge.socket.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 judge.socket.recv(1)
@@ -276,7 +276,7 @@ def test_calls_take_turns():
 
 
 def limited(**limits):
-    return serving(lambda make, name: Serving(make, name, limits=Limits(**limits)))
+    return serving(lambda make, name: DecoderServer(make, name, limits=ServerLimits(**limits)))
 
 
 PROMPT = prompts_frame([Prompt(np.array([1, 2]))])
@@ -286,9 +286,9 @@ def test_sessions_and_decoders_are_counted_and_closed_ones_are_not():
     with limited(sessions=2) as judge:
         decoders = [judge("open", request_frame(REQUEST, MODEL)).header["decoder"] for _ in range(2)]
         kind, said = refused(judge("open", request_frame(REQUEST, MODEL)))
-        assert (kind, said) == ("Failure", f"Exhausted: decoders=3, but {MOST_OF_ONE.format(2, '--sessions')}")
+        assert (kind, said) == ("Failure", f"LimitExceeded: decoders=3, but {MOST_OF_ONE.format(2, '--sessions')}")
         sessions = [judge("start", PROMPT, decoder=decoders[0]).header["session"] for _ in range(2)]
-        assert refused(judge("start", PROMPT, decoder=decoders[1]))[1].startswith("Exhausted: sessions=3, but")
+        assert refused(judge("start", PROMPT, decoder=decoders[1]))[1].startswith("LimitExceeded: sessions=3, but")
         judge("end", session=sessions[0])
         assert "session" in judge("start", PROMPT, decoder=decoders[1]).header
         judge("close", decoder=decoders[0])
@@ -304,7 +304,7 @@ def test_tokens_are_counted_before_they_are_read():
         session = judge("start", PROMPT, decoder=decoder).header["session"]  # the stub holds one position of it
         assert "length" in judge("feed", ints(tokens=[[1, 2, 3, 4, 5]]), session=session).arrays
         kind, said = refused(judge("feed", ints(tokens=[[1]]), session=session))
-        assert (kind, said) == ("Failure", f"Exhausted: tokens=7, but {MOST_OF_ONE.format(6, '--tokens')}")
+        assert (kind, said) == ("Failure", f"LimitExceeded: tokens=7, but {MOST_OF_ONE.format(6, '--tokens')}")
         assert "tokens=8" in refused(judge("start", PROMPT, decoder=decoder))[1]
         judge("end", session=session)
         for max_new, held in ((5, 7), (10**9, 10**9 + 2)):
@@ -314,7 +314,7 @@ def test_tokens_are_counted_before_they_are_read():
 
 
 def test_a_request_larger_than_any_list_of_tokens_is_refused_before_it_is_read(judge):
-    judge.socket.sendall(MAGIC + SIZES.pack(2, (64 << 20) + 1))
+    judge.socket.sendall(MAGIC + FRAME_SIZES.pack(2, (64 << 20) + 1))
     judge.socket.sendall(b"{}")
     judge.wait()
     assert "a payload of 67108865 bytes, but at most 67108864" in str(judge.ended)
@@ -326,13 +326,13 @@ def test_a_refusal_quotes_so_much_and_no_more(judge):
     assert len(said) < 2100
 
 
-@pytest.mark.parametrize("sent", [b"", b"E", b"EMW1", MAGIC + SIZES.pack(100, 0) + b"{"])
+@pytest.mark.parametrize("sent", [b"", b"E", b"EMW1", MAGIC + FRAME_SIZES.pack(100, 0) + b"{"])
 def test_a_judge_that_is_silent_or_stops_half_way_is_let_go(sent):
     with limited(idle_s=0.15, frame_s=0.15) as judge:
         judge("open", request_frame(REQUEST, MODEL))
         judge.socket.sendall(sent)
         judge.wait()
-        assert isinstance(judge.ended, TimedOut if sent else Idle)
+        assert isinstance(judge.ended, StreamTimedOut if sent else IdleTimeout)
         assert judge.decoders[0].heard == ["closed"]
 
 
@@ -341,24 +341,24 @@ def test_drops_of_a_frame_do_not_make_more_time():
     with limited(frame_s=0.3) as judge:
         began = time.monotonic()
         with suppress(OSError):
-            for byte in MAGIC + SIZES.pack(1000, 0) + b" " * 1000:
+            for byte in MAGIC + FRAME_SIZES.pack(1000, 0) + b" " * 1000:
                 judge.socket.sendall(bytes([byte]))
                 time.sleep(0.02)
         assert time.monotonic() - began < 5
         judge.wait()
-        assert isinstance(judge.ended, TimedOut)
+        assert isinstance(judge.ended, StreamTimedOut)
 
 
 def test_a_judge_that_reads_no_replies_is_let_go():
     with limited(frame_s=0.3) as judge:
         judge.other.setblocking(False)
-        request = b"".join(map(bytes, encoded(Frame({"call": "x" * 100_000}))))
+        request = b"".join(map(bytes, encode_frame(WireFrame({"call": "x" * 100_000}))))
         judge.socket.settimeout(0.05)
         with suppress(OSError):
             for _ in range(1000):
                 judge.socket.sendall(request)
         judge.wait()
-        assert isinstance(judge.ended, TimedOut)
+        assert isinstance(judge.ended, StreamTimedOut)
 
 
 def test_memory_that_is_not_there_ends_one_connection(monkeypatch):
@@ -370,6 +370,6 @@ def test_memory_that_is_not_there_ends_one_connection(monkeypatch):
     with serving() as judge:
         judge("hello", wire=1)
         monkeypatch.setattr(np, "empty", empty)
-        judge.socket.sendall(MAGIC + SIZES.pack(2000, 0))
+        judge.socket.sendall(MAGIC + FRAME_SIZES.pack(2000, 0))
         judge.wait()
         assert "no memory for 2000 bytes" in str(judge.ended)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.workers.address import workers_at
-from emad_ref.workers.handing import handed_out
+from emad_ref.workers.dispatch import dispatch_in_order, open_workers
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,7 +35,7 @@ def dies_once(unit: tuple[int, str]) -> int:
 
 
 def test_here_is_nobody() -> None:
-    with workers_at("here") as crew:
+    with open_workers("here") as crew:
         assert crew is None
 
 
@@ -45,7 +44,7 @@ def test_here_is_nobody() -> None:
     ["", "there", "processes", "processes:0", "processes:2x0", "processes:-1", "slurm://", "slurm://jobs?jobs=none"],
 )
 def test_an_address_of_no_form_is_refused_with_those_there_are(address: str) -> None:
-    with pytest.raises(BadArgument, match="executor="), workers_at(address):
+    with pytest.raises(BadArgument, match="executor="), open_workers(address):
         pass
 
 
@@ -56,7 +55,7 @@ def test_a_scheduler_out_of_reach_is_named_with_its_remedy(monkeypatch: pytest.M
         raise OSError("nobody listens")
 
     monkeypatch.setattr(distributed, "Client", out_of_reach)
-    with pytest.raises(BadArgument, match="a Dask scheduler within reach; OSError: nobody"), workers_at("dask://x:1"):
+    with pytest.raises(BadArgument, match="a Dask scheduler within reach; OSError: nobody"), open_workers("dask://x:1"):
         pass
 
 
@@ -65,25 +64,25 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     address: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for ours in ("dask", "slurm"):
+    for ours in ("dask_executor", "slurm_executor"):
         monkeypatch.delitem(sys.modules, f"emad_ref.workers.{ours}", raising=False)
-    with pytest.raises(BadArgument, match=rf"the package {package}; pip install 'pytest-emad\["), workers_at(address):
+    with pytest.raises(BadArgument, match=rf"the package {package}; pip install 'pytest-emad\["), open_workers(address):
         pass
 
 
 def test_processes_are_others_and_their_results_come_in_order() -> None:
-    with workers_at("processes:2") as crew:
+    with open_workers("processes:2") as crew:
         assert crew is not None
-        results = [result for _, result in handed_out(crew, squared, range(5))]
+        results = [result for _, result in dispatch_in_order(crew, squared, range(5))]
     assert [square for square, _ in results] == [n * n for n in range(5)]
     assert os.getpid() not in {process for _, process in results}
 
 
 def test_a_killed_process_costs_its_unit_only(tmp_path: Path) -> None:
     """Unit 1 is at work all the while, in the other process, and is not begun twice."""
-    with workers_at("processes:2") as crew:
+    with open_workers("processes:2") as crew:
         assert crew is not None
-        results = [result for _, result in handed_out(crew, dies_once, [(n, str(tmp_path)) for n in range(5)])]
+        results = [result for _, result in dispatch_in_order(crew, dies_once, [(n, str(tmp_path)) for n in range(5)])]
     assert results == list(range(5))
     begun = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
     assert sorted(begun) == ["0", "1", "2", "2", "3", "4"]
@@ -105,9 +104,9 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
 
 
 def orphaned(folder: str) -> None:
-    with workers_at("processes:1") as crew:
+    with open_workers("processes:1") as crew:
         assert crew is not None
-        list(handed_out(crew, works_on, [folder]))
+        list(dispatch_in_order(crew, works_on, [folder]))
 
 
 def works_on(folder: str) -> None:
@@ -119,7 +118,7 @@ def works_on(folder: str) -> None:
     ("address", "shared"), [("processes:1", False), ("processes:2", True), ("processes:2x3", True)]
 )
 def test_processes_of_a_machine_have_it_to_themselves_one_at_a_time(address: str, shared: bool) -> None:
-    with workers_at(address) as crew:
+    with open_workers(address) as crew:
         assert crew is not None
         assert (crew.alone is not None) is shared
         if crew.alone is not None:
@@ -156,22 +155,22 @@ def test_workers_of_dask_that_share_a_host_measure_one_at_a_time(
             return ThreadPoolExecutor(1)
 
     monkeypatch.setattr(distributed, "Client", Client)
-    with workers_at("dask://x:1") as crew:
+    with open_workers("dask://x:1") as crew:
         assert crew is not None
         assert (crew.alone is None) is (machines is None)
         if crew.alone is not None:
-            assert [result for _, result in handed_out(crew.alone, abs, [-1, -2, -3])] == [1, 2, 3]
+            assert [result for _, result in dispatch_in_order(crew.alone, abs, [-1, -2, -3])] == [1, 2, 3]
             assert asked == [[machine] for machine in machines or ()]
 
 
 def test_jobs_that_measure_share_their_machine_with_none(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    with workers_at(f"slurm://{tmp_path}/jobs?cluster=debug&jobs=2&timeout_min=2") as crew:
+    with open_workers(f"slurm://{tmp_path}/jobs?cluster=debug&jobs=2&timeout_min=2") as crew:
         assert crew is not None
         assert crew.alone is not None
         executor = crew.alone.engage()
         assert executor.options["slurm_exclusive"] is True  # type: ignore[attr-defined]
-    with workers_at(f"slurm://{tmp_path}/jobs?cluster=local&jobs=2") as crew:
+    with open_workers(f"slurm://{tmp_path}/jobs?cluster=local&jobs=2") as crew:
         assert crew is not None
         assert crew.alone is not None
         assert crew.alone.ahead == 1
@@ -182,7 +181,7 @@ def test_a_lost_job_of_a_cluster_costs_its_unit_only(tmp_path: Path) -> None:
     """submitit's own local cluster: jobs are processes, and logs and pickles files."""
     pytest.importorskip("submitit")
     address = f"slurm://{tmp_path}/jobs?cluster=local&jobs=2&timeout_min=2"
-    with workers_at(address) as crew:
+    with open_workers(address) as crew:
         assert crew is not None
-        results = [result for _, result in handed_out(crew, dies_once, [(n, str(tmp_path)) for n in range(4)])]
+        results = [result for _, result in dispatch_in_order(crew, dies_once, [(n, str(tmp_path)) for n in range(4)])]
     assert results == list(range(4))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.workers import bounded, supervisor
+from emad_ref.workers import supervisor, time_limit
 
 # what a shell without job control starts in the background is deaf, and so is what that starts
 HEARS = "signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -27,7 +27,7 @@ finally:
 
 
 def status(program: str, output: Path, seconds: float) -> int:
-    return bounded.status(
+    return time_limit.run_command(
         [sys.executable, "-c", program], output, seconds, folder=output.parent, environment=os.environ
     )
 
@@ -49,7 +49,7 @@ def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
     listens: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those in a session of their own too; one that listens to no interrupt is killed."""
-    monkeypatch.setattr(bounded, "GRACE_S", 0.5)
+    monkeypatch.setattr(time_limit, "GRACE_S", 0.5)
     said = tmp_path / "said"
     with pytest.raises(subprocess.TimeoutExpired):
         status(STARTS.format(listens), said, 2.0)

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.workers.address import workers_at
-from emad_ref.workers.handing import handed_out
+from emad_ref.workers.dispatch import dispatch_in_order, open_workers
 
 distributed = pytest.importorskip("distributed", reason="extra cluster")
-ours = pytest.importorskip("emad_ref.workers.dask")
+ours = pytest.importorskip("emad_ref.workers.dask_executor")
 
 CHILD = "import os; print(os.environ.get('MALLOC_TRIM_THRESHOLD_'))"
 ROUNDS, SIZE = 100, 4 << 20
@@ -40,7 +39,7 @@ def pages_of_tensors() -> int:
 def as_a_worker() -> None:
     """Of a process that a nanny started: a unit in a thread, then what a process started here finds set."""
     with ThreadPoolExecutor(1) as thread:
-        pages = ours.Keeping(thread).submit(pages_of_tensors).result()
+        pages = ours.MemoryKeepingExecutor(thread).submit(pages_of_tensors).result()
     child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
     print(pages, child.stdout.strip())
 
@@ -79,9 +78,9 @@ def test_units_go_to_a_scheduler_and_come_back_in_order() -> None:
     two = {"n_workers": 1, "threads_per_worker": 2}
     with (
         distributed.LocalCluster(**two, processes=False, protocol="tcp", dashboard_address=":0") as cluster,
-        workers_at(cluster.scheduler_address.replace("tcp://", "dask://")) as crew,
+        open_workers(cluster.scheduler_address.replace("tcp://", "dask://")) as crew,
     ):
         assert crew is not None
-        assert [result for _, result in handed_out(crew, abs, [-3, -1, -2])] == [3, 1, 2]
+        assert [result for _, result in dispatch_in_order(crew, abs, [-3, -1, -2])] == [3, 1, 2]
         assert crew.alone is not None
-        assert [result for _, result in handed_out(crew.alone, abs, [-3, -1])] == [3, 1]
+        assert [result for _, result in dispatch_in_order(crew.alone, abs, [-3, -1])] == [3, 1]

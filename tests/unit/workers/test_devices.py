@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.workers.devices import VISIBLE, take_one
+from pytest_emad.environment import VISIBLE_DEVICES, select_gpu
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None
 
     def of(count: int, visible: str | None) -> None:
         def seen() -> int:
-            names = os.environ.get(VISIBLE)
+            names = os.environ.get(VISIBLE_DEVICES)
             return count if names is None else len(names.split(","))
 
         monkeypatch.setattr(torch.cuda, "device_count", seen)
-        monkeypatch.setenv(VISIBLE, visible or "")  # put back afterwards, whatever the worker makes of it
+        monkeypatch.setenv(VISIBLE_DEVICES, visible or "")  # put back afterwards, whatever the worker makes of it
         if visible is None:
-            monkeypatch.delenv(VISIBLE)
+            monkeypatch.delenv(VISIBLE_DEVICES)
 
     return of
 
@@ -46,8 +46,8 @@ def test_a_worker_takes_the_gpu_of_its_number(
     machine: Callable[..., None], count: int, visible: str | None, worker: int, taken: str | None
 ) -> None:
     machine(count, visible)
-    take_one(worker)
-    assert os.environ.get(VISIBLE) == taken
+    select_gpu(worker)
+    assert os.environ.get(VISIBLE_DEVICES) == taken
 
 
 def test_a_worker_whose_gpus_somebody_else_has_started_says_so(
@@ -56,4 +56,4 @@ def test_a_worker_whose_gpus_somebody_else_has_started_says_so(
     machine(2, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BadArgument, match="expected that worker 1 sees GPU 1 alone, and not all 2"):
-        take_one(1)
+        select_gpu(1)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from emad_ref.workers.handing import LOST, Crew, WorkersLost, handed_out, with_room
+from emad_ref.workers.dispatch import MAX_LOSSES, WorkerPool, WorkersLost, dispatch_exclusively, dispatch_in_order
 
 
-def threads(ahead: int = 3) -> Crew:
-    return Crew("threads", lambda: ThreadPoolExecutor(3), ahead)
+def threads(ahead: int = 3) -> WorkerPool:
+    return WorkerPool("threads", lambda: ThreadPoolExecutor(3), ahead)
 
 
 class Dying(Executor):
@@ -36,7 +36,7 @@ def test_results_come_in_the_order_of_units_whoever_is_first() -> None:
         threading_wait(0.05 if unit == 0 else 0.0)
         return -unit
 
-    assert list(handed_out(threads(), slow_at_first, range(7))) == [(n, -n) for n in range(7)]
+    assert list(dispatch_in_order(threads(), slow_at_first, range(7))) == [(n, -n) for n in range(7)]
 
 
 def threading_wait(seconds: float) -> None:
@@ -54,7 +54,7 @@ def test_no_more_units_are_out_than_the_crew_holds() -> None:
             taken += 1
             yield unit
 
-    results = handed_out(threads(ahead=4), lambda unit: unit, units())
+    results = dispatch_in_order(threads(ahead=4), lambda unit: unit, units())
     for done in range(1, 6):
         next(results)
         assert taken <= done + 3
@@ -73,8 +73,8 @@ def test_what_a_dead_worker_had_is_handed_out_again_and_nothing_else(killed: int
         runs.append(unit)
         return unit * unit
 
-    crew = Crew("mortals", lambda: Dying(deadly), 3)
-    assert [result for _, result in handed_out(crew, function, range(6))] == [n * n for n in range(6)]
+    crew = WorkerPool("mortals", lambda: Dying(deadly), 3)
+    assert [result for _, result in dispatch_in_order(crew, function, range(6))] == [n * n for n in range(6)]
     assert sorted(runs) == list(range(6))
 
 
@@ -85,22 +85,22 @@ def test_a_unit_that_kills_everybody_is_named_as_a_loss_of_workers() -> None:
         asked.append(unit)
         return unit == 2
 
-    results = handed_out(Crew("mortals", lambda: Dying(deadly), 2), lambda unit: unit, range(5))
+    results = dispatch_in_order(WorkerPool("mortals", lambda: Dying(deadly), 2), lambda unit: unit, range(5))
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
-    with pytest.raises(WorkersLost, match=rf"mortals: workers died {LOST} times in a row.*can be resumed"):
+    with pytest.raises(WorkersLost, match=rf"mortals: workers died {MAX_LOSSES} times in a row.*can be resumed"):
         next(results)
-    assert asked.count(2) == LOST
+    assert asked.count(2) == MAX_LOSSES
 
 
 def test_deaths_far_apart_are_forgiven() -> None:
-    left = dict.fromkeys(range(5), LOST - 1)
+    left = dict.fromkeys(range(5), MAX_LOSSES - 1)
 
     def deadly(unit: int) -> bool:
         left[unit] -= 1
         return left[unit] >= 0
 
-    crew = Crew("mortals", lambda: Dying(deadly), 1)
-    assert [result for _, result in handed_out(crew, lambda unit: unit, range(5))] == list(range(5))
+    crew = WorkerPool("mortals", lambda: Dying(deadly), 1)
+    assert [result for _, result in dispatch_in_order(crew, lambda unit: unit, range(5))] == list(range(5))
 
 
 def test_an_error_of_the_function_is_the_callers_at_once() -> None:
@@ -112,7 +112,7 @@ def test_an_error_of_the_function_is_the_callers_at_once() -> None:
             raise ZeroDivisionError("of this unit")
         return unit
 
-    results = handed_out(Crew("threads", lambda: ThreadPoolExecutor(1), 1), fails, range(5))
+    results = dispatch_in_order(WorkerPool("threads", lambda: ThreadPoolExecutor(1), 1), fails, range(5))
     assert next(results) == (0, 0)
     with pytest.raises(ZeroDivisionError, match="of this unit"):
         next(results)
@@ -132,13 +132,15 @@ def test_what_measures_comes_when_the_rest_is_through_where_a_machine_is_shared(
     def measures(unit: int) -> bool:
         return unit % 3 == 0
 
-    alone = Crew("one thread", lambda: ThreadPoolExecutor(1), 3)
-    shared = Crew("threads", lambda: ThreadPoolExecutor(3), 3, alone=alone)
-    found = [unit for unit, _ in with_room(shared, noted, range(9), measures)]
+    alone = WorkerPool("one thread", lambda: ThreadPoolExecutor(1), 3)
+    shared = WorkerPool("threads", lambda: ThreadPoolExecutor(3), 3, alone=alone)
+    found = [unit for unit, _ in dispatch_exclusively(shared, noted, range(9), measures)]
     assert found == [1, 2, 4, 5, 7, 8, 0, 3, 6]
     assert [beside[unit] for unit in (0, 3, 6)] == [set(), set(), set()]
     assert any(beside[unit] for unit in (1, 2, 4, 5, 7, 8)), "what measures nothing has company"
 
 
 def test_whoever_has_a_machine_to_himself_measures_when_it_is_his_turn() -> None:
-    assert list(with_room(threads(), lambda unit: -unit, range(5), lambda unit: True)) == [(n, -n) for n in range(5)]
+    assert list(dispatch_exclusively(threads(), lambda unit: -unit, range(5), lambda unit: True)) == [
+        (n, -n) for n in range(5)
+    ]

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.workers import held, supervisor
+from emad_ref.workers import child_process, supervisor
 from tests.unit.workers.test_bounded import HEARS, STARTS, gone
 
-WAITS = "from pathlib import Path; from emad_ref.workers import held; held.status('mine', [], Path('log'))"
+WAITS = (
+    "from pathlib import Path; from emad_ref.workers import child_process; "
+    "child_process.run_module('mine', [], Path('log'))"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +27,7 @@ def found_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_status_what_was_said_and_where(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit(7)")
-    assert held.status("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
+    assert child_process.run_module("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
     assert (tmp_path / "log").read_text() == f"{tmp_path} a b\n"
 
 
@@ -32,7 +35,7 @@ def test_the_status_what_was_said_and_where(tmp_path: Path) -> None:
 def test_one_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
     with pytest.raises(subprocess.TimeoutExpired):
-        held.status("mine", [], tmp_path / "log", 3.0)
+        child_process.run_module("mine", [], tmp_path / "log", 3.0)
     first, *rest = (tmp_path / "log").read_text().splitlines()
     assert "closed" in rest
     assert all(gone(each) for each in map(int, first.split()))

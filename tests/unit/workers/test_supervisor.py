@@ -39,7 +39,7 @@ def stay():
 
 
 def started(program, *words, **options):
-    line = supervisor.command([sys.executable, "-c", program, *words])
+    line = supervisor.supervised_command([sys.executable, "-c", program, *words])
     return subprocess.Popen(line, stdout=subprocess.PIPE, start_new_session=True, **options)
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_left_behind(left, ends):
     child = int(process.stdout.readline())
     began = time.monotonic()
     if not ends:
-        supervisor.end(process)
+        supervisor.kill_process(process)
     process.wait(10)
     assert gone(child)
     assert time.monotonic() - began < supervisor.KILL_S
@@ -90,7 +90,7 @@ def test_streams_signals_environment_and_folder_are_the_programs_own(tmp_path):
         "      signal.getsignal(signal.SIGINT) is signal.default_int_handler, sorted(os.listdir('/proc/self/fd'))[:4])"
     )
     environment = os.environ | {"MARK": "x"}
-    line = supervisor.command([sys.executable, "-c", program])
+    line = supervisor.supervised_command([sys.executable, "-c", program])
     found = subprocess.run(line, input=b"in", capture_output=True, cwd=tmp_path, env=environment, check=True)
     assert found.stdout.decode().split() == [
         *(str(tmp_path), "x", "in", "True", "True"),
@@ -103,21 +103,21 @@ def test_a_stream_that_the_program_closes_is_closed():
         began = time.monotonic()
         assert process.stdout.read() == b""
         assert time.monotonic() - began < 4
-        supervisor.end(process)
+        supervisor.kill_process(process)
 
 
 def test_a_program_that_cannot_be_started_is_said(tmp_path):
     script = tmp_path / "script"
     script.write_text("no interpreter is named here")
     script.chmod(0o755)
-    found = subprocess.run(supervisor.command([str(script)]), capture_output=True, check=False)
+    found = subprocess.run(supervisor.supervised_command([str(script)]), capture_output=True, check=False)
     assert found.returncode == 1
     assert found.stderr.decode() == f"{script} cannot be started: Exec format error\n"
 
 
 def test_elsewhere_a_program_is_started_as_it_is(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert supervisor.command(("./decoder", "--threads", "1")) == ["./decoder", "--threads", "1"]
+    assert supervisor.supervised_command(("./decoder", "--threads", "1")) == ["./decoder", "--threads", "1"]
 
 
 def test_it_can_be_imported_where_there_are_fewer_signals():

@@ -1,0 +1,445 @@
+"""Check decoding: decisions on given tokens, ``generate``, rows of a batch, and agreement with replay."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.audit.lens import (
+    Lens,
+    LensReference,
+    ProbeReadouts,
+    consult,
+    emission_noise,
+    is_read_from_logits,
+    is_tied,
+    tied_gap,
+)
+from emad_ref.audit.trajectory import (
+    WIDEST_FEED,
+    Trajectory,
+    Transcript,
+    count_differing_tokens,
+    count_discriminating,
+    feed_slices,
+    judge_depths,
+    judge_tokens,
+    judge_trajectory,
+    logits_at_depth,
+)
+from emad_ref.audit.work import judge_ledger
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import PROMPT, Floats, Ints, Record
+
+
+def decisions(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
+    tolerance: float,
+    *,
+    needed: int = MIN_DISCRIMINATING,
+    exact_context: bool = True,
+) -> Finding:
+    """Check the decisions on ``prompts`` followed by ``continuations`` int64 [rows, n].
+
+    ``exact_context`` False asks of ``work.context`` only the causal minimum: for decoders that attend over padded
+    keys, or run the prompt in other pieces, and count so. Discriminating are positions at which a probe lay below the
+    cap; a point without probes has none to offer and needs none. ``tolerance`` in logits and nats, raised to the
+    decoder's declared noise.
+    """
+    tally = Tally("decisions", needed if point.adaptive else 0)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
+    if not decoder.capabilities.counted:
+        tally.notes.append("ledger not checked: the decoder does not count its work")
+    with tally:
+        together = [list(range(len(prompts)))] if len(prompts) > 1 else []
+        for chosen in (*([row] for row in range(len(prompts))), *together):
+            judge_session(
+                tally, decoder, lens, point, [prompts[row] for row in chosen], continuations[chosen], tolerance,
+                exact_context=exact_context,
+            )  # fmt: skip
+    return tally.finding()
+
+
+def judge_session(
+    tally: Tally,
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
+    tolerance: float,
+    *,
+    exact_context: bool,
+) -> None:
+    """One session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at depths of the rule's choosing.
+
+    A row alone is fed token by token, several rows at once also by as many as a feed may hold.
+    """
+    widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
+    with Transcript(tally, decoder, prompts, point) as talk:
+        for columns in feed_slices(continuations.shape[1], widest):
+            talk.feed(continuations[:, columns])
+        trajectories = talk.trajectories()
+        readouts = []
+        for trajectory in trajectories:
+            readouts.append(judge_trajectory(tally, trajectory, lens, point, tolerance).readouts)
+            tally.discriminating += count_discriminating(trajectory, point)
+        if decoder.capabilities.counted:
+            judge_ledger(
+                tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context,
+                widest=min(widest, WIDEST_FEED),
+            )  # fmt: skip
+
+
+def generation(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    tolerance: float,
+    *,
+    stop: frozenset[int] = frozenset(),
+    needed: int = MIN_DISCRIMINATING,
+    exact_context: bool = True,
+) -> Finding:
+    """Check greedy ``generate`` on all ``prompts`` together, on the first alone, and with a stop token.
+
+    The stop token of the last run is one that the first row emitted half-way, so that stopping is really exercised.
+    ``tolerance`` and ``exact_context`` as in ``decisions``.
+    """
+    tally = Tally("generation", needed if point.adaptive else 0)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
+    if not decoder.capabilities.counted:
+        tally.notes.append("ledger not checked: the decoder does not count its work")
+    with tally:
+        together = decoder.generate(prompts, max_new, stop)
+        halfway = int(together.emitted[0][len(together.emitted[0]) // 2]) if len(together.emitted[0]) else 0
+        for record, asked, stops in (
+            (together, prompts, stop),
+            (decoder.generate(prompts[:1], max_new, stop), prompts[:1], stop),
+            (decoder.generate(prompts, max_new, stop | {halfway}), prompts, stop | {halfway}),
+        ):
+            counted = decoder.capabilities.counted
+            judge_record(
+                tally, record, asked, max_new, stops, point, lens, tolerance,
+                counted=counted, exact_context=exact_context,
+            )  # fmt: skip
+    return tally.finding()
+
+
+def judge_record(
+    tally: Tally,
+    record: Record,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    stop: frozenset[int],
+    point: OperatingPoint,
+    lens: Lens,
+    tolerance: float,
+    *,
+    counted: bool,
+    exact_context: bool,
+    rows: Collection[int] | None = None,
+) -> None:
+    """One record of ``generate``: complete, depths the rule's, tokens the argmax there, work what they imply.
+
+    ``rows``: which of them are held against the lens, for a batch of many; None: all. Everything else, the ledger
+    included, is required of every row all the same.
+
+    Raises:
+        BadArgument: some rows only of a point whose readouts the lens has to count.
+    """
+    trajectories = read_record(tally, record, prompts, max_new, stop, point)
+    looked_at = range(len(prompts)) if rows is None else rows
+    if len(looked_at) < len(prompts) and not is_read_from_logits(point):
+        raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
+    readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
+    for row in looked_at:
+        reference = judge_trajectory(tally, trajectories[row], lens, point, tolerance)
+        judge_tokens(tally, trajectories[row], record.emitted[row], reference, point, tolerance)
+        tally.discriminating += count_differing_tokens(reference, trajectories[row])
+        readouts[row] = reference.readouts
+    if counted:
+        judge_work(tally, record, trajectories, readouts, point, exact_context=exact_context)
+
+
+def read_record(
+    tally: Tally,
+    record: Record,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    stop: frozenset[int],
+    point: OperatingPoint,
+) -> list[Trajectory]:
+    """One trajectory per prompt, after requiring that the record is complete and consistent with itself."""
+    tally.require(
+        len(record.emitted) == len(record.stop) == len(prompts),
+        f"{len(record.emitted)} rows emitted and {len(record.stop)} stop reasons for {len(prompts)} prompts",
+    )
+    tally.require(
+        record.signal.shape == (len(record.tokens), len(point.probes)),
+        f"record.signal has shape {record.signal.shape} for {len(record.tokens)} tokens and {len(point.probes)} probes",
+    )
+    rows = []
+    for row, (prompt, emitted, reason) in enumerate(zip(prompts, record.emitted, record.stop, strict=True)):
+        judge_ending(tally, f"row {row}", emitted, reason, max_new, stop)
+        rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
+    return rows
+
+
+def judge_ending(tally: Tally, row: str, emitted: Ints, reason: str, max_new: int, stop: frozenset[int]) -> None:
+    """The row ends with its first stop token, or at ``max_new`` tokens, and says which."""
+    first = next((at for at, token in enumerate(emitted) if int(token) in stop), None)
+    length, why = (max_new, "length") if first is None else (first + 1, "stop token")
+    said, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
+    tally.require(said == expected, f"{row}: {said}, but max_new={max_new} and the stop tokens give {expected}")
+
+
+def judge_work(
+    tally: Tally,
+    record: Record,
+    trajectories: list[Trajectory],
+    readouts: Sequence[ProbeReadouts],
+    point: OperatingPoint,
+    *,
+    exact_context: bool,
+) -> None:
+    """The record's work is what its decisions imply, its prompt part what the prompts imply."""
+    tally.require(
+        record.work is not None and set(record.work) == {0},
+        f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
+    )
+    assert record.work is not None
+    judge_ledger(tally, record.work[0], trajectories, readouts, point, exact_context=exact_context)
+    if record.prompt_work is None:
+        return
+    models = set(record.prompt_work)
+    tally.require(models == {0}, f"prompt work of models {sorted(models)}, but work of model 0")
+    spent, owed = record.prompt_work[0].tokens, sum(trajectory.first for trajectory in trajectories)
+    deepest = np.where(np.arange(point.layers) < point.ceiling, owed, 0)
+    holds = np.array_equal(spent, deepest) if len(trajectories) == 1 else bool((spent >= deepest).all())
+    tally.require(holds, f"prompt_work.tokens per layer {spent.tolist()}, but the prompts imply {deepest.tolist()}")
+
+
+def _row_trajectory(
+    tally: Tally, record: Record, row: int, prompt: Ints, emitted: Ints, point: OperatingPoint
+) -> Trajectory:
+    """The kept tokens of one row as a trajectory: the prompt, then every emitted token but the last, each fed once."""
+    table = record.tokens
+    mine = table.kept_of(row)
+    history = np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(emitted[:-1], dtype=np.int64)])
+    first = len(prompt) - 1
+    tally.require(
+        np.array_equal(table.position[mine], np.arange(len(history))) and np.array_equal(table.token[mine], history),
+        f"row {row}: the record's kept tokens are not the prompt followed by all emitted tokens but the last",
+    )
+    before, decided = mine[:first], mine[first:]
+    tally.require(
+        bool((table.phase[before] == PROMPT).all() and (table.depth[before] == point.ceiling).all()),
+        f"row {row}: prompt positions before the last must be recorded in phase prompt at depth {point.ceiling}",
+    )
+    tally.require(
+        bool((table.phase[decided] != PROMPT).all()),
+        f"row {row}: the prompt's last position is a decoding step, not prompt",
+    )
+    trajectory = Trajectory(
+        f"row {row}", history, first, table.depth[decided], record.signal[decided], np.ones(len(decided), dtype=bool)
+    )
+    claimed, allowed = table.cap[decided].tolist(), trajectory.caps(point).tolist()
+    tally.require(claimed == allowed, f"row {row}: caps {claimed}, but the depths before them allow {allowed}")
+    return trajectory
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """What one row of one record did: its trajectory, and the tokens [m] it emitted."""
+
+    depths: Trajectory
+    emitted: Ints
+
+
+def rows(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    tolerance: float,
+    *,
+    stop: frozenset[int] = frozenset(),
+    needed: int = 1,
+) -> Finding:
+    """Check ``generate`` on all ``prompts`` against ``generate`` on each.
+
+    Discriminating are pairs of rows that alone take different depths (different tokens, where the point is not
+    adaptive): rows that decide alike cannot be told from rows that follow each other. ``tolerance`` as in
+    ``decisions``.
+    """
+    tally = Tally("rows", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
+    with tally:
+        record = decoder.generate(prompts, max_new, stop)
+        together = _row_runs(tally, record, prompts, max_new, stop, point)
+        alone: list[RowRun] = []
+        for prompt in prompts:
+            alone += _row_runs(tally, decoder.generate([prompt], max_new, stop), [prompt], max_new, stop, point)
+        for both in zip(together, alone, strict=True):
+            _compare_runs(tally, *both, lens, point, tolerance)
+        told = [run.depths.depth if point.adaptive else run.emitted for run in alone]
+        tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(told, 2))
+    return tally.finding()
+
+
+def _row_runs(
+    tally: Tally, record: Record, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], point: OperatingPoint
+) -> list[RowRun]:
+    trajectories = read_record(tally, record, prompts, max_new, stop, point)
+    return [RowRun(trajectory, tokens) for trajectory, tokens in zip(trajectories, record.emitted, strict=True)]
+
+
+def _compare_runs(
+    tally: Tally, together: RowRun, alone: RowRun, lens: Lens, point: OperatingPoint, tolerance: float
+) -> None:
+    """Equal to the end, or to a tie; after a tie each run is judged on its own."""
+    shared = min(len(together.emitted), len(alone.emitted))
+    differ = (together.depths.depth[:shared] != alone.depths.depth[:shared]) | (
+        together.emitted[:shared] != alone.emitted[:shared]
+    )
+    if not differ.any():
+        # same tokens, same endings: read_record has held both lengths against max_new and the stop tokens
+        tally.n += shared
+        return
+    at = int(np.argmax(differ))
+    reference = consult(lens, together.depths.tokens, point, together.depths.first, tolerance)
+    tally.require(
+        _is_tied_at(reference, together.depths, at, point, tolerance)
+        or _is_tied_at(reference, alone.depths, at, point, tolerance),
+        f"{together.depths.place(at)}: token {together.emitted[at]} among its neighbours, but alone depth "
+        f"{alone.depths.depth[at]} and token {alone.emitted[at]}, with no tie at or before it",
+    )
+    for run in (together, alone):
+        reference = judge_trajectory(tally, run.depths, lens, point, tolerance)
+        judge_tokens(tally, run.depths, run.emitted, reference, point, tolerance)
+
+
+def _is_tied_at(reference: LensReference, run: Trajectory, at: int, point: OperatingPoint, tolerance: float) -> bool:
+    """Whether a comparison at or before ``at``, or the two best logits at ``at``, lie within ``tolerance``.
+
+    Up to there both runs have the same history, but the depth that each took at ``at`` is its own.
+    """
+    near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
+    best = np.sort(logits_at_depth(reference.emitted[at : at + 1], run.depth[at : at + 1])[0])[-2:]
+    return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance))
+
+
+TRACE_ROUNDING = (
+    1e-5  # traces hold float32: 6e-8 of values up to tens of nats, and room for the sum over the vocabulary
+)
+
+
+@dataclass(frozen=True)
+class ReplayedDocument:
+    """Replay's say on one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
+
+    One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token
+    p + 1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the row of the point's thresholds that
+    each belongs to, int64 [m], and other rows that the tolerance allows; (): all belong to the first.
+
+    Raises:
+        BadArgument: arrays that do not fit the document.
+    """
+
+    tokens: Ints
+    depth: Ints
+    nll_nats: Floats
+    signal: Floats
+    adaptive_from: int = 0
+    rows: tuple[Ints, ...] = ()
+
+    def __post_init__(self) -> None:
+        decided_positions = len(self.tokens) - 1 - self.adaptive_from
+        if decided_positions < 1:
+            raise BadArgument("tokens", len(self.tokens), "a document with a token to predict after adaptive_from")
+        named = [(name, getattr(self, name)) for name in ("depth", "nll_nats", "signal")]
+        for name, held in [*named, *(("rows", one) for one in self.rows)]:
+            if len(held) != decided_positions:
+                raise BadArgument(name, held.shape, f"{decided_positions} entries, one per decided position")
+
+
+def bridge(
+    decoder: Decoder,
+    point: OperatingPoint,
+    replayed: Sequence[ReplayedDocument],
+    tolerance: float,
+    *,
+    needed: int = MIN_DISCRIMINATING,
+    excuses_ties: bool = False,
+) -> Finding:
+    """Hold the decoder against ``replayed`` documents.
+
+    ``tolerance`` in nats and logits, raised to the decoder's declared noise and to what float32 traces can hold; an
+    NLL may be off by twice as much (its logit and the normaliser). Where a tie moved a depth, NLL is not compared.
+    Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: ties are counted, however many.
+    """
+    tally = Tally("bridge", needed if point.adaptive else 0, excuses_ties)
+    tolerance = tally.allow(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
+    with tally:
+        for number, document in enumerate(replayed):
+            trajectory = _teacher_force(tally, decoder, point, document, f"document {number}")
+            tally.n += len(trajectory.depth)
+            tally.discriminating += count_discriminating(trajectory, point)
+            judge_depths(tally, trajectory, document.signal, point, tolerance, document.rows)
+            _judge_replay(tally, trajectory, document, point, tolerance)
+    return tally.finding()
+
+
+def _teacher_force(
+    tally: Tally, decoder: Decoder, point: OperatingPoint, document: ReplayedDocument, name: str
+) -> Trajectory:
+    opening = document.adaptive_from + 1
+    with Transcript(tally, decoder, [Prompt(document.tokens[:opening])], point, [name]) as talk:
+        for token in document.tokens[opening:-1]:
+            talk.feed(np.array([[token]]))
+        return talk.trajectories()[0]
+
+
+def _judge_replay(
+    tally: Tally, trajectory: Trajectory, document: ReplayedDocument, point: OperatingPoint, tolerance: float
+) -> None:
+    """Depths equal replay's up to the first threshold tie, NLL wherever depths are equal."""
+    rows = document.rows or (np.zeros(len(document.depth), dtype=np.int64),)
+    untied = ~np.logical_or.accumulate(is_tied(point, document.signal, rows, tolerance))
+    same = trajectory.depth == document.depth
+    if (untied & ~same).any():
+        at = int(np.argmax(untied & ~same))
+        gives = f"replay gives depth {document.depth[at]}, with no tie at or before it"
+        tally.require(False, f"{trajectory.place(at)}: {gives}")
+    assert trajectory.logits is not None, "a transcript shows its logits"
+    target = document.tokens[document.adaptive_from + 1 :]
+    found = _nll_nats(trajectory.logits, target)
+    with np.errstate(invalid="ignore"):  # a next token that both have pruned is lost in both
+        off = np.where(same & (found != document.nll_nats), np.abs(found - document.nll_nats), 0.0)
+    allowed = 2 * tolerance * emission_noise(point)
+    at = int(np.argmax(~(off <= allowed)))
+    tally.require(
+        bool((off <= allowed).all()),
+        f"{trajectory.place(at)}: NLL off by {off[at]:.2g} nats from replay's, more than {allowed:g}",
+    )
+
+
+def _nll_nats(logits: Floats, target: Ints) -> Floats:
+    """[m] −log softmax(logits [m, V])[target [m]]."""
+    z = logits - logits.max(axis=-1, keepdims=True)
+    nll: Floats = np.log(np.exp(z).sum(axis=-1)) - z[np.arange(len(target)), target]
+    return nll

@@ -1,0 +1,256 @@
+"""Compare emitted tokens and depths with another decoder's or with stored goldens, up to ties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emad_ref.audit.finding import Finding, tie_allowance
+from emad_ref.audit.lens import Lens, consult, headroom, is_tied, tied_gap
+from emad_ref.errors import EmadError
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import PROMPT, Floats, Ints, Record
+
+TOKENS_CHECK = "same tokens"
+
+TokenRows = Sequence[Sequence[int]]
+
+
+def same_tokens(
+    lens: Lens,
+    tolerance: float,
+    prompts: Sequence[Prompt],
+    found: TokenRows,
+    wanted: TokenRows,
+    point: OperatingPoint | None = None,
+    found_depths: TokenRows | None = None,
+    wanted_depths: TokenRows | None = None,
+    *,
+    declared: float = 0.0,
+    most_ties: float | None = None,
+) -> Finding:
+    """Whether each row's tokens (and depths) are equal to the end, or to a tie; it names the first that are not.
+
+    ``point`` None means full depth: only logit ties exist. Depths, where given, stand beside the tokens they produced.
+    ``declared``: noise that whoever made ``found`` declares; beyond ``tolerance`` it takes its place, and every row may
+    then end in a tie: that tokens are the argmax within such noise, ``generation`` shows position by position.
+    ``most_ties``: share of tokens that may be ties, in place of the limit that these imply.
+    ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
+    """
+    limit, tolerance = tie_allowance(tolerance, declared)
+    limit = limit if most_ties is None else most_ties
+    ties, total = 0, sum(map(len, found))
+    for row, prompt in enumerate(prompts):
+        at = _first_difference(found[row], wanted[row])
+        if found_depths is not None and wanted_depths is not None:
+            at = min(at, _first_difference(found_depths[row], wanted_depths[row]))
+        if at == min(len(found[row]), len(wanted[row])):
+            if len(found[row]) != len(wanted[row]):
+                complaint = f"row {row}: {len(found[row])} tokens, but {len(wanted[row])} expected"
+                return Finding(TOKENS_CHECK, False, complaint, total, ties)
+            continue
+        depth = None if wanted_depths is None else wanted_depths[row][at]
+        if not _is_tie(lens, tolerance, prompt, wanted[row][:at], point, depth):
+            complaint = (
+                f"row {row}, new token {at}: {found[row][at]} (depth {_depth_text(found_depths, row, at)}), but "
+                "expected "
+                f"{wanted[row][at]} (depth {_depth_text(wanted_depths, row, at)}), and no tie excuses it"
+            )
+            return Finding(TOKENS_CHECK, False, complaint, total, ties)
+        ties += 1
+    if ties > limit * total:
+        complaint = f"{ties} ties in {total} tokens: more than {limit:.0%} is no longer noise"
+        return Finding(TOKENS_CHECK, False, complaint, total, ties)
+    said = f"{ties} of {total} tokens stand after a tie's first difference" if ties else f"all {total} tokens"
+    return Finding(TOKENS_CHECK, True, said, total, ties)
+
+
+def _is_tie(
+    lens: Lens,
+    tolerance: float,
+    prompt: Prompt,
+    emitted: Sequence[int],
+    point: OperatingPoint | None,
+    depth: int | None,
+) -> bool:
+    history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
+    if point is None:
+        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < 2 * tolerance
+    reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
+    gap = _gap(reference.emitted[-1, (depth or point.layers) - 1])
+    near = is_tied(point, reference.signal, reference.rows, tolerance)
+    return gap < tied_gap(point, tolerance) or bool(near.any())
+
+
+def _gap(logits: Floats) -> float:
+    """The largest of ``logits`` [V] minus the second largest."""
+    best = np.sort(logits)[-2:]
+    return float(best[1] - best[0])
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    shared = min(len(a), len(b))
+    return next((i for i in range(shared) if a[i] != b[i]), shared)
+
+
+def _depth_text(depths: TokenRows | None, row: int, at: int) -> int | str:
+    return "full" if depths is None else depths[row][at]
+
+
+GOLDEN_CHECK = "golden"
+DIGITS = 4  # significant ones of a distance: it is held against a tolerance, not against another distance
+
+
+class BadGoldenError(EmadError):
+    """A stored golden that is not what one holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenTokens:
+    """``token``, ``depth`` int64 [rows, new]; ``margin``, ``room`` float64 [rows, new], inf where there is none.
+
+    ``depth`` is whatever else was decided about the token: of a pair, which model emitted it.
+    """
+
+    token: Ints
+    depth: Ints
+    margin: Floats
+    room: Floats
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "token": self.token.tolist(),
+            "depth": self.depth.tolist(),
+            "margin": [[_rounded(value) for value in row] for row in self.margin],
+            "room": [[_rounded(value) for value in row] for row in self.room],
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> GoldenTokens:
+        """Raises BadGolden."""
+        try:
+            token, depth = (np.array(stored[name], dtype=np.int64) for name in ("token", "depth"))
+            # None, which JSON has for infinity, reads as NaN
+            margin, room = (np.array(stored[name], dtype=np.float64) for name in ("margin", "room"))
+            taken = cls(token, depth, *(np.where(np.isnan(each), np.inf, each) for each in (margin, room)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadGoldenError(
+                f"a golden without token, depth, margin and room by row ({error}); record it anew"
+            ) from None
+        if len({part.shape for part in (taken.token, taken.depth, taken.margin, taken.room)}) > 1:
+            raise BadGoldenError("parts of different sizes; record it anew")
+        return taken
+
+
+def golden_key(fingerprint: str, dtype: str, corpus: str, seed: int, kind: str, drawn_by: str = "") -> str:
+    """The id of a golden; ``drawn_by``: the release whose generator drew its tokens."""
+    return f"{fingerprint}-{dtype}-{corpus}-seed-{seed}-{kind}" + (f"-{drawn_by}" if drawn_by else "")
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
+
+
+# ---------------------------------------------------------------- taking
+
+
+def emitted_depths(record: Record) -> Ints:
+    """[rows, new] the depth of each step that emitted a token. Rows of equal length."""
+    return np.stack([record.tokens.depth[_decided_positions(record, row)] for row in range(len(record.emitted))])
+
+
+def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
+    """[rows, new] distance of the nearest signal read to its threshold; ``point`` has no bins."""
+    return np.stack(
+        [
+            _nearest_threshold(record.signal[_decided_positions(record, row)], point)
+            for row in range(len(record.emitted))
+        ]
+    )
+
+
+def _nearest_threshold(signal: Floats, point: OperatingPoint) -> Floats:
+    room, _ = headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
+    nearest: Floats = np.abs(room).min(axis=1)  # −inf where nothing is decided
+    return nearest
+
+
+def _decided_positions(record: Record, row: int) -> Ints:
+    places = record.tokens.kept_of(row)
+    decided: Ints = places[record.tokens.phase[places] != PROMPT]
+    return decided
+
+
+def logit_margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]) -> Floats:
+    """[rows, new] logits between the two best that ``decoder`` shows where each of ``emitted`` was chosen."""
+    session, step = decoder.start(prompts)
+    shown = [step.logits[:, -1]]
+    for column in np.stack(emitted)[:, :-1].T:
+        shown.append(session.feed(column[:, None]).logits[:, -1])
+    session.close()
+    best = np.sort(np.stack(shown, axis=1), axis=-1)
+    gap: Floats = best[..., -1] - best[..., -2]
+    return gap
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def golden_thresholds(point: OperatingPoint) -> dict[str, Any]:
+    """What decides depths under ``point``, as a golden keeps it."""
+    return {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
+
+
+def largest_threshold_change(golden: Any, found: dict[str, Any]) -> float:
+    """By how much a threshold of ``found`` differs from the ``golden`` one, at most; ∞ where they are not alike.
+
+    Thresholds that are quantiles of a model's own signals end in the last bits of the processor that took them.
+    """
+    if not isinstance(golden, dict) or golden.keys() != found.keys() or golden["probes"] != found["probes"]:
+        return math.inf
+    before, now = ([value for row in each["thresholds"] for value in row] for each in (golden, found))
+    if len(before) != len(now):
+        return math.inf
+    # equal ones first: of two infinite ones there is no difference
+    return max((0.0 if a == b else abs(a - b) for a, b in zip(before, now, strict=True)), default=0.0)
+
+
+def compare_golden(
+    golden: GoldenTokens, found: GoldenTokens, tolerance: float, noise: float = 1.0, *, declared: float = 0.0
+) -> Finding:
+    """Whether ``found`` did what ``golden`` says, up to its ties.
+
+    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that whoever made ``found``
+    declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
+    """
+    limit, tolerance = tie_allowance(tolerance, declared)
+    if found.token.shape != golden.token.shape:
+        complaint = f"{found.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
+        return Finding(GOLDEN_CHECK, False, complaint, 0, 0)
+    differs, ties = (found.token != golden.token) | (found.depth != golden.depth), 0
+    near = np.logical_or.accumulate(golden.room <= noise * tolerance, axis=1)
+    for row in np.flatnonzero(differs.any(axis=1)).tolist():
+        at = int(np.argmax(differs[row]))
+        close = found.depth[row, at] == golden.depth[row, at] and golden.margin[row, at] <= 2 * tolerance
+        if not (close or near[row, at]):
+            return Finding(GOLDEN_CHECK, False, _describe_difference(golden, found, row, at), golden.token.size, ties)
+        ties += 1
+    if ties > max(1, limit * golden.token.size):
+        complaint = f"{ties} of {len(differs)} rows part from the golden at a tie: that many are no longer rounding"
+        return Finding(GOLDEN_CHECK, False, complaint, golden.token.size, ties)
+    said = f"{ties} of {len(differs)} rows part from the golden at a tie" if ties else "token by token"
+    return Finding(GOLDEN_CHECK, True, said, golden.token.size, ties)
+
+
+def _describe_difference(golden: GoldenTokens, found: GoldenTokens, row: int, at: int) -> str:
+    near = golden.room[row, : at + 1].min()
+    return (
+        f"row {row}, new token {at}: {found.token[row, at]} ({found.depth[row, at]}), but the golden has "
+        f"{golden.token[row, at]} ({golden.depth[row, at]}), by a margin of {golden.margin[row, at]:.2g} logits and "
+        f"with no signal nearer to its threshold than {near:.2g}"
+    )

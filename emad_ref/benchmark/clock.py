@@ -1,0 +1,191 @@
+"""Paired timing: every arm runs once per pair, next to the others, in random order, on fresh input.
+
+Pairing cancels what drifts (clock frequency, other processes, temperature); random order cancels what follows (warm
+caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded
+beside the wall clock: where both agree no other process took the core. Ratios and intervals are made in
+``statistics.times``.
+
+Tracers, profilers and debuggers slow Python by a factor that differs between two arms. Times and joules taken beside
+one compare the instrument, so ``require_untraced`` refuses to measure and names it.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Floats
+
+MONITORING_TOOLS = 6  # ids that sys.monitoring has (PEP 669)
+ENVIRONMENT = {
+    "CUDA_LAUNCH_BLOCKING": ("1",),
+    "PYTHONMALLOC": ("debug", "malloc_debug", "pymalloc_debug"),
+}
+
+
+def active_tracers() -> Iterator[str]:
+    """The name of every active instrument, in words."""
+    hooks = {
+        "trace function": (sys.gettrace(), threading.gettrace()),
+        "profile function": (sys.getprofile(), threading.getprofile()),
+    }
+    for kind, functions in hooks.items():
+        yield from dict.fromkeys(
+            f"{kind} {_qualified_name(function)}" for function in functions if function is not None
+        )
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 and newer
+    if monitoring is not None:
+        tools = (monitoring.get_tool(number) for number in range(MONITORING_TOOLS))
+        yield from (f"sys.monitoring tool {tool}" for tool in tools if tool is not None)
+    if tracemalloc.is_tracing():
+        yield "tracemalloc"
+    if sys.flags.dev_mode:
+        yield "Python's development mode (-X dev)"
+    if gc.get_debug():
+        yield "gc.set_debug"
+    for name, values in ENVIRONMENT.items():
+        if os.environ.get(name) in values:
+            yield f"{name}={os.environ[name]}"
+    torch: Any = sys.modules.get("torch")  # not imported for this question
+    if torch is not None:
+        if torch.is_anomaly_enabled():
+            yield "torch.autograd.set_detect_anomaly"
+        if torch.autograd._profiler_enabled():
+            yield "torch.profiler"
+
+
+def _qualified_name(function: Any) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def require_untraced() -> None:
+    """Raises BadArgument where a tracer, profiler or debugger is active."""
+    if found := list(active_tracers()):
+        raise BadArgument(
+            "timing", ", ".join(found), "no tracer, profiler or debugger beside it", "measure in a run without it"
+        )
+
+
+Arm = Callable[[int], float | None]
+
+
+@dataclass(frozen=True)
+class PairedTimings:
+    """Arm → [pairs] of wall and of process seconds, warm-up left out; ``first`` names the arm that led each pair."""
+
+    seconds: dict[str, Floats]
+    process_seconds: dict[str, Floats]
+    first: tuple[str, ...]
+
+
+def _no_wait() -> None:
+    return None
+
+
+def time_pairs(
+    arms: Mapping[str, Arm],
+    pairs: int,
+    rng: np.random.Generator,
+    *,
+    warm_up: int = 1,
+    synchronize: Callable[[], None] = _no_wait,
+    clock: Callable[[], float] = time.perf_counter,
+    process_clock: Callable[[], float] = time.process_time,
+) -> PairedTimings:
+    """Time every arm ``pairs`` times.
+
+    Args:
+        arms: name → callable; it gets the index of the pair and chooses that pair's input by it. Indices 0 to
+            ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. A number it returns is
+            taken as its own measured seconds (a device timer) in place of the wall clock's.
+        pairs: counted pairs, ≥ 1.
+        rng: the order of the arms; each arm leads equally often, up to one pair.
+        synchronize: called before each start and before each stop.
+        clock: wall clock in seconds.
+        process_clock: CPU time of this process in seconds.
+
+    Raises:
+        BadArgument: fewer than two arms, no pair, negative warm-up, or a time that is not positive and finite.
+    """
+    if len(arms) < 2:
+        raise BadArgument("arms", sorted(arms), "at least two arms", "a time alone says nothing across machines")
+    if pairs < 1:
+        raise BadArgument("pairs", pairs, "at least 1")
+    if warm_up < 0:
+        raise BadArgument("warm_up", warm_up, "0 or more")
+    if clock is time.perf_counter:
+        require_untraced()
+    names = list(arms)
+    wall = {name: np.empty(pairs) for name in names}
+    process = {name: np.empty(pairs) for name in names}
+    leaders = rng.permutation(np.arange(warm_up + pairs) % len(names))
+    first = []
+    for index, leader in enumerate(leaders):
+        order = names[leader:] + names[:leader]
+        for name in order:
+            synchronize()
+            process_start, start = process_clock(), clock()
+            own = arms[name](index)
+            synchronize()
+            elapsed, used = clock() - start, process_clock() - process_start
+            seconds = elapsed if own is None else float(own)
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise BadArgument(f"seconds of {name}", seconds, "a positive time", "give the arm more work per call")
+            if index >= warm_up:
+                wall[name][index - warm_up], process[name][index - warm_up] = seconds, used
+        if index >= warm_up:
+            first.append(order[0])
+    return PairedTimings(wall, process, tuple(first))
+
+
+def smallest_decidable_speedup(
+    spread: float,
+    n: int,
+    *,
+    threshold: float = 1.0,
+    error: float = 0.05,
+    power: float = 0.8,
+    units: int | None = None,
+    inflation: float = 1.0,
+) -> float:
+    """The smallest true speed-up that ``n`` pairs show to exceed ``threshold`` with probability ``power``.
+
+    threshold · exp((t_{1−error} + t_{power}) · spread · √(inflation / n)), t with units − 1 degrees of freedom; the
+    usual approximation.
+
+    Args:
+        spread: standard deviation of the log ratio of a pair, from a pilot.
+        n: pairs, ≥ 2.
+        threshold: the speed-up to exceed; 1.10 for EMAD-F2.
+        error: one-sided; divide it by the number of legs for Holm's first step.
+        units: what is taken to be independent, ≥ 2: blocks of time; None: every pair.
+        inflation: factor of the squared standard error, ≥ 1: what the test allows for an unsteady machine.
+
+    Raises:
+        BadArgument: a negative spread, n < 2, threshold ≤ 0, or error or power outside 0–1.
+    """
+    if not (math.isfinite(spread) and spread >= 0):
+        raise BadArgument("spread", spread, "a standard deviation ≥ 0")
+    if n < 2:
+        raise BadArgument("n", n, "at least 2 pairs", "one pair has no spread")
+    if not threshold > 0:
+        raise BadArgument("threshold", threshold, "a positive ratio")
+    for name, value in (("error", error), ("power", power)):
+        if not 0 < value < 1:
+            raise BadArgument(name, value, "a probability between 0 and 1")
+    freedom = min(n, units or n) - 1
+    reach = stats.t.ppf(1 - error, freedom) + stats.t.ppf(power, freedom)
+    return threshold * math.exp(float(reach) * spread * math.sqrt(inflation / n))

@@ -1,0 +1,630 @@
+"""Joules per generated token, from NVIDIA's management library (NVML); or the reason why there is no number.
+
+    J / token = (E(stop) − E(start)) / tokens generated between,    per window, arms side by side in pairs
+
+EMAD-N1 measures this. E is the device's energy counter (millijoules since the driver was loaded; Volta and newer).
+Where it is missing, power is sampled and integrated: NVML's reading is instantaneous up to and including the A100 and
+averages the last second on newer parts. ``source`` says which was used: they are not the same instrument.
+
+A window repeats requests for at least ``min_seconds``, 5 s by default. The device is waited for before both readings,
+so that work handed over late is charged to whoever handed it over. A window is *spoiled*, and its pair measured
+again, if the clocks were throttled, another process was on the device, or the counter did not rise. Processes are
+listed before and after a window: one that comes and goes within it is not seen.
+
+The device is found by its UUID, because NVML and CUDA number boards differently. Absent is not zero: ``Unmeasured``
+with a reason, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a device is opened.
+
+The counter itself moves in steps of up to a tenth of a second (``refresh_seconds``): each end of a window may be off
+by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals at
+its worst (``statistics.times.ratio_within``). ``counted_over_polled`` checks the counter against the power readings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from emad_ref.benchmark.clock import require_untraced
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.record import Floats, Ints
+
+EnergySource = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s", "CPU package energy"]
+COUNTERS: tuple[EnergySource, ...] = ("energy counter", "CPU package energy")
+EnergyArm = Callable[[int, int], int]  # (pair, request of the window) → tokens it generated
+
+SAMPLE_SECONDS = 0.05  # between power readings; sensors refresh every 15–100 ms
+AVERAGED_SECONDS = 1.0  # what a reading covers after GA100
+GA100 = (8, 0)  # the newest compute capability whose power readings are instantaneous
+
+# Clock event reasons that change what a token costs. Idling, clocks set by a person and boards in step are no fault.
+SLOWDOWNS: dict[int, str] = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+# NVML's error numbers, in the words of somebody who wants to know why there is no number. Others keep NVML's text.
+FAILURES: dict[int, str] = {
+    3: "not supported by this device",
+    4: "no permission to read the device",
+    6: "no device has this UUID",
+    9: "no NVML device: the NVIDIA driver is not loaded",
+    12: "no NVML device: the driver's library is not on this machine",
+    13: "not offered by this driver",
+    15: "the device was lost",
+    18: "driver and its library differ in version; reload the driver",
+}
+NOT_FOUND = 13
+ABSENT = frozenset({3, NOT_FOUND})  # another way of reading may still work
+
+_log = logging.getLogger(__name__)
+
+
+class CounterUnreadable(EmadError):
+    """The device cannot be read at all: no further window will help. ``code`` is NVML's, None where it is not."""
+
+    def __init__(self, reason: str, code: int | None = None):
+        self.reason, self.code = reason, code
+        super().__init__(reason)
+
+
+class WindowSpoiled(EmadError):
+    """This window measured something else than the request; another one may be good."""
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Why there is no number; goes into a verdict ``unmeasured`` as its reason."""
+
+    reason: str
+
+
+class EnergyCounter(Protocol):
+    """What one device says at this moment. Every method raises ``Unreadable`` where it cannot say it."""
+
+    device: str  # name and UUID
+    source: EnergySource
+
+    def energy_mj(self) -> int: ...  # since the driver was loaded; asked only of an energy counter
+    def power_mw(self) -> int: ...
+    def slowdowns(self) -> int: ...  # bit mask of clock event reasons
+    def processes(self) -> frozenset[int]: ...  # every process with a context on the device
+
+
+@dataclass(frozen=True)
+class EnergyWindow:
+    """One good window."""
+
+    energy_j: float
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class EnergyResult:
+    """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that led each pair.
+
+    ``spoiled`` tells why windows were thrown away, ``caveats`` what could not be checked.
+    ``refresh_s``: how long the counter may rest between two changes (``meters.instrument``); 0 where it was not asked.
+    """
+
+    joules: dict[str, Floats]
+    seconds: dict[str, Floats]
+    tokens: dict[str, Ints]
+    first: tuple[str, ...]
+    source: EnergySource
+    device: str
+    spoiled: tuple[str, ...]
+    caveats: tuple[str, ...]
+    refresh_s: float = 0.0
+
+    def resolution(self, arm: str) -> Floats:
+        """[pairs] by what share each window's joules may be too many or too few: a rest of the counter at either end
+        is left out or added."""
+        share: Floats = self.refresh_s / self.seconds[arm]
+        return share
+
+    def joules_per_token(self, arm: str, *, idle_w: float = 0.0) -> Floats:
+        """[pairs] J per generated token; above an idle draw of ``idle_w`` watts (``idle_power_w``) where it is given.
+
+        EMAD-N1 is judged without it: a device that waits for its next token has to be paid for.
+
+        Raises:
+            BadArgument: an unknown arm, or an idle draw that is negative or not below what every window drew.
+        """
+        if arm not in self.joules:
+            raise BadArgument("arm", arm, f"one of {sorted(self.joules)}")
+        above = self.joules[arm] - idle_w * self.seconds[arm]
+        if not (idle_w >= 0 and (above > 0).all()):
+            raise BadArgument("idle_w", idle_w, "watts ≥ 0 and below every window's mean power", "measure it again")
+        return above / self.tokens[arm]
+
+
+def measure_pairs(
+    arms: Mapping[str, EnergyArm],
+    pairs: int,
+    rng: np.random.Generator,
+    counter: EnergyCounter | Unmeasured,
+    *,
+    min_seconds: float = 5.0,
+    warm_up: int = 1,
+    spare: int = 5,
+    own: frozenset[int] | None = None,
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EnergyResult | Unmeasured:
+    """Measure every arm once per pair, side by side, in random order.
+
+    Args:
+        arms: name → callable; it gets the numbers of the pair and of the request within its window, chooses the input
+            by them and returns how many tokens it generated, ≥ 1. The same numbers mean the same input for every arm; a
+            faster arm gets further.
+        pairs: pairs wanted, ≥ 1.
+        rng: the order of the arms.
+        counter: from ``nvml``; ``Unmeasured`` comes back as it is, so that the caller need not look.
+        min_seconds: shortest window.
+        warm_up: requests of each arm before anything is measured, numbered as pair −1.
+        spare: how many pairs may be spoiled. One spoiled window spoils its pair: both arms saw the same conditions or
+            neither counts. When all are used up, what was measured until then is returned.
+        own: processes that belong to the decoder, this one alone by default. Inside a container NVML may list it under
+            its number outside: then the only process listed is taken to be it, and ``caveats`` says so.
+        synchronize: waits for the device.
+        clock: wall clock in seconds.
+
+    Returns:
+        ``Energies`` of 1 to ``pairs`` pairs; ``Unmeasured`` where the device cannot be read or no pair was good.
+
+    Raises:
+        BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
+    """
+    _check_arguments(arms, pairs, min_seconds, warm_up, spare)
+    if isinstance(counter, Unmeasured):
+        return counter
+    if clock is time.perf_counter:
+        require_untraced()
+    for request in range(warm_up):
+        for name, arm in arms.items():
+            _generated_tokens(name, arm, -1, request)
+    names = list(arms)
+    good: list[dict[str, EnergyWindow]] = []
+    first: list[str] = []
+    spoiled: list[str] = []
+    leaders = rng.permutation(np.arange(pairs) % len(names))
+    try:
+        ours, caveats = _own_processes(counter, own)
+        while len(good) < pairs and len(spoiled) <= spare:
+            pair, leader = len(good) + len(spoiled), leaders[len(good)]
+            order = names[leader:] + names[:leader]
+            measure = partial(
+                measure_window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock
+            )
+            try:
+                windows = {name: measure(partial(_generated_tokens, name, arms[name], pair)) for name in order}
+            except WindowSpoiled as why:
+                spoiled.append(str(why))
+            else:
+                good.append(windows)
+                first.append(order[0])
+    except CounterUnreadable as why:
+        return Unmeasured(why.reason)
+    if not good:
+        return Unmeasured(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
+    return EnergyResult(
+        joules={name: np.array([windows[name].energy_j for windows in good]) for name in names},
+        seconds={name: np.array([windows[name].seconds for windows in good]) for name in names},
+        tokens={name: np.array([windows[name].tokens for windows in good]) for name in names},
+        first=tuple(first),
+        source=counter.source,
+        device=counter.device,
+        spoiled=tuple(spoiled),
+        caveats=caveats,
+    )
+
+
+def measure_window(
+    counter: EnergyCounter,
+    request: Callable[[int], int],
+    *,
+    min_seconds: float = 5.0,
+    own: frozenset[int],
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> EnergyWindow:
+    """Repeat ``request`` (number → tokens) until ``min_seconds`` have passed, between two readings.
+
+    Raises:
+        Spoiled: throttled, shared with another process, or a counter that did not rise.
+        Unreadable: as the counter does.
+    """
+    synchronize()
+    listed = counter.processes()
+    meter = _METERS[counter.source](counter, clock)
+    slowed, tokens, requests = counter.slowdowns(), 0, 0
+    meter.start()
+    start = clock()
+    try:
+        while (stop := clock()) - start < min_seconds:
+            tokens += request(requests)
+            requests += 1
+            synchronize()  # per request, else a queue of work not yet done would fill the time
+            slowed |= counter.slowdowns()
+    finally:
+        meter.stop()
+    _refuse_spoiled(slowed, (listed | counter.processes()) - own)
+    return EnergyWindow(meter.joules(start, stop), stop - start, tokens)
+
+
+def idle_power_w(
+    counter: EnergyCounter | Unmeasured,
+    *,
+    seconds: float = 5.0,
+    own: frozenset[int] | None = None,
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float | Unmeasured:
+    """Mean power in watts while nothing is asked of the device: model loaded, clocks as they fall."""
+    if isinstance(counter, Unmeasured):
+        return counter
+
+    def wait(_: int) -> int:
+        sleep(seconds)
+        return 0
+
+    try:
+        ours, _ = _own_processes(counter, own)
+        idle = measure_window(counter, wait, min_seconds=seconds, own=ours, synchronize=synchronize, clock=clock)
+    except (WindowSpoiled, CounterUnreadable) as why:
+        return Unmeasured(str(why))
+    return idle.energy_j / idle.seconds
+
+
+def _own_processes(counter: EnergyCounter, own: frozenset[int] | None) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The processes that may be on the device, and what of that was assumed.
+
+    The decoder is loaded, so one of the processes listed is ours even where its number is not. A single unknown one is
+    taken to be it, once and for all windows; of several nobody can say which.
+    """
+    own, listed = frozenset({os.getpid()}) if own is None else own, counter.processes()
+    if not listed:
+        return own, ("NVML lists no process, not even this one: sharing cannot be ruled out",)
+    if len(listed) == 1 and not listed & own:
+        return own | listed, (f"process {min(listed)}, alone on the device, is taken to be this one seen from outside",)
+    return own, ()
+
+
+def _refuse_spoiled(slowed: int, foreign: frozenset[int]) -> None:
+    reasons = [name for bit, name in SLOWDOWNS.items() if slowed & bit]
+    if reasons:
+        raise WindowSpoiled(f"clocks throttled: {', '.join(reasons)}")
+    if foreign:
+        raise WindowSpoiled(f"other processes on the device: {', '.join(map(str, sorted(foreign)))}")
+
+
+def _generated_tokens(name: str, arm: EnergyArm, pair: int, request: int) -> int:
+    tokens = arm(pair, request)
+    if tokens < 1:
+        raise BadArgument(f"tokens of {name}", tokens, "at least 1 per request", "return how many were generated")
+    return tokens
+
+
+def _check_arguments(arms: Mapping[str, EnergyArm], pairs: int, min_seconds: float, warm_up: int, spare: int) -> None:
+    if len(arms) < 2:
+        raise BadArgument("arms", sorted(arms), "at least two arms", "joules alone say nothing across machines")
+    for name, value, least in (("pairs", pairs, 1), ("warm_up", warm_up, 0), ("spare", spare, 0)):
+        if value < least:
+            raise BadArgument(name, value, f"at least {least}")
+    if not min_seconds > 0:
+        raise BadArgument("min_seconds", min_seconds, "a positive time", "5 s is what the counters' steps ask for")
+
+
+class CounterMeter:
+    """Two readings of the energy counter."""
+
+    def __init__(self, counter: EnergyCounter, clock: Callable[[], float]):
+        self._counter = counter
+
+    def start(self) -> None:
+        self._start_mj = self._counter.energy_mj()
+
+    def stop(self) -> None:
+        self._stop_mj = self._counter.energy_mj()
+
+    def joules(self, start: float, stop: float) -> float:
+        used = self._stop_mj - self._start_mj
+        if used < 0:
+            raise WindowSpoiled(f"the energy counter went back by {-used} mJ: device reset or driver reloaded")
+        if used == 0:
+            raise WindowSpoiled("the energy counter stood still")
+        return used / 1000
+
+
+class PowerMeter:
+    """``readings`` (seconds, milliwatts) from a thread: at the ends of requests alone the device would look idle."""
+
+    def __init__(self, counter: EnergyCounter, clock: Callable[[], float]):
+        self._counter, self._clock = counter, clock
+        self.readings: list[tuple[float, int]] = []
+        self._failure: CounterUnreadable | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="power readings", daemon=True)
+
+    def _sample(self) -> None:
+        try:
+            while True:
+                self.readings.append((self._clock(), self._counter.power_mw()))
+                if self._over.wait(SAMPLE_SECONDS):
+                    return
+        except CounterUnreadable as why:
+            self._failure = why
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def joules(self, start: float, stop: float) -> float:
+        if self._failure is not None:
+            raise self._failure
+        lag = AVERAGED_SECONDS if self._counter.source == "power, averaged over 1 s" else 0.0
+        return integrated_j(self.readings, start, stop, lag)
+
+
+_METERS: dict[EnergySource, Callable[[EnergyCounter, Callable[[], float]], CounterMeter | PowerMeter]] = {
+    "energy counter": CounterMeter,
+    "CPU package energy": CounterMeter,
+    "power, instantaneous": PowerMeter,
+    "power, averaged over 1 s": PowerMeter,
+}
+
+
+def integrated_j(readings: Sequence[tuple[float, int]], start: float, stop: float, lag: float) -> float:
+    """Joules between ``start`` and ``stop`` (seconds) from ``readings`` (seconds, milliwatts).
+
+    Mean power by the trapezoidal rule over the readings that speak of the window only, times its length. A reading
+    that averages the last ``lag`` seconds speaks of the time before the window until ``start + lag``.
+
+    Raises:
+        Spoiled: fewer than two such readings, or no power in them.
+    """
+    inside = np.array([reading for reading in readings if start + lag <= reading[0] <= stop], dtype=np.float64)
+    if len(inside) < 2:
+        raise WindowSpoiled(f"{len(inside)} power readings in {stop - start:.3g} s, at least 2 are needed")
+    at, power_w = inside[:, 0], inside[:, 1] / 1000
+    mean_w = float(np.trapezoid(power_w, at) / (at[-1] - at[0]))
+    if not mean_w > 0:
+        raise WindowSpoiled("the power readings are all zero")
+    return mean_w * (stop - start)
+
+
+class _NvmlCounter:
+    """``Counter`` over ``pynvml``; every error of the library or its bindings leaves as ``Unreadable``."""
+
+    def __init__(self, pynvml: Any, uuid: str):
+        self._pynvml = pynvml
+        self._handle = self._call("nvmlDeviceGetHandleByUUID", uuid)
+        self._refuse_slices()
+        self.device = f"{self._name()} ({uuid})"
+        self.source: EnergySource = self._find_source()
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._pynvml, function)(*arguments)
+        except Exception as error:  # NVMLError, or whatever its bindings run into
+            raise _as_unreadable(error, function) from error
+
+    def _name(self) -> str:
+        """The board's name for a reader. Energy does not depend on it, so an unreadable one costs nothing."""
+        try:
+            name = self._call("nvmlDeviceGetName", self._handle)
+        except CounterUnreadable as why:
+            return f"GPU whose name cannot be read ({why.reason})"
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+    def _refuse_slices(self) -> None:
+        """A framework may name a slice by the UUID of its board, whose counter pays for every other slice as well."""
+        try:
+            current, _ = self._call("nvmlDeviceGetMigMode", self._handle)
+        except CounterUnreadable as why:
+            if why.code not in ABSENT:
+                raise
+            return
+        if current:
+            raise CounterUnreadable(
+                "MIG is enabled on this board: NVML counts the energy of whole boards, not of slices"
+            )
+
+    def _find_source(self) -> EnergySource:
+        try:
+            self.energy_mj()
+        except CounterUnreadable as why:
+            if why.code not in ABSENT:
+                raise
+            self.power_mw()  # neither: its reason is the answer
+            capability = self._call("nvmlDeviceGetCudaComputeCapability", self._handle)
+            return "power, averaged over 1 s" if tuple(capability) > GA100 else "power, instantaneous"
+        return "energy counter"
+
+    def energy_mj(self) -> int:
+        return int(self._call("nvmlDeviceGetTotalEnergyConsumption", self._handle))
+
+    def power_mw(self) -> int:
+        return int(self._call("nvmlDeviceGetPowerUsage", self._handle))
+
+    def slowdowns(self) -> int:
+        try:
+            return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", self._handle))
+        except CounterUnreadable as why:
+            if why.code not in ABSENT:
+                raise
+            # The name before driver 535, with the same bits.
+            return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle))
+
+    def processes(self) -> frozenset[int]:
+        # Graphics clients too: what they draw comes out of the same counter.
+        kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+        return frozenset(int(process.pid) for kind in kinds for process in self._listed(kind))
+
+    def _listed(self, kind: str) -> Sequence[Any]:
+        """None where this device lists none at all; ``paired`` then says that sharing cannot be ruled out."""
+        try:
+            return list(self._call(kind, self._handle))
+        except CounterUnreadable as why:
+            if why.code not in ABSENT:
+                raise
+            return []
+
+
+def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
+    """``error`` of the library, which carries NVML's number, or of its Python bindings, which do not."""
+    value = getattr(error, "value", None)
+    if not isinstance(value, int):
+        # bindings older than the function: the same as a library older than it
+        code = NOT_FOUND if isinstance(error, AttributeError) else None
+        return CounterUnreadable(f"{function}: {type(error).__name__}: {error}", code)
+    known = FAILURES.get(value, f"NVML error {value}, {error}")
+    return CounterUnreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
+
+
+def nvml_bindings() -> Any | Unmeasured:
+    """The module ``pynvml`` of the package nvidia-ml-py; or why it cannot be used.
+
+    The older package ``pynvml`` installs a folder of that name. Python prefers a folder to a module file, so it hides
+    nvidia-ml-py where both are installed.
+    """
+    try:
+        module: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return Unmeasured("no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'")
+    except Exception as error:  # code of another package runs here
+        return Unmeasured(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
+    if hasattr(module, "__path__"):
+        return Unmeasured(
+            "the module pynvml comes from the deprecated package pynvml, but nvidia-ml-py is expected; "
+            "pip uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
+        )
+    return module
+
+
+@contextmanager
+def open_nvml(uuid: str | None) -> Iterator[EnergyCounter | Unmeasured]:
+    """The device with this UUID, open while the context is; or why it cannot be read.
+
+    Args:
+        uuid: the device the decoder runs on, as its framework names it (``torch.cuda.get_device_properties(i).uuid``
+            as text; the prefix ``GPU-`` may be missing). None: the decoder runs on no GPU, and whatever another GPU of
+            the machine draws is not its energy. A slice of a board (MIG) has no counter of its own.
+    """
+    if uuid is None:
+        yield Unmeasured("no NVML device: the decoder runs on no GPU")
+        return
+    if uuid.startswith("MIG-"):
+        yield Unmeasured(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
+        return
+    pynvml = nvml_bindings()
+    if isinstance(pynvml, Unmeasured):
+        yield pynvml
+        return
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:  # NVMLError, or whatever its bindings run into
+        yield Unmeasured(_as_unreadable(error, "nvmlInit").reason)
+        return
+    try:
+        yield _open_device(pynvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    finally:
+        shut_down(pynvml)
+
+
+def shut_down(pynvml: Any) -> None:
+    """Close the library. A failure is logged and no more: what was read before stands."""
+    try:
+        pynvml.nvmlShutdown()
+    except Exception as error:  # NVMLError, or whatever its bindings run into
+        _log.warning("NVML did not shut down (%s: %s); readings taken before stand", type(error).__name__, error)
+
+
+def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | Unmeasured:
+    try:
+        return _NvmlCounter(pynvml, uuid)
+    except CounterUnreadable as why:
+        return Unmeasured(f"{uuid}: {why.reason}")
+
+
+WATCHED_SECONDS = 2.0  # longer than any counter rests
+CHANGES = 12  # seen, to say how often a counter moves
+
+
+def refresh_seconds(
+    counter: EnergyCounter, *, seconds: float = WATCHED_SECONDS, clock: Callable[[], float] = time.perf_counter
+) -> float | Unmeasured:
+    """The longest rest of the energy counter among its next ``CHANGES`` changes; of power readings, the time between
+    two.
+
+    Unmeasured: it moved less than twice in ``seconds``, or cannot be read.
+    """
+    if counter.source not in COUNTERS:
+        return SAMPLE_SECONDS
+    moved: list[float] = []
+    try:
+        begun, last = clock(), counter.energy_mj()
+        while len(moved) < CHANGES and (now := clock()) - begun < seconds:
+            read = counter.energy_mj()
+            if read != last:
+                moved.append(now)
+                last = read
+    except CounterUnreadable as why:
+        return Unmeasured(why.reason)
+    if len(moved) < 2:
+        return Unmeasured(f"the energy counter moved {len(moved)} times in {seconds:g} s: its resolution is not known")
+    return max(after - before for before, after in pairwise(moved))
+
+
+def counted_over_polled(
+    counter: EnergyCounter,
+    request: Callable[[int], int],
+    *,
+    seconds: float = 5.0,
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float | Unmeasured:
+    """Joules that the energy counter counted, over those that the power readings of the same window add up to.
+
+    A self-check of the instrument: 1 where both speak of the same energy. Unmeasured: there is only one of them.
+    """
+    if counter.source != "energy counter":
+        return Unmeasured(f"{counter.source} has no second instrument beside it")
+    try:
+        counter.power_mw()
+        synchronize()
+        counting, polling = CounterMeter(counter, clock), PowerMeter(counter, clock)
+        counting.start()
+        polling.start()
+        start, requests = clock(), 0
+        try:
+            while (stop := clock()) - start < seconds:
+                request(requests)
+                requests += 1
+                synchronize()
+        finally:
+            counting.stop()
+            polling.stop()
+        # on boards that have a counter a reading may average the last second
+        return counting.joules(start, stop) / integrated_j(polling.readings, start, stop, AVERAGED_SECONDS)
+    except (WindowSpoiled, CounterUnreadable) as why:
+        return Unmeasured(str(why))

@@ -1,0 +1,126 @@
+"""Work × geometry → FLOPs: the ledger that decides every FLOP claim; and the paper's cost of using two models.
+
+Everything executed is charged, once: blocks, attention over the keys executed (padding and masked keys included), the
+encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout) and
+the translator of a tuned lens in front of it, K/V-only passes and the state translators in front of them, input
+projections. Of a mixture of experts, the router and the experts that a token ran. Only matrix products and attention
+count, one multiply-add as two; a law holds the ledger against PyTorch's counter.
+
+EAD weights tokens by parameters (abstract): cost = (n_S · P_S + n_L · P_L) / (n · P_L), with P parameters and n_S,
+n_L tokens *processed* by the small and the large model, n tokens emitted. The headline counts one processed token per
+emitted one, n_S + n_L = n: with the large model's share s it is s + (1 − s) · P_S / P_L. Tokens read to catch up make
+n_S + n_L larger (EAD-H2). A count of parameters is no measurement of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import Geometry
+from emad_ref.record import READOUTS, Work
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of some Work. ``readouts``: FLOPs by kind of readout. ``inputs``: projections below the first block.
+
+    ``fills``: K/V-only passes, with the state translators in front of them.
+
+    ``translators`` of a tuned lens, in front of full heads.
+
+    ``attention`` to a row's own positions and to its source; ``encoder``; ``cross_fills``: K and V of the sources.
+    """
+
+    blocks: int
+    attention: int
+    readouts: dict[str, int]
+    fills: int
+    inputs: int
+    encoder: int = 0
+    cross_fills: int = 0
+    translators: int = 0
+
+    @property
+    def gross(self) -> int:
+        """Blocks and their attention only: what a saving would be if deciding were free."""
+        return self.blocks + self.attention
+
+    @property
+    def total(self) -> int:
+        """Everything: net reductions are shares of this."""
+        read = sum(self.readouts.values()) + self.translators
+        return self.gross + read + self.fills + self.inputs + self.encoder + self.cross_fills
+
+
+def flops(work: Work, geometry: Geometry) -> Flops:
+    """FLOPs of ``work`` executed by a model of this geometry.
+
+    Raises:
+        BadArgument: work of another number of layers, or of an encoder, if this geometry has none.
+    """
+    if work.layers != geometry.layers:
+        raise BadArgument("work.layers", work.layers, f"{geometry.layers}, the layers of the geometry")
+    if not geometry.encoder_layers and (work.encoder_tokens or work.cross_fills.any()):
+        raise BadArgument(
+            "work.encoder_tokens", work.encoder_tokens, "0, a decoder-only model", "its geometry has no encoder"
+        )
+    macs = work.readout_macs.sum(axis=1)
+    return Flops(
+        blocks=int(work.tokens.sum()) * geometry.block_flops(),
+        attention=int(work.context.sum() + work.cross_context.sum()) * geometry.attention_flops(),
+        readouts={
+            kind: int(work.readout_rows[i].sum()) * geometry.head_flops() if kind == "full" else 2 * int(macs[i])
+            for i, kind in enumerate(READOUTS)
+        },
+        fills=int(work.fills.sum()) * geometry.kv_fill_flops() + 2 * int(work.fill_macs.sum()),
+        inputs=int(work.tokens[0]) * geometry.input_flops(),
+        encoder=geometry.encoder_flops(work.encoder_tokens, work.encoder_context),
+        cross_fills=int(work.cross_fills.sum()) * geometry.cross_fill_flops(),
+        translators=2 * int(macs[READOUTS.index("full")]),
+    )
+
+
+def probe_share(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
+    """FLOPs of ``probes`` readouts per token over the FLOPs of all its blocks, attention over ``keys`` keys included.
+
+    The claim "probe overhead < 5 % of block FLOPs" (EMAD, §"Cost") is about this number at a token that runs to the
+    last layer; it needs no weights. ``probe_flops``: of one readout; a full head by default.
+    """
+    if probes < 0 or keys < 1:
+        raise BadArgument("probes, keys", (probes, keys), "probes ≥ 0 and keys ≥ 1")
+    each = geometry.head_flops() if probe_flops is None else probe_flops
+    return probes * each / (geometry.layers * (geometry.block_flops() + geometry.attention_flops(keys)))
+
+
+def relative_cost(
+    small_tokens: float, large_tokens: float, emitted: float, *, small_parameters: float, large_parameters: float
+) -> float:
+    """Parameter-weighted tokens processed by both models, over those of the large model alone.
+
+    Raises:
+        BadArgument: negative token counts, none emitted, parameters ≤ 0.
+    """
+    if min(small_tokens, large_tokens) < 0:
+        raise BadArgument("small_tokens, large_tokens", (small_tokens, large_tokens), "token counts ≥ 0")
+    if not emitted > 0:
+        raise BadArgument("emitted", emitted, "at least one emitted token")
+    if not min(small_parameters, large_parameters) > 0:
+        raise BadArgument("parameters", (small_parameters, large_parameters), "parameter counts > 0")
+    return (small_tokens * small_parameters + large_tokens * large_parameters) / (emitted * large_parameters)
+
+
+def token_share_cost(large_share: float, *, small_parameters: float, large_parameters: float) -> float:
+    """The headline's cost, s + (1 − s) · P_S / P_L, of the large model alone; the saving is 1 minus it.
+
+    >>> round(token_share_cost(0.43, small_parameters=3e9, large_parameters=11e9), 4)
+    0.5855
+
+    Raises:
+        BadArgument: a share outside 0–1, parameters ≤ 0.
+    """
+    if not 0 <= large_share <= 1:
+        raise BadArgument("large_share", large_share, "a share in 0–1", "43 % is 0.43")
+    return relative_cost(
+        1 - large_share, large_share, 1.0, small_parameters=small_parameters, large_parameters=large_parameters
+    )

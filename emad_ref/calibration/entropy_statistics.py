@@ -1,0 +1,285 @@
+"""Running statistics of entropies: what calibration keeps of each batch of text, in constant memory.
+
+    window → one pass up to the last layer read → head after each of them → H_ℓ [tokens, read] → running statistics
+
+Per bin and layer: tokens n, Σ H, Σ H² (float64) and a histogram of H. Statistics add up over batches, corpora and
+bins.
+
+    mean H_ℓ = Σ H / n     deviation = √(Σ H² / n − mean²)     q-quantile of H_ℓ: where the histogram passes q·n
+
+The histogram has 4,096 buckets at fixed edges: [0, 1e-6], then geometric up to 16 nats (ln V of eight million tokens).
+A bucket is 0.41 % wide, so a quantile errs by less than 0.41 % of its value, or 1e-6 nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emad_ref.calibration.trace import TokenSequence, Trace, positions_of, states_after
+from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.bins import bin_index
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import BinSpec
+from emad_ref.probes.signal_values import entropy_nats, read_in_blocks, require_finite
+from emad_ref.record import Floats, Ints
+from emad_ref.signals import LogitsReadout
+
+BUCKETS = 4096
+LOWEST_NATS, HIGHEST_NATS = 1e-6, 16.0
+EDGES_NATS: Floats = np.concatenate([[0.0], np.geomspace(LOWEST_NATS, HIGHEST_NATS, BUCKETS)])  # bucket i: (i, i + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class EntropyStatistics:
+    """``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64
+    [bins, L, BUCKETS]; ``sequences`` counts the windows they come from.
+    """
+
+    tokens: Ints
+    sums: Floats
+    squares: Floats
+    histogram: Ints
+    sequences: int
+
+    @staticmethod
+    def none(bins: int, layers: int) -> EntropyStatistics:
+        """Of no tokens yet."""
+        return EntropyStatistics(
+            np.zeros(bins, dtype=np.int64),
+            np.zeros((bins, layers)),
+            np.zeros((bins, layers)),
+            np.zeros((bins, layers, BUCKETS), dtype=np.int64),
+            0,
+        )
+
+    def __add__(self, other: EntropyStatistics) -> EntropyStatistics:
+        return EntropyStatistics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EntropyStatistics) and all(
+            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # holds arrays: equal by value, not hashable
+
+    @property
+    def layers(self) -> int:
+        return self.sums.shape[1]
+
+    def is_of(self, bins: int, layers: int) -> bool:
+        """Whether every array has the shape and dtype that statistics of ``bins`` and ``layers`` have."""
+        model = EntropyStatistics.none(bins, layers)
+        return all(
+            getattr(getattr(self, f.name), kind, None) == getattr(getattr(model, f.name), kind, None)
+            for f in fields(self)
+            for kind in ("shape", "dtype")
+        )
+
+    def pooled(self, group: Ints) -> EntropyStatistics:
+        """Of groups of bins: ``group`` int64 [bins] numbers the one each bin joins, 0…groups − 1, none left out."""
+
+        def joined(values: NDArray[Any]) -> NDArray[Any]:
+            out = np.zeros((int(group.max()) + 1, *values.shape[1:]), dtype=values.dtype)
+            np.add.at(out, group, values)
+            return out
+
+        return EntropyStatistics(
+            joined(self.tokens), joined(self.sums), joined(self.squares), joined(self.histogram), self.sequences
+        )
+
+    def mean_nats(self) -> Floats:
+        """[bins, L]; NaN for a bin without tokens."""
+        return self._per_token(self.sums)
+
+    def deviation_nats(self) -> Floats:
+        """[bins, L] standard deviation; NaN for a bin without tokens."""
+        variance = self._per_token(self.squares) - self.mean_nats() ** 2
+        return np.sqrt(np.maximum(variance, 0.0))  # the difference of equal numbers rounds to either side of zero
+
+    def _per_token(self, total: Floats) -> Floats:
+        counts = np.where(self.tokens == 0, np.nan, self.tokens)
+        ratio: Floats = total / counts[:, None]
+        return ratio
+
+    def quantile_nats(self, quantile: float) -> Floats:
+        """[bins, L] the level at or below which a share ``quantile`` of the entropies lies; NaN without tokens.
+
+        Raises:
+            BadArgument: not within (0, 1).
+        """
+        require_quantile(quantile)
+        below = self.histogram.cumsum(axis=-1)
+        # q·n may round up past an integer it equals, and so past the bucket of that order statistic
+        wanted = quantile * self.tokens * (1 - 1e-12)
+        bucket = (below < wanted[:, None, None]).sum(axis=-1)
+        bucket = np.minimum(bucket, BUCKETS - 1)
+        inside = np.take_along_axis(self.histogram, bucket[..., None], axis=-1)[..., 0]
+        before = np.take_along_axis(below, bucket[..., None], axis=-1)[..., 0] - inside
+        with np.errstate(invalid="ignore"):  # 0/0 where a bin has no tokens: NaN is the answer
+            share = (wanted[:, None] - before) / inside
+        level: Floats = EDGES_NATS[bucket] + share * (EDGES_NATS[bucket + 1] - EDGES_NATS[bucket])
+        return level
+
+
+def require_quantile(quantile: float) -> None:
+    """Refuse a share outside (0, 1): the ends are no order statistics of a stream that could go on."""
+    if not 0 < quantile < 1:
+        raise BadArgument("quantile", quantile, "a share between 0 and 1, both excluded", "0.5 is the median")
+
+
+@dataclass(frozen=True, eq=False)
+class BatchEntropies:
+    """What statistics are taken of: ``entropy_nats`` float32 [tokens, layers read], ``position`` int64 [tokens] in its
+    sequence.
+
+    ``top1`` int32, ``top1_probability`` float32 [tokens]: what the first probe shows, for bins that ask for it.
+    ``sequences`` counts the windows.
+    """
+
+    entropy_nats: NDArray[np.float32]
+    position: Ints
+    top1: NDArray[np.int32]
+    top1_probability: NDArray[np.float32]
+    sequences: int
+
+
+def needs_first_probe(spec: BinSpec) -> bool:
+    """Whether bins are told apart by what the first probe shows."""
+    return bool(set(spec.features) - {"position"})
+
+
+def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
+    """Refuse bins that need a probe where there is none."""
+    if first_probe is None and needs_first_probe(spec):
+        raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
+
+
+def trace_statistics(trace: Trace, spec: BinSpec, first_probe: int | None) -> EntropyStatistics:
+    """Statistics of one trace (or batch of it) in the bins of ``spec``.
+
+    ``first_probe``: the layer at which confidence and predicted token are read; None if ``spec`` needs neither.
+
+    Raises:
+        BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
+    """
+    require_first_probe(spec, first_probe)
+    column = (first_probe or 1) - 1
+    top1, probability = trace.top1[:, column], trace.top1_probability[:, column]
+    return count_entropies(BatchEntropies(trace.entropy_nats, trace.position, top1, probability, trace.sequences), spec)
+
+
+def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
+    """Statistics of ``read`` in the bins of ``spec``.
+
+    Raises:
+        BadArgument: an entropy outside 0–16 nats.
+    """
+    index = bin_index(spec, read.position + 1, read.top1_probability, read.top1)
+    entropy = read.entropy_nats.astype(np.float64)
+    layers = entropy.shape[1]
+    cells = (index[:, None] * layers + np.arange(layers)) * BUCKETS + _bucket_index(entropy)
+    shape = (spec.count, layers, BUCKETS)
+    statistics = EntropyStatistics.none(spec.count, layers)
+    for number in np.unique(index):
+        # layer by layer: the sum of one does not depend on how many are beside it
+        mine = np.ascontiguousarray(entropy[index == number].T)
+        statistics.sums[number], statistics.squares[number] = mine.sum(axis=1), (mine**2).sum(axis=1)
+    return EntropyStatistics(
+        np.bincount(index, minlength=spec.count).astype(np.int64),
+        statistics.sums,
+        statistics.squares,
+        np.bincount(cells.ravel(), minlength=int(np.prod(shape))).reshape(shape).astype(np.int64),
+        read.sequences,
+    )
+
+
+def _bucket_index(entropy: Floats) -> Ints:
+    """Bucket of each entropy; one a rounding below zero belongs to the first."""
+    bucket = np.searchsorted(EDGES_NATS[1:], entropy, side="left")
+    if not (bucket < BUCKETS).all() or not (entropy > -LOWEST_NATS).all():
+        raise BadArgument(
+            "entropy_nats",
+            [float(np.min(entropy)), float(np.max(entropy))],
+            f"entropies within 0–{HIGHEST_NATS:g} nats",
+            "check the weights and the dtype",
+        )
+    return bucket.astype(np.int64)
+
+
+def batch_statistics(
+    stepper: Stepper, batch: Sequence[TokenSequence], spec: BinSpec, first_probe: int | None, layers: Sequence[int]
+) -> EntropyStatistics:
+    """Statistics of ``batch`` after ``layers`` in the bins of ``spec``, from one forward.
+
+    ``first_probe`` as of ``statistics_of``, one of ``layers``.
+
+    Raises:
+        BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
+        NotFinite: a layer's logits hold NaN.
+    """
+    require_first_probe(spec, first_probe)
+    return count_entropies(
+        batch_entropies(stepper, batch, first_probe if needs_first_probe(spec) else None, layers), spec
+    )
+
+
+@torch.inference_mode()
+def batch_entropies(
+    stepper: Stepper, batch: Sequence[TokenSequence], shown_after: int | None, layers: Sequence[int]
+) -> BatchEntropies:
+    """Entropies of ``batch`` after ``layers``, ascending, from one forward.
+
+    ``shown_after``: the layer after which likeliest tokens are read too; None: after none, and −1 and NaN stand for
+    them, which no bin accepts.
+
+    Raises:
+        NotFinite: a layer's logits hold NaN.
+    """
+    position = positions_of(batch)
+    top1: NDArray[np.int32] = np.full(len(position), -1, dtype=np.int32)
+    probability: NDArray[np.float32] = np.full(len(position), np.nan, dtype=np.float32)
+    columns = []
+    for layer, states in zip(layers, states_after(stepper, batch, layers), strict=True):
+        logits = stepper.logits(states)
+        entropy = fast_entropy_nats(logits)
+        require_finite(entropy, f"after layer {layer}")
+        columns.append(entropy.cpu().numpy())
+        if layer == shown_after:
+            top1 = read_in_blocks(logits, _top1).cpu().numpy()
+            probability = read_in_blocks(logits, _top1_probability).cpu().numpy()
+    return BatchEntropies(np.stack(columns, axis=1), position, top1, probability, len(batch))
+
+
+def fast_entropy_nats(logits: Tensor) -> Tensor:
+    """``entropy_nats`` of ``logits`` [n, V] in float32, to the last bit, but faster where none is −inf.
+
+    What 0·log 0 is has to be said only where a product came out as NaN; then all is read the usual way.
+    """
+    entropy = -read_in_blocks(logits, _expected_log_p)
+    return entropy if math.isfinite(entropy.sum().item()) else read_in_blocks(logits, _entropy)
+
+
+def _expected_log_p(logits: Tensor) -> Tensor:
+    """Σ p log p."""
+    log_p = logits.float().log_softmax(dim=-1)
+    return log_p.exp().mul_(log_p).sum(dim=-1)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    return entropy_nats(logits.float())  # in float32 whatever the model's, as a trace has it
+
+
+def _top1(logits: Tensor) -> Tensor:
+    return LogitsReadout(logits.float()).top2[1][:, 0].int()
+
+
+def _top1_probability(logits: Tensor) -> Tensor:
+    return LogitsReadout(logits.float()).top2[0][:, 0].exp()

@@ -1,0 +1,226 @@
+"""Files of tuned lenses and state translators: safetensors, with JSON about them in the metadata.
+
+    4.bias [D]   4.full [D, D]                        a lens at layer 4, or
+    4.bias [D]   4.up [D, r]   4.down [D, r]          of a low rank, A = up·downᵀ
+    4.gate [E + 1]                                    where a gate was fitted too: weights, and the intercept last
+    4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]    the translator of the pair (4, 7); at rank 0 the bias alone
+    4>7.bias [D]   4>7.full [D, D]                    of a full matrix
+
+A file is checked before it is used: any fault in it is one error, of the class that its reader names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import open_atomic, parse_json, read_bytes
+from emad_ref.point import Estimator
+from emad_ref.probes.lens import StateTranslators, Translator, TunedLens
+
+METADATA_KEY = "emad"  # of the metadata, whose values are texts
+T = TypeVar("T")
+
+
+def save_tensors(path: Path, what: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write; the file is complete or as it was. ``what`` it is, in messages. Raises BadFile."""
+    with open_atomic(path, what) as file:
+        file.write(safetensors.torch.save(dict(tensors), metadata={METADATA_KEY: json.dumps(about)}))
+
+
+def load_tensors(
+    path: Path | str,
+    what: str,
+    make: Callable[[dict[str, Tensor], dict[str, Any]], T],
+    bad: type[EmadError],
+    *,
+    writer: str,
+    remedy: str,
+) -> T:
+    """What ``make`` makes of (tensors, about) as ``save_tensors`` wrote them.
+
+    Args:
+        make: raises what it likes of tensors that are missing, unknown or impossible.
+        writer: the command that writes such files; ``remedy``: what else to do, in an imperative.
+
+    Raises:
+        BadFile: it cannot be read.
+        bad: it is no safetensors, or nothing that ``make`` can make something of.
+    """
+    data = read_bytes(path, what)
+    try:
+        return make(*_unpack_tensors(data))
+    except BadArgument as error:  # parts that do not belong together
+        raise bad(f"{what}={str(path)!r}: {error}; {remedy}") from error
+    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
+        raise bad(
+            f"{what}={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
+            f"`{writer}` wrote; {remedy}"
+        ) from error
+
+
+def _unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    # eight bytes of length, then a JSON header
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about: dict[str, Any] = parse_json(header["__metadata__"][METADATA_KEY])
+    return safetensors.torch.load(data), about
+
+
+LENS_SCHEMA = 1
+FULL, LOW = ("full",), ("up", "down")  # names of a translator's factors
+GATE = "gate"
+
+
+class BadLens(EmadError):
+    """A file that is not a tuned lens as ``save_lens`` wrote it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLens:
+    """``lens``; ``plan``: what it was fitted on and how, as ``LensPlan.to_json`` gives it, for the record.
+
+    ``raw_nats``, ``tuned_nats``: layer → mean KL(final ‖ readout) on ``tokens`` positions of documents that were held
+    out, of the model's own head and of the lens.
+    ``gate``: of all its layers, fitted on those documents (``calibration.gate``), or None.
+    """
+
+    lens: TunedLens
+    plan: dict[str, Any]
+    raw_nats: Mapping[int, float]
+    tuned_nats: Mapping[int, float]
+    tokens: int
+    gate: Estimator | None = None
+
+
+def save_lens(path: Path, fitted: FittedLens) -> None:
+    """Write; the file is complete or as it was. Raises BadFile."""
+    save_tensors(path, "lens", *lens_tensors(fitted))
+
+
+def load_lens(path: Path | str) -> FittedLens:
+    """What ``save_lens`` wrote.
+
+    Raises:
+        BadFile: it cannot be read.
+        BadLens: it is no safetensors, no lens, of another schema, or holds impossible values.
+    """
+    return load_tensors(path, "lens", lens_from_tensors, BadLens, writer="emad lens", remedy="fit it again")
+
+
+# ---------------------------------------------------------------- what other files that hold a lens are made of, too
+
+
+def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors by name, plain JSON) that ``fitted_of`` makes the same lens of."""
+    lens, tensors = fitted.lens, {}
+    for layer, translator in lens.translators.items():
+        names = FULL if translator.rank is None else LOW
+        for name, tensor in zip((*names, "bias"), (*translator.factors, translator.bias), strict=True):
+            tensors[f"{layer}.{name}"] = tensor.detach().cpu().contiguous()
+    if fitted.gate is not None:
+        for layer, weights in zip(lens.translators, fitted.gate.weights, strict=True):
+            tensors[f"{layer}.{GATE}"] = torch.tensor(weights, dtype=torch.float64)
+    about = {
+        "schema": LENS_SCHEMA,
+        "fingerprint": lens.fingerprint,
+        "dtype": lens.dtype,
+        "layers": lens.layers,
+        "translated": list(lens.translators),
+        "raw_nats": list(fitted.raw_nats.values()),
+        "tuned_nats": list(fitted.tuned_nats.values()),
+        "tokens": fitted.tokens,
+        "plan": fitted.plan,
+    }
+    return tensors, about
+
+
+def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedLens:
+    """The lens of ``parts_of``.
+
+    Raises:
+        ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
+        BadArgument: translators that make no lens.
+    """
+    if about["schema"] != LENS_SCHEMA:
+        raise ValueError(f"its schema is {about['schema']!r}, not {LENS_SCHEMA}")
+    translated, nats = about["translated"], {name: about[name] for name in ("raw_nats", "tuned_nats")}
+    texts = all(isinstance(about[name], str) and about[name] for name in ("fingerprint", "dtype"))
+    counts = all(type(n) is int and n >= 1 for n in (about["layers"], about["tokens"], *translated))
+    if not texts or not counts or not isinstance(about["plan"], dict):
+        raise ValueError("its metadata holds values of other types")
+    if any(len(values) != len(translated) or not all(map(_is_divergence, values)) for values in nats.values()):
+        raise ValueError("its divergences are not one finite number ≥ 0 per layer")
+    names = FULL if f"{translated[0]}.{FULL[0]}" in tensors else LOW
+    gated = f"{translated[0]}.{GATE}" in tensors
+    expected = {f"{layer}.{name}" for layer in translated for name in (*names, "bias", *([GATE] * gated))}
+    if set(tensors) != expected:
+        raise ValueError(f"tensors {sorted(set(tensors) ^ expected)[:4]} are missing or unknown")
+    if not all(
+        tensor.dtype in (torch.float32, torch.float64) and tensor.isfinite().all() for tensor in tensors.values()
+    ):
+        raise ValueError("some of its numbers are not finite, or of another type")
+    translators = {
+        layer: Translator(tuple(tensors[f"{layer}.{name}"] for name in names), tensors[f"{layer}.bias"])
+        for layer in translated
+    }
+    lens = TunedLens(about["fingerprint"], about["dtype"], about["layers"], translators)
+    raw, tuned = (dict(zip(translated, values, strict=True)) for values in nats.values())
+    weights = tuple(tuple(tensors[f"{layer}.{GATE}"].tolist()) for layer in translated) if gated else ()
+    gate = Estimator("linear", weights=weights) if gated else None
+    return FittedLens(lens, about["plan"], raw, tuned, about["tokens"], gate)
+
+
+def _is_divergence(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+
+
+PAIR_NAME = re.compile(r"([1-9][0-9]*)>([1-9][0-9]*)\.([a-z]+)")
+BIAS = "bias"
+
+
+def translator_tensors(translators: StateTranslators) -> dict[str, Tensor]:
+    """Name → tensor, on the CPU, contiguous."""
+    names = {None: FULL, 0: ()}.get(translators.rank, LOW)
+    return {
+        f"{exit_}>{layer}.{name}": tensor.detach().cpu().contiguous()
+        for (exit_, layer), each in translators.pairs.items()
+        for name, tensor in zip((*names, BIAS), (*each.factors, each.bias), strict=True)
+    }
+
+
+def translators_from_tensors(
+    fingerprint: str, dtype: str, layers: int, tensors: Mapping[str, Tensor]
+) -> StateTranslators:
+    """The inverse of ``tensors_of``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
+
+    Raises:
+        BadArgument: tensors that make no state translators: missing or unknown parts of a pair, other shapes, numbers
+            that are not finite.
+    """
+    parts: dict[tuple[int, int], dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        found = PAIR_NAME.fullmatch(name)
+        if found is None:
+            continue
+        if tensor.dtype not in (torch.float32, torch.float64) or not bool(tensor.isfinite().all()):
+            raise BadArgument(name, str(tensor.dtype), "finite float32 or float64 numbers", "fit them again")
+        parts.setdefault((int(found[1]), int(found[2])), {})[found[3]] = tensor
+    pairs = {}
+    for pair in sorted(parts):
+        held = parts[pair]
+        names = next((names for names in ((), FULL, LOW) if set(held) == {*names, BIAS}), None)
+        if names is None:
+            expected = f"{BIAS} alone, or with {FULL[0]}, or with {' and '.join(LOW)}"
+            raise BadArgument(f"{pair[0]}>{pair[1]}", sorted(held), expected, "fit them again")
+        pairs[pair] = Translator(tuple(held[name] for name in names), held[BIAS])
+    return StateTranslators(fingerprint, dtype, layers, pairs)

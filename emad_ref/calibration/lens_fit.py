@@ -1,0 +1,357 @@
+"""Fits a tuned lens to what the model says at its end (Belrose et al., 2303.08112), in a stream, in parts.
+
+    minimise over A_ℓ, b_ℓ:  mean over tokens of KL(p_L ‖ q_ℓ) = Σ_v p_L(v)·(log p_L(v) − log q_ℓ(v))
+    q_ℓ = softmax(head(norm(h_ℓ + A_ℓ·h_ℓ + b_ℓ))),  p_L the model's own final distribution
+
+Adam, its rate falling along a cosine; all start as the identity, and layers do not see one another. One batch of text
+is in memory at a time; a text that ends is read again from its first window. A share of the documents, drawn by
+``seed``, is held out: nothing is fitted on them, and on the first of them both readouts' divergences are measured.
+
+After ``every`` batches the state goes into a checkpoint, written whole or not at all. A resumed run reads what comes
+before that place once more, without running the model, goes on only if it is the same text, and ends with the same
+bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.calibration.profile import library_versions
+from emad_ref.calibration.run import BadCheckpoint, limit_tokens, window_bytes
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, states_after
+from emad_ref.errors import BadArgument
+from emad_ref.files import open_atomic, read_bytes, require_writable
+from emad_ref.models.stepper import Stepper
+from emad_ref.probes.lens import Translator, TunedLens
+from emad_ref.probes.signal_values import NotFinite, divergence_nats
+from emad_ref.record import Floats
+from emad_ref.signals import at_least_float32
+
+WindowSource = Callable[[], Iterable[TokenSequence]]
+EMPTY_DIGEST = hashlib.sha256().hexdigest()
+BATCHES_PER_CHECKPOINT = 25  # batches between two checkpoints: seconds
+
+
+@dataclass(frozen=True)
+class LensPlan:
+    """What a lens is fitted on and how; two runs with equal plans and texts have equal lenses.
+
+    ``layers``  to translate, ascending, below the last. ``rank``  r of each A = U·Vᵀ; None: full.
+    ``window``  how the text was cut, for the record. ``steps``, ``tokens_per_step``, ``rate``  of Adam.
+    ``held_out``  share of documents; ``held_out_tokens``  positions of them to measure on.
+    ``seed``  draws V of low ranks, and which documents are held out.
+
+    Raises:
+        BadArgument: counts below 1, no or unordered layers, a rate that is not positive, a share outside 0–1.
+    """
+
+    model: str
+    fingerprint: str
+    dtype: str
+    corpus: str
+    window: int
+    layers: tuple[int, ...]
+    rank: int | None = None
+    steps: int = 800
+    tokens_per_step: int = 512
+    rate: float = 2e-3
+    held_out: float = 0.2
+    held_out_tokens: int = 20_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tokens_per_step", "held_out_tokens"):
+            if getattr(self, name) < 1:
+                raise BadArgument(name, getattr(self, name), "a count ≥ 1")
+        if self.rank is not None and self.rank < 1:
+            raise BadArgument("rank", self.rank, "a rank ≥ 1, or None for full matrices")
+        if not self.layers or list(self.layers) != sorted(set(self.layers)):
+            raise BadArgument("layers", self.layers, "ascending layers, each once")
+        if not 0 < self.rate < math.inf:
+            raise BadArgument("rate", self.rate, "a finite number > 0")
+        if not 0 < self.held_out < 1:
+            raise BadArgument("held_out", self.held_out, "a share of documents between 0 and 1, both excluded")
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by name as JSON gives it back, and the libraries' versions: they change the last digits."""
+        return dict(json.loads(json.dumps(asdict(self) | {"versions": library_versions()})))
+
+    def holds_out(self, document: int) -> bool:
+        """Whether nothing is fitted on this document: by seed and number alone, whatever was read before it."""
+        drawn = hashlib.sha256(f"{self.seed} {document}".encode()).digest()
+        return int.from_bytes(drawn[:8], "big") < self.held_out * 2**64
+
+
+@dataclass
+class _LensFitState:
+    """``steps`` and ``judged`` batches are done, of text with these digests; ``nats`` [2, layers] sums over ``tokens``.
+
+    ``factors``: by layer, the tensors of its translator, bias last. ``moments``: Adam's own.
+    """
+
+    factors: dict[int, list[Tensor]]
+    moments: dict[str, Any]
+    steps: int = 0
+    judged: int = 0
+    tokens: int = 0
+    nats: Floats = field(default_factory=lambda: np.zeros((2, 0)))
+    lessons_digest: str = EMPTY_DIGEST
+    judged_digest: str = EMPTY_DIGEST
+
+
+def fit_lens(
+    stepper: Stepper,
+    plan: LensPlan,
+    windows: WindowSource,
+    *,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    every: int = BATCHES_PER_CHECKPOINT,
+    progress: str | None = None,
+) -> FittedLens:
+    """The lens of ``plan`` on the text of ``windows``, which gives the same windows at every call.
+
+    ``checkpoint``: file to write after ``every`` batches; the caller removes it once the lens is kept. ``resume``: go
+    on from it if it is there. ``progress`` names the bar, None shows none.
+
+    Raises:
+        BadArgument: layers or a rank that this model has not; ``every`` below 1.
+        BadCheckpoint: one is there but ``resume`` is not set, or it is damaged, of another plan or of another text.
+        EmptyCorpus: no window to fit on, or none held out.
+        NotFinite: a divergence that is not a number.
+    """
+    _require_fitting(stepper, plan)
+    if every < 1:
+        raise BadArgument("every", every, "a count ≥ 1")
+    fresh = _initial_state(stepper, plan)
+    state = fresh
+    if checkpoint is not None:
+        require_writable(checkpoint, "checkpoint")
+        state = _load_state(checkpoint, plan, resume, fresh) or fresh
+
+    def keep(done: int) -> None:
+        if checkpoint is not None and done % every == 0:
+            _save_state(checkpoint, plan, state)
+
+    shown = {"disable": progress is None, "initial": state.steps, "total": plan.steps, "unit": "step"}
+    with tqdm(desc=progress, **shown) as bar:
+        for number, divergence in enumerate(_fit_steps(stepper, plan, windows, state), start=1):
+            bar.set_postfix(nats=f"{divergence:.4f}", refresh=False)
+            bar.update()
+            keep(number)
+    keep(0)
+    lens = _lens_of(stepper, plan, state)
+    with tqdm(desc="held out", disable=progress is None, initial=state.tokens, unit="tok", unit_scale=True) as bar:
+        for number, tokens in enumerate(_measure_batches(stepper, plan, windows, state, lens), start=1):
+            bar.update(tokens)
+            keep(number)
+    if state.tokens == 0:
+        raise EmptyCorpus(
+            f"corpus={plan.corpus!r} has no document to hold out, but expected at least one; use more text, or hold "
+            f"out more than a share of {plan.held_out:g}"
+        )
+    raw, tuned = (dict(zip(plan.layers, (row / state.tokens).tolist(), strict=True)) for row in state.nats)
+    return FittedLens(lens, plan.to_json(), raw, tuned, state.tokens)
+
+
+# ---------------------------------------------------------------- the fit
+
+
+def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _LensFitState) -> Iterator[float]:
+    """Mean divergence after each further step, which ``state`` then holds."""
+    parameters = [tensor for factors in state.factors.values() for tensor in factors]
+    adam = torch.optim.Adam(parameters, lr=plan.rate)
+    if state.moments:
+        adam.load_state_dict(state.moments)
+    lessons = batched(_training_windows(plan, windows), plan.tokens_per_step)
+    digest = _skip_batches(lessons, state.steps, state.lessons_digest, plan)
+    for batch in islice(lessons, plan.steps - state.steps):
+        for group in adam.param_groups:
+            group["lr"] = plan.rate * (1 + math.cos(math.pi * state.steps / plan.steps)) / 2
+        states, final = states_and_final(stepper, plan.layers, batch)
+        total = 0.0
+        for layer, factors in state.factors.items():
+            translator = Translator(tuple(factors[:-1]), factors[-1])
+            loss = divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
+            total += float(loss.detach())
+            # not backward(): the model's own weights get no gradients
+            for tensor, gradient in zip(factors, torch.autograd.grad(loss, factors), strict=True):
+                tensor.grad = gradient
+        if not math.isfinite(total):
+            raise NotFinite(
+                f"divergence={total} at step {state.steps}, but expected a finite number; lower rate ({plan.rate:g})"
+            )
+        adam.step()
+        digest.update(_batch_bytes(batch))
+        state.steps, state.lessons_digest, state.moments = state.steps + 1, digest.hexdigest(), adam.state_dict()
+        yield total / len(plan.layers)
+
+
+def _measure_batches(
+    stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _LensFitState, lens: TunedLens
+) -> Iterator[int]:
+    """Tokens of each further batch of held-out text, whose divergences ``state`` then holds."""
+    batches = batched(limit_tokens(held_out_windows(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
+    digest = _skip_batches(batches, state.judged, state.judged_digest, plan)
+    for batch in batches:
+        states, final = states_and_final(stepper, plan.layers, batch)
+        with torch.inference_mode():
+            sums = [
+                [float(divergence_nats(final, stepper.logits(h)).double().sum()) for h in (hidden, lens(hidden, layer))]
+                for layer, hidden in states.items()
+            ]
+        digest.update(_batch_bytes(batch))
+        state.nats = state.nats + np.array(sums).T
+        state.judged, state.judged_digest = state.judged + 1, digest.hexdigest()
+        state.tokens += len(final)
+        yield len(final)
+
+
+def states_and_final(
+    stepper: Stepper, layers: Sequence[int], batch: Sequence[TokenSequence]
+) -> tuple[dict[int, Tensor], Tensor]:
+    """(states [tokens, D] after each of ``layers``, final log-probabilities [tokens, V]) of all decided positions.
+
+    Free of the model, so that they may enter a graph.
+    """
+    with torch.inference_mode():
+        states = dict(enumerate(states_after(stepper, batch), start=1))
+        final = torch.log_softmax(at_least_float32(stepper.logits(states[stepper.layers])), dim=-1)
+    return {layer: states[layer].clone() for layer in layers}, final.clone()
+
+
+def held_out_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
+    """Windows of the documents that the lens of ``plan`` does not see: for its divergences, and to fit a gate on."""
+    return (window for window in windows() if plan.holds_out(window.document))
+
+
+def _training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
+    """Windows of the documents to fit on, from the first again when they end."""
+    while True:
+        found = False
+        for window in windows():
+            if not plan.holds_out(window.document):
+                found = True
+                yield window
+        if not found:
+            raise EmptyCorpus(
+                f"corpus={plan.corpus!r} has no window to fit on, but expected at least one; use more text, or hold "
+                f"out less than a share of {plan.held_out:g}"
+            )
+
+
+def _initial_state(stepper: Stepper, plan: LensPlan) -> _LensFitState:
+    """The identity at every layer: A = 0, or U = 0 with V drawn, for of two zeros neither would ever move."""
+    width, generator = stepper.geometry.hidden, torch.Generator().manual_seed(plan.seed)
+    dtype = torch.float64 if stepper.dtype == torch.float64 else torch.float32
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=stepper.device)
+
+    def identity() -> list[Tensor]:
+        if plan.rank is None:
+            return [zeros(width, width), zeros(width)]
+        drawn = torch.randn(width, plan.rank, generator=generator) / width**0.5
+        return [zeros(width, plan.rank), drawn.to(stepper.device, dtype), zeros(width)]
+
+    factors = {layer: [tensor.requires_grad_() for tensor in identity()] for layer in plan.layers}
+    return _LensFitState(factors, {}, nats=np.zeros((2, len(plan.layers))))
+
+
+def _lens_of(stepper: Stepper, plan: LensPlan, state: _LensFitState) -> TunedLens:
+    translators = {}
+    for layer, factors in state.factors.items():
+        *matrices, bias = (tensor.detach().cpu().clone() for tensor in factors)
+        translators[layer] = Translator(tuple(matrices), bias)
+    return TunedLens(plan.fingerprint, plan.dtype, stepper.layers, translators)
+
+
+def _require_fitting(stepper: Stepper, plan: LensPlan) -> None:
+    if not all(1 <= layer < stepper.layers for layer in plan.layers):
+        expected = f"layers in 1–{stepper.layers - 1} of this model"
+        raise BadArgument("layers", plan.layers, expected, "the last is what a lens is fitted to")
+    if plan.rank is not None and plan.rank > stepper.geometry.hidden:
+        expected = f"a rank of at most {stepper.geometry.hidden}, the width of this model"
+        raise BadArgument("rank", plan.rank, expected, "a full matrix has no rank to choose")
+
+
+# ---------------------------------------------------------------- the place in the text, the checkpoint
+
+
+def _skip_batches(batches: Iterator[list[TokenSequence]], count: int, digest: str, plan: LensPlan) -> Any:
+    """The running digest of the first ``count`` batches, read and left; raises BadCheckpoint where it is another."""
+    running = hashlib.sha256()
+    for batch in islice(batches, count):
+        running.update(_batch_bytes(batch))
+    if running.hexdigest() != digest:
+        raise BadCheckpoint(
+            f"corpus={plan.corpus!r}: its first {count} batches are another text than at the checkpoint, but expected "
+            "the same; delete the checkpoint to start anew"
+        )
+    return running
+
+
+def _batch_bytes(batch: Sequence[TokenSequence]) -> bytes:
+    return b"".join(window_bytes(window) for window in batch)
+
+
+def _save_state(path: Path, plan: LensPlan, state: _LensFitState) -> None:
+    """Write; the file is complete or as it was."""
+    held = {name: getattr(state, name) for name in _LensFitState.__annotations__} | {
+        "factors": {layer: [tensor.detach() for tensor in factors] for layer, factors in state.factors.items()},
+        "nats": torch.from_numpy(state.nats),
+        "of": json.dumps(plan.to_json(), sort_keys=True),
+    }
+    with open_atomic(path, "checkpoint") as file:
+        torch.save(held, file)
+
+
+def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: _LensFitState) -> _LensFitState | None:
+    """The state to go on from; None where there is no checkpoint."""
+    if not path.exists():
+        return None
+    if not resume:
+        raise BadCheckpoint(
+            f"checkpoint={str(path)!r} holds an unfinished fit, but expected none; pass resume (--resume) to go on "
+            "with it, or delete it"
+        )
+    try:
+        held = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
+        of = held.pop("of")
+        state = _LensFitState(**held | {"nats": held["nats"].numpy()})
+        shapes = {layer: [tensor.shape for tensor in factors] for layer, factors in state.factors.items()}
+        fits = shapes == {layer: [tensor.shape for tensor in factors] for layer, factors in fresh.factors.items()}
+        for factors in state.factors.values():
+            factors[:] = [tensor.requires_grad_() for tensor in factors]
+    except Exception as error:  # a damaged archive raises whatever zip, pickle and torch raise
+        raise BadCheckpoint(
+            f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "
+            "that `emad lens` wrote; delete it to start anew"
+        ) from error
+    theirs, mine = json.loads(of), plan.to_json()
+    for name in mine:
+        if theirs.get(name) != mine[name]:
+            raise BadCheckpoint(
+                f"checkpoint={str(path)!r} has {name}={theirs.get(name)!r}, but expected {mine[name]!r} as in this "
+                "run; fit with the same settings, or delete it to start anew"
+            )
+    if not fits:
+        raise BadCheckpoint(
+            f"checkpoint={str(path)!r} holds tensors of other shapes, but expected those of its plan; delete it to "
+            "start anew"
+        )
+    return state

@@ -1,0 +1,153 @@
+"""Ridge fits on hidden states: an exit gate, and state translators.
+
+    gate         √KL(p_L ‖ q_ℓ) ≈ w_ℓ·x_ℓ + c_ℓ,  x_ℓ = norm(h_ℓ) [E],  q_ℓ the distribution emitted after ℓ
+    translators  minimise over U, V [D, r], b:  Σ_tokens |h_e + U·Vᵀ·h_e + b − h_ℓ|² + n·λ·|U·Vᵀ|²  per pair e < ℓ < L
+
+Translators come by reduced-rank regression: the ridge solution of h_ℓ − h_e on h_e, projected onto the r directions in
+which its predictions vary most (Izenman 1975; exact, for the penalty is part of the metric). The gate's root keeps a
+few far-off tokens from deciding the fit. Both read text once, as sums; give text that neither the lens nor the
+thresholds saw (``lens_fit.held_out_windows``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from emad_ref.calibration.lens_fit import states_and_final
+from emad_ref.calibration.profile import require_probes
+from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, ridge, ridge_system
+from emad_ref.calibration.run import limit_tokens
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, states_after
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator
+from emad_ref.probes.lens import Pair, StateTranslators, Translator, attached_lens, dtype_of, pairs_above, raised_dtype
+from emad_ref.probes.signal_values import divergence_nats, to_host
+from emad_ref.record import Floats
+
+GATE_TOKENS = 20_000
+
+
+def fit_gate(
+    stepper: Stepper,
+    windows: Iterable[TokenSequence],
+    probes: Sequence[int],
+    lens: str | None = None,
+    *,
+    tokens: int = GATE_TOKENS,
+    penalty: float = RIDGE_PENALTY,
+    progress: str | None = None,
+) -> Estimator:
+    """The linear estimator of the signal ``divergence`` at ``probes``, from ``tokens`` positions of ``windows``.
+
+    ``lens``: digest of an attached lens that tokens leave through; None: the model's own head. ``progress`` names the
+    bar, None shows none.
+
+    Raises:
+        BadArgument: probes that are not ascending layers below the last, a lens that is not attached, no tokens asked
+            for; as ``ridge``.
+        EmptyCorpus: no windows.
+    """
+    require_probes(probes, stepper.layers)
+    tuned = attached_lens(stepper, lens)
+    moments = {probe: Moments.none(stepper.unembedding.shape[1]) for probe in probes}
+    read = 0
+    with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
+        for batch in batched(limit_tokens(windows, tokens)):
+            states, final = states_and_final(stepper, probes, batch)
+            with torch.inference_mode():
+                for probe, hidden in states.items():
+                    logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
+                    pair = stepper.normed(hidden), divergence_nats(final, logits).sqrt()
+                    moments[probe] += Moments.of(*map(to_host, pair))
+            read += len(final)
+            bar.update(len(final))
+    if read == 0:
+        raise EmptyCorpus("windows=[], but expected at least one; give text that the lens did not see")
+    return Estimator("linear", weights=tuple(tuple(ridge(sums, penalty).tolist()) for sums in moments.values()))
+
+
+TRANSLATOR_TOKENS = 20_000
+TRANSLATOR_RANK = 16
+
+
+def fit_translators(
+    stepper: Stepper,
+    fingerprint: str,
+    windows: Iterable[TokenSequence],
+    exits: Sequence[int],
+    rank: int | None = TRANSLATOR_RANK,
+    *,
+    tokens: int = TRANSLATOR_TOKENS,
+    penalty: float = RIDGE_PENALTY,
+    progress: str | None = None,
+) -> StateTranslators:
+    """Translators of every pair above ``exits``, from ``tokens`` positions of ``windows``.
+
+    ``fingerprint``: of the model that ``stepper`` walks. ``rank``: 0 fits biases alone, None full matrices.
+    ``progress`` names the bar, None shows none.
+
+    Raises:
+        BadArgument: exits that are not ascending layers below the last but one, a rank outside 0…D, no tokens asked
+            for; as ``ridge``.
+        EmptyCorpus: no windows.
+    """
+    width, layers = stepper.geometry.hidden, stepper.layers
+    require_probes(exits, layers)
+    if not exits or exits[-1] > layers - 2:
+        expected = f"some layers in 1–{layers - 2}"
+        raise BadArgument("exits", list(exits), expected, "the last layer reads the state of an exit below it as it is")
+    if rank is not None and not 0 <= rank <= width:
+        raise BadArgument("rank", rank, f"a rank in 0–{width}, the width of this model, or None for full matrices")
+    moments = {exit_: Moments.none(width, width * (layers - 1 - exit_)) for exit_ in exits}
+    read = 0
+    with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
+        for batch in batched(limit_tokens(windows, tokens)):
+            with torch.inference_mode():
+                states = np.stack([to_host(state) for state in states_after(stepper, batch)])
+            for exit_ in exits:
+                left, above = states[exit_ - 1], states[exit_ : layers - 1]
+                moments[exit_] += Moments.of(left, np.concatenate(list(above - left), axis=1))
+            read += states.shape[1]
+            bar.update(states.shape[1])
+    if read == 0:
+        raise EmptyCorpus("windows=[], but expected at least one; give text that the lens did not see")
+    pairs: dict[Pair, Translator] = {}
+    for exit_ in exits:
+        pairs |= _solve_translators(moments[exit_], pairs_above((exit_,), layers), rank, penalty, raised_dtype(stepper))
+    return StateTranslators(fingerprint, dtype_of(stepper), layers, pairs)
+
+
+def _solve_translators(
+    moments: Moments, pairs: Sequence[Pair], rank: int | None, penalty: float, dtype: torch.dtype
+) -> dict[Pair, Translator]:
+    """Translators of the pairs of one exit, whose outputs stand side by side in ``moments``."""
+    width = len(moments.x)
+    system, fitted = ridge_system(moments, penalty), ridge(moments, penalty)[:-1]
+    mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
+    found = {}
+    for number, pair in enumerate(pairs):
+        mine = slice(number * width, (number + 1) * width)
+        slopes, factors = fitted[:, mine], tuple[Floats, ...]()
+        if rank is None:
+            factors = (slopes.T,)
+        elif rank == 0:
+            slopes = np.zeros((width, width))
+        else:
+            factors = _reduced_rank(slopes, system, rank)
+            slopes = factors[1] @ factors[0].T
+        parts = (*factors, mean_y[mine] - mean_x @ slopes)
+        *tensors, bias = (torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts)
+        found[pair] = Translator(tuple(tensors), bias)
+    return found
+
+
+def _reduced_rank(slopes: Floats, system: Floats, rank: int) -> tuple[Floats, Floats]:
+    """(U, V), each [D, r], of the best x ↦ U·Vᵀ·x where x ↦ ``slopes``ᵀ·x is the best of all; ``system`` as solved."""
+    _, directions = np.linalg.eigh(slopes.T @ system @ slopes)  # ascending
+    up = directions[:, -rank:]
+    return up, slopes @ up

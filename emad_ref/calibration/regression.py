@@ -1,0 +1,169 @@
+"""Regressions of calibration: isotonic thresholds, corrections of an estimator, a linear probe.
+
+    τ_ℓ = isotonic(mean H_ℓ), non-increasing over probes                 (EMAD, "Calibration details")
+    H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
+    H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (ours: ``probes.linear``)
+
+The last two come from ``Moments``, sums over tokens that add up over batches and runs: memory is E × E per probe,
+whatever the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from sklearn.isotonic import IsotonicRegression
+from torch import Tensor
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator
+from emad_ref.probes.signal_values import to_host
+from emad_ref.record import Floats, Ints
+
+RIDGE_PENALTY = 1e-3  # of the mean variance of an entry of x: keeps the fit finite where entries are collinear
+
+
+def isotonic_targets(probes: Sequence[int], mean_nats: Floats, tokens: Ints) -> Floats:
+    """[probes] the non-increasing curve nearest to ``mean_nats`` [probes] in least squares weighted by ``tokens``.
+
+    Raises:
+        BadArgument: lengths that differ, or a mean that is not a finite number.
+    """
+    if len(probes) != len(mean_nats) or len(probes) != len(tokens):
+        raise BadArgument("mean_nats", np.shape(mean_nats), f"one mean and one token count per probe ({len(probes)})")
+    if not np.isfinite(mean_nats).all():
+        raise BadArgument("mean_nats", np.asarray(mean_nats).tolist(), "finite entropies", "take the trace again")
+    if len(probes) == 0:
+        return np.empty(0)
+    fit = IsotonicRegression(increasing=False)
+    return fit.fit_transform(np.asarray(probes, dtype=float), np.asarray(mean_nats, dtype=float), sample_weight=tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over ``tokens`` pairs of x [width] and y, in float64: Σx, Σy, Σxxᵀ, Σxy. y is a number, or [outputs]."""
+
+    tokens: int
+    x: Floats
+    y: Floats
+    xx: Floats
+    xy: Floats
+
+    @staticmethod
+    def none(width: int, *outputs: int) -> Moments:
+        """No pairs yet."""
+        return Moments(0, np.zeros(width), np.zeros(outputs), np.zeros((width, width)), np.zeros((width, *outputs)))
+
+    @staticmethod
+    def of(x: Floats, y: Floats) -> Moments:
+        """The sums of ``x`` [tokens, width] and ``y`` [tokens] or [tokens, outputs].
+
+        Raises:
+            BadArgument: other shapes, or values that are not finite numbers.
+        """
+        x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+        if x.ndim != 2 or y.ndim not in (1, 2) or y.shape[:1] != x.shape[:1]:
+            raise BadArgument("x, y", (x.shape, y.shape), "[tokens, width] and [tokens], or [tokens, outputs]")
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            raise BadArgument("x, y", "NaN or infinite entries", "finite numbers", "leave out what was not read")
+        return Moments(len(x), x.sum(axis=0), np.asarray(y.sum(axis=0)), x.T @ x, x.T @ y)
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def ridge(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
+    """[width + 1] weights w and, last, the intercept c that minimise Σ(w·x + c − y)² + n·λ·|w|²; of several outputs
+    [width + 1, outputs].
+
+    λ is ``penalty`` times the mean variance of an entry of x, so that it does not depend on x's unit; c is free.
+
+    Raises:
+        BadArgument: fewer than two tokens, a negative penalty, x that never varies, or, without a penalty, x with
+            entries that follow from one another.
+    """
+    system = ridge_system(moments, penalty)
+    mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
+    weights = np.linalg.solve(system, moments.xy / moments.tokens - np.multiply.outer(mean_x, mean_y))
+    return np.concatenate([weights, np.asarray(mean_y - mean_x @ weights)[None]]).astype(np.float64)
+
+
+def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
+    """[width, width] covariance of x plus λ on its diagonal: what ``ridge`` solves.
+
+    Raises:
+        BadArgument: as ``ridge``.
+    """
+    n, width = moments.tokens, len(moments.x)
+    if n < 2:
+        raise BadArgument("tokens", n, "at least 2", "calibrate on more text")
+    if penalty < 0:
+        raise BadArgument("penalty", penalty, "a number ≥ 0")
+    mean_x = moments.x / n
+    covariance = moments.xx / n - np.outer(mean_x, mean_x)
+    variance, largest = float(np.trace(covariance)) / width, float(np.trace(moments.xx)) / n / width
+    if variance <= n * np.finfo(np.float64).eps * largest:  # what rounding leaves of a constant
+        raise BadArgument("x", f"{n} equal values", "values that vary", "nothing can be read off a constant")
+    system: Floats = covariance + penalty * variance * np.eye(width)
+    if np.linalg.matrix_rank(system, hermitian=True) < width:
+        raise BadArgument("penalty", penalty, "a number > 0 where entries of x follow from one another")
+    return system
+
+
+def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
+    """(slope, intercept) of the least-squares line from estimates ``raw`` [tokens] to ``full`` entropies [tokens].
+
+    Fit it on tokens that neither the estimator nor the thresholds were fitted on.
+
+    Raises:
+        BadArgument: lengths that differ, fewer than two tokens, no finite numbers, or estimates or entropies that never
+            vary: a flat line would make every token look alike.
+    """
+    raw, full = np.asarray(raw, dtype=np.float64), np.asarray(full, dtype=np.float64)
+    if raw.ndim != 1 or raw.shape != full.shape:
+        raise BadArgument("raw, full", (raw.shape, full.shape), "one estimate and one entropy per token")
+    for name, values in (("raw", raw), ("full", full)):
+        if len(values) and np.ptp(values) == 0:
+            raise BadArgument(name, f"{len(values)} times {values[0]:.4g}", "values that vary", "use more tokens")
+    slope, intercept = ridge(Moments.of(raw[:, None], full), penalty=0).tolist()
+    return slope, intercept
+
+
+def correct_estimator(estimator: Estimator, raw: Floats, full: Floats) -> Estimator:
+    """``estimator`` with the line of each probe, from ``raw`` and ``full`` [tokens, probes] on held-out tokens.
+
+    Raises:
+        BadArgument: as ``linear_correction``; shapes that differ.
+    """
+    if np.ndim(raw) != 2 or np.shape(raw) != np.shape(full):
+        raise BadArgument("raw, full", (np.shape(raw), np.shape(full)), "two arrays [tokens, probes]")
+    lines = tuple(
+        linear_correction(mine, theirs) for mine, theirs in zip(np.transpose(raw), np.transpose(full), strict=True)
+    )
+    return replace(estimator, correction=lines)
+
+
+class LinearProbeFit:
+    """Fits linear probes in the calibration pass: hand it to the trace as ``observe``, then ask for ``estimator``."""
+
+    def __init__(self, stepper: Stepper, probes: Sequence[int]):
+        self._stepper = stepper
+        self.moments = {probe: Moments.none(stepper.unembedding.shape[1]) for probe in probes}
+
+    def __call__(self, layer: int, states: Tensor, entropy: Tensor) -> None:
+        """Take in states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
+        if layer in self.moments:
+            x = self._stepper.normed(states)
+            self.moments[layer] += Moments.of(*map(to_host, (x, entropy)))
+
+    def estimator(self, penalty: float = RIDGE_PENALTY) -> Estimator:
+        """The linear estimator of these probes.
+
+        Raises:
+            BadArgument: as ``ridge``.
+        """
+        rows = (ridge(moments, penalty).tolist() for moments in self.moments.values())
+        return Estimator("linear", weights=tuple(tuple(row) for row in rows))

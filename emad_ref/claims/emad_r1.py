@@ -1,0 +1,23 @@
+"""EMAD-R1: at equal net FLOPs, is EMAD's perplexity below that of fixed truncation at the best depth?
+
+EMAD, Experiments, Baselines. The rival runs the same first layers for every token.
+``questions.duels`` says what is compared, and when the claim does not apply.
+"""
+
+from __future__ import annotations
+
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.baseline_comparison import BaselineEvidence, answer_against_baseline, decide, legs
+from emad_ref.measurements.model import ModelMeasurements
+
+__all__ = ["QUESTION", "BaselineEvidence", "answer", "decide"]
+
+FAMILY = "fixed truncation"
+
+
+def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Both sweeps by replay."""
+    return answer_against_baseline(FAMILY, evidence, asked)
+
+
+QUESTION = Question("EMAD-R1", "model", answer, legs=legs)

@@ -1,0 +1,23 @@
+"""EMAD-R4: at equal net FLOPs, is EMAD's perplexity below that of depth held for chunks of tokens?
+
+EMAD, Experiments, Baselines. The rival decides by EMAD's profile, but only once per chunk.
+``questions.duels`` says what is compared, and when the claim does not apply.
+"""
+
+from __future__ import annotations
+
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.baseline_comparison import BaselineEvidence, answer_against_baseline, decide, legs
+from emad_ref.measurements.model import ModelMeasurements
+
+__all__ = ["QUESTION", "BaselineEvidence", "answer", "decide"]
+
+FAMILY = "chunked"
+
+
+def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Both sweeps by replay."""
+    return answer_against_baseline(FAMILY, evidence, asked)
+
+
+QUESTION = Question("EMAD-R4", "model", answer, legs=legs)

@@ -1,0 +1,245 @@
+"""What EMAD-F1 and its literal reading share: quality at every operating point that saves enough FLOPs.
+
+Legs per judged point: one per corpus (perplexity rise), one for accuracy. Points that save less are listed as not
+applicable. No judged point → not applicable, never survived.
+
+The accuracy leg asks whether two or more of the k tasks that count at the point (``verdict.counting``) lose more than
+the threshold. Tasks are judged one by one, never pooled or averaged; each stands beside the leg as measured, with the
+reason where it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks share
+no items, so that given the point their p-values are independent):
+
+falsify   Simes of all but the smallest of "the drop exceeds the threshold"
+survive   Simes of the two largest of "the drop stays below it": all tasks but one are shown to hold
+
+A task below the minimum of items shows neither. Fewer than two counting tasks leave the leg unmeasured, so that the row
+cannot survive on perplexity alone, nor on one task beside others that cannot fall. The worst counting task and its loss
+stand in the verdict's reason, whatever the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.stats import false_discovery_control
+
+from emad_ref.claims.base import ClaimContext
+from emad_ref.errors import BadArgument
+from emad_ref.measurements.operating_points import PointMeasurements
+from emad_ref.record import Floats
+from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, accuracy_drop, needed_items
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import (
+    LegTest,
+    combine_verdict,
+    decide_legs,
+    estimate_leg,
+    finite_interval,
+    keep_worst_legs,
+    leg_test,
+    unmeasured_leg,
+)
+from emad_ref.statistics.rates import document_draws, perplexity_rise, resamples_for
+from emad_ref.statistics.verdicts import Claim, Leg, Verdict
+
+
+@dataclass(frozen=True)
+class QualityEvidence:
+    """``points``: those put forward, or a whole sweep. ``unmeasured``: task asked for → why it could not be scored."""
+
+    points: Sequence[PointMeasurements]
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | None = None) -> Verdict:
+    """The verdict over all points.
+
+    Thresholds ``flop_reduction``, ``perplexity_rise``, ``accuracy_drop``; minimum ``documents`` and ``items``. Points
+    of one corpus share their bootstrap samples.
+
+    Args:
+        shown: keep only the worst that many legs; the verdict's ``n`` then counts the legs judged.
+
+    Raises:
+        BadArgument: a net reduction that is no share, and as in ``rates`` and ``shares``.
+    """
+    claim, smallest = asked.claim, asked.claim.thresholds["flop_reduction"]
+    if not found.points:
+        return asked.not_applicable("no operating point was put forward")
+    _require_shares(found.points)
+    saving = [point for point in found.points if point.net_reduction >= smallest]
+    idle = [_too_small(point, smallest) for point in found.points if point.net_reduction < smallest]
+    if not saving:
+        best = max(point.net_reduction for point in found.points)
+        said = (
+            f"none of {len(found.points)} points saves {100 * smallest:g} % of FLOPs; the best {100 * best:.1f} % net"
+        )
+        return replace(asked.not_applicable(said), legs=tuple(idle))
+    tests, listed = _quality_legs(saving, asked)
+    legs = [*decide_legs(tests, asked.other_legs), *idle, *listed]
+    verdict = combine_verdict(claim, asked.model, legs)
+    if shown is not None and len(legs) > shown:
+        verdict = keep_worst_legs(verdict, shown)
+    return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
+
+
+def is_usable(verdict: Verdict, point: str) -> bool:
+    """Whether a verdict of ``judged`` lets the point of this name stand: judged, and no leg of it falsified."""
+    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
+    return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
+
+
+def _require_shares(points: Sequence[PointMeasurements]) -> None:
+    for point in points:
+        if not point.net_reduction <= 1:
+            raise BadArgument(
+                "net_reduction", point.net_reduction, "a share of at most 1", f"look at point {point.name!r}"
+            )
+
+
+def _too_small(point: PointMeasurements, smallest: float) -> Leg:
+    reason = f"saves {100 * point.net_reduction:.1f} % net, less than {100 * smallest:g} %"
+    name, unit = f"{point.name}: reduction", "net FLOP reduction"
+    return Leg(name, "not applicable", point.net_reduction, None, 0, smallest, unit, reason)
+
+
+def _with_unmeasured(verdict: Verdict, reasons: Mapping[str, str], claim: Claim) -> Verdict:
+    """The verdict with a leg for every task asked for that could not be scored: unseen is not survived."""
+    if verdict.verdict == "not applicable" or not reasons:
+        return verdict
+    missing = [unmeasured_leg(f"task {name}", reason) for name, reason in reasons.items()]
+    return combine_verdict(claim, verdict.model, [*verdict.legs, *missing])
+
+
+def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> tuple[list[LegTest], list[Leg]]:
+    """Legs that take part in Holm's correction, and those that do not."""
+    claim, bound = asked.claim, asked.claim.thresholds["perplexity_rise"]
+    draws = _SharedDraws(points, asked)
+    tests: list[LegTest] = []
+    listed: list[Leg] = []
+    for point in points:
+        for corpus, arms in point.perplexity.items():
+            rise = perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws.of(len(arms[2])))
+            tests.append(leg_test(perplexity_leg(point.name, corpus), rise, "above", bound, claim.minimum))
+        if not point.perplexity:
+            listed.append(unmeasured_leg(f"{point.name}: perplexity", "no corpus was scored"))
+        accuracy, tasks = _accuracy(point, claim)
+        listed += tasks
+        if isinstance(accuracy, LegTest):
+            tests.append(accuracy)
+        else:
+            listed.append(accuracy)
+    return tests, listed
+
+
+def perplexity_leg(point: str, corpus: str) -> str:
+    """The name of a point's leg on a corpus."""
+    return f"{point}: perplexity on {corpus}"
+
+
+class _SharedDraws:
+    """Bootstrap samples by number of documents, drawn once and shared by all points of a corpus.
+
+    As many as Holm's smallest level asks for: fewer could not reach the p-values it wants.
+    """
+
+    def __init__(self, points: Sequence[PointMeasurements], asked: ClaimContext):
+        family = sum(len(point.perplexity) + 1 for point in points) + asked.other_legs
+        self._resamples = resamples_for(family)
+        self._rng = asked.rng
+        self._drawn: dict[int, Floats] = {}
+
+    def of(self, documents: int) -> Floats:
+        if documents not in self._drawn:
+            self._drawn[documents] = document_draws(documents, self._resamples, self._rng)
+        return self._drawn[documents]
+
+
+def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, list[Leg]]:
+    """The accuracy leg of one point, and each task as a leg that only reports."""
+    name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
+    drops = {task: task_drop(held, threshold) for task, held in point.tasks.items()}
+    tasks = [
+        estimate_leg(f"{point.name}: {task}", drop, point.tasks[task].standing, threshold)
+        for task, drop in drops.items()
+    ]
+    counting = {task: drop for task, drop in drops.items() if point.tasks[task].counts}
+    if len(counting) < FEWEST:
+        return unmeasured_leg(name, f"{uncounted_reason(point.tasks)}; the criterion speaks of two"), tasks
+    return _partial_conjunction(name, counting, point.tasks, claim), tasks
+
+
+def task_drop(task: TaskAccuracy, threshold: float) -> Estimate:
+    """What one task loses."""
+    return accuracy_drop(task.full, task.adaptive, threshold=threshold)
+
+
+def uncounted_reason(tasks: Mapping[str, TaskAccuracy]) -> str:
+    """How many of some tasks count, and of the others why not."""
+    if not tasks:
+        return "no task was scored"
+    why = "; ".join(f"{task} {held.standing}" for task, held in tasks.items() if not held.counts)
+    counting = sum(held.counts for held in tasks.values())
+    return f"{counting or 'none'} of {len(tasks)} tasks count{'s' * (counting == 1)}" + (f": {why}" if why else "")
+
+
+def _partial_conjunction(
+    name: str, drops: Mapping[str, Estimate], tasks: Mapping[str, TaskAccuracy], claim: Claim
+) -> LegTest:
+    """Whether two or more of the counting tasks lose more than the threshold; the value is the second-worst's."""
+    threshold, least = claim.thresholds["accuracy_drop"], claim.minimum.get("items", 0)
+    small = {task: drop.n for task, drop in drops.items() if drop.n < least}
+    second = sorted(drops, key=lambda task: drops[task].value)[-2]
+    above = sorted(1.0 if task in small else drop.p_above for task, drop in drops.items())
+    below = sorted(1.0 if task in small else drop.p_below for task, drop in drops.items())
+    leg = Leg(
+        name,
+        "inconclusive",
+        drops[second].value,
+        finite_interval(drops[second]),
+        drops[second].n,
+        threshold,
+        "accuracy drop",
+        f"value of {second}, the second-worst of {len(drops)} tasks that count"
+        + "".join(f"; {task} has {n} items, at least {least} are needed" for task, n in small.items()),
+        p_falsify=simes(above[1:]),
+        p_survive=simes(below[-2:]),
+        good="lower",
+    )
+
+    def needed(error: float) -> int | None:
+        items = [
+            needed_items(tasks[task].full, tasks[task].adaptive, threshold=threshold, error=error / 2) for task in drops
+        ]
+        reachable = sorted(number for number in items if number is not None)
+        return reachable[len(drops) - 2] if len(reachable) > len(drops) - 2 else None
+
+    return LegTest(leg, "items per task", needed)
+
+
+def simes(pvalues: Sequence[float]) -> float:
+    """Simes' p-value of "none of these effects is there": the smallest of n · p₍ᵢ₎ / i.
+
+    Raises:
+        BadArgument: no p-value.
+    """
+    if not len(pvalues):
+        raise BadArgument("pvalues", list(pvalues), "at least one")
+    return float(false_discovery_control(np.asarray(pvalues, dtype=np.float64), method="bh").min())
+
+
+def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdict:
+    """The verdict, with the counting task that loses most at any point in its reason."""
+    losses = [
+        (full - adaptive, task, point.name)
+        for point in points
+        for task, held in point.tasks.items()
+        if held.counts
+        for full, adaptive in [held.accuracy]
+    ]
+    if not losses:
+        return verdict
+    loss, task, name = max(losses)
+    worst = f"worst task that counts: {task} loses {100 * loss:z.1f} points at {name}"
+    return replace(verdict, reason=f"{verdict.reason}; {worst}")

@@ -1,0 +1,411 @@
+"""Switching and greedy speculation under many rules at once, over a shared tree of prefixes.
+
+Greedy decoding makes the next token a function of the history and the model in charge. Rules share a text as long as
+they agree on it, so the texts of one prompt form a tree of ``PrefixNode``; a rule is a path through it. Where a path
+needs a model's output after a prefix that nobody asked before, that model writes up to ``AHEAD`` tokens on, for all
+waiting paths in batches. One rule alone costs one decoding; the twentieth costs almost nothing.
+
+Laws compare every path with ``switching.switch`` (tokens, models, entropies, work) and ``speculation.speculate``
+(tokens, models). Both models run at full depth: where a model decides its depth, its output depends on what it read
+before. Decoding is greedy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from scipy.special import logsumexp
+
+from emad_ref.decoding.pair import Partner, entropy_bits
+from emad_ref.decoding.speculation import EndOfText, never_ends
+from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rolling_mean
+from emad_ref.errors import BadArgument
+from emad_ref.probes.signal_values import require_finite
+from emad_ref.protocol import Prompt, Session, Step
+from emad_ref.record import Bools, Floats, Ints, Work
+
+AHEAD = 32  # tokens that a model writes on by itself: most would be thrown away at the next switch, some are not
+
+Partners = tuple[Partner, Partner]
+NextToken = tuple[int, float]  # the token a model writes, and the entropy of its logits in bits
+
+
+@dataclass(frozen=True, eq=False)
+class TextRequest:
+    """One text to write: ``prompt`` int64 [n], at most ``most`` new tokens, over after a token of ``stop`` or where
+    ``ended`` says so of the tokens emitted so far."""
+
+    prompt: Ints
+    most: int
+    stop: frozenset[int] = frozenset()
+    ended: EndOfText = never_ends
+
+    def over(self, tokens: Sequence[int]) -> bool:
+        """Whether ``tokens``, at least one, are all that is wanted."""
+        return len(tokens) == self.most or tokens[-1] in self.stop or self.ended(tokens)
+
+
+@dataclass(eq=False)
+class PrefixNode:
+    """A history: what each model says after it, None where it was not asked, and the histories one token longer."""
+
+    said: list[NextToken | None] = field(default_factory=lambda: [None] * len(MODELS))
+    after: dict[int, PrefixNode] = field(default_factory=dict)
+
+    def child(self, token: int) -> PrefixNode:
+        return self.after.setdefault(token, PrefixNode())
+
+
+@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+class SwitchedText:
+    """One text under one rule: int64 [emitted] ``tokens`` and the ``model`` of each, float64 [emitted] its entropy and
+    the rolling mean after it; ``prompt`` tokens before it."""
+
+    prompt: int
+    tokens: Ints
+    model: Ints
+    entropy_bits: Floats
+    rolling_bits: Floats
+
+    @property
+    def by_large(self) -> int:
+        return int(self.model.sum())
+
+    def feeds(self, model: int) -> Iterator[tuple[int, int]]:
+        """(tokens held before, tokens read) each time ``model`` read something; held 0 where it opened."""
+        held = 0
+        for at in np.flatnonzero(self.model == model).tolist():
+            yield held, self.prompt + at - held
+            held = self.prompt + at
+
+    def read(self, model: int) -> int:
+        """Tokens that went through ``model``, prompt and catch-up included."""
+        return sum(n for _, n in self.feeds(model))
+
+    def caught_up(self, model: int) -> int:
+        """Tokens that ``model`` read only to take over, the prompt among them; the last it read is its own step."""
+        feeds = list(self.feeds(model))
+        opened = int(bool(feeds) and self.model[0] == model)  # whoever starts reads the prompt as anybody would
+        return sum(n - 1 for _, n in feeds[opened:])
+
+    def work(self, model: int, layers: int, opening: bool = False) -> Work:
+        """Executed by ``model``, of so many ``layers``, at full depth in a session of one row; or only what the model
+        that starts spent on ``opening`` with the prompt.
+
+        A session reads its prompt but for the last position in one chunk, that position by itself.
+        """
+        work = Work.none(layers)
+        for held, n in self.feeds(model):
+            if opening and (held or self.model[0] != model):
+                break
+            # opening: the positions before the last see each other, masked keys included, the last sees all
+            keys = n * (held + n) if held else (n - 1) ** 2 + n
+            work.tokens[:] += n
+            work.context[:] += keys
+            work.readout_rows[0, -1] += 1
+        return work
+
+
+@dataclass(frozen=True, eq=False)
+class ContinuationScores:
+    """What one model says of a given continuation, per token [n]: log p in nats, whether it is the greedy choice, and
+    the entropy of the distribution in bits."""
+
+    log_p: Floats
+    greedy: Bools
+    entropy_bits: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchedScores:
+    """The same of a continuation read in turns: ``model`` int64 [n], in charge of each token."""
+
+    model: Ints
+    log_p: Floats
+    greedy: Bools
+    entropy_bits: Floats
+
+
+def _score_continuation(logits: Floats, tokens: Ints) -> ContinuationScores:
+    """From logits [n, V] that predict ``tokens`` [n]."""
+    chosen = np.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return ContinuationScores(
+        chosen - logsumexp(logits, axis=-1), logits.argmax(axis=-1) == tokens, entropy_bits(logits)
+    )
+
+
+def _models_in_charge(rule: SwitchingRule, entropies_bits: Sequence[Floats]) -> list[int]:
+    """Models of the n tokens of a given text, from what either model's entropy [n] would be."""
+    models, bits, run = [rule.start], [float(entropies_bits[rule.start][0])], 1
+    for at in range(1, len(entropies_bits[0])):
+        following = rule.next_model(rolling_mean(bits, rule.window), models[-1], run)
+        run = run + 1 if following == models[-1] else 1
+        models.append(following)
+        bits.append(float(entropies_bits[following][at]))
+    return models
+
+
+@dataclass(frozen=True, eq=False)
+class SpeculatedText:
+    """One text by greedy speculation: int64 [emitted] ``tokens``, and the ``model`` of each, ``SMALL`` where a draft
+    stands, accepted or waved through by the gate; float64 [judged] ``entropy_bits`` of the drafts that were judged."""
+
+    tokens: Ints
+    model: Ints
+    entropy_bits: Floats
+
+
+PrefixQuery = tuple[PrefixNode, int, list[int]]  # where a model is asked, which, and the tokens emitted up to there
+W = TypeVar("W", SwitchedText, SpeculatedText)
+
+
+def _next_token(node: PrefixNode, model: int, tokens: list[int]) -> Generator[PrefixQuery, None, NextToken]:
+    while (said := node.said[model]) is None:
+        yield node, model, tokens
+    return said
+
+
+def _switching_path(
+    text: TextRequest, rule: SwitchingRule, node: PrefixNode
+) -> Generator[PrefixQuery, None, SwitchedText]:
+    """The walk of ``rule`` from the root of ``text``, asking for whatever was not said yet."""
+    tokens: list[int] = []
+    model: list[int] = []
+    bits: list[float] = []
+    rolling: list[float] = []
+    current, run = rule.start, 0
+    while True:
+        token, entropy = yield from _next_token(node, current, tokens)
+        tokens.append(token)
+        model.append(current)
+        bits.append(entropy)
+        rolling.append(rolling_mean(bits, rule.window))
+        node = node.child(token)
+        if text.over(tokens):
+            whole = np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64)
+            return SwitchedText(len(text.prompt), *whole, np.array(bits), np.array(rolling))
+        following = rule.next_model(rolling[-1], current, run + 1)
+        current, run = following, run + 1 if following == current else 0
+
+
+def _speculation_path(
+    text: TextRequest, k: int, gate_bits: float | None, node: PrefixNode
+) -> Generator[PrefixQuery, None, SpeculatedText]:
+    """Greedy speculation: k drafts a round, or as many as fit before the verifier's own token (``acceptance``)."""
+    tokens: list[int] = []
+    model: list[int] = []
+    bits: list[float] = []
+    left = 0  # drafts that this round may still make; the verifier writes the first token of all
+    while not (tokens and text.over(tokens)):
+        chosen, _ = yield from _next_token(node, LARGE, tokens)
+        emitted, by = chosen, LARGE
+        if left:
+            draft, entropy = yield from _next_token(node, SMALL, tokens)
+            bits.append(entropy)
+            if draft == chosen or (gate_bits is not None and entropy < gate_bits):
+                emitted, by = draft, SMALL
+        tokens.append(emitted)
+        model.append(by)
+        node = node.child(emitted)
+        left = left - 1 if by == SMALL else min(k, text.most - len(tokens) - 1)
+    return SpeculatedText(np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64), np.array(bits))
+
+
+class PrefixTrees:
+    """The trees of some prompts in one pair of models, kept as long as the object.
+
+    Methods take the ``partners``, small first, both at full depth; decoders may come and go, the models may not.
+    ``rows``: prompts that their decoders take at once.
+    """
+
+    def __init__(self, rows: int):
+        self._rows = rows
+        self._roots: dict[tuple[int, ...], PrefixNode] = {}
+        self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ContinuationScores] = {}
+
+    def walks(self, partners: Partners, wanted: Sequence[tuple[TextRequest, SwitchingRule]]) -> list[SwitchedText]:
+        """Each text under its rule, in order.
+
+        Raises:
+            BadArgument: no new token is wanted, a partner that decides its depth, and what the decoders refuse.
+            NotFinite: logits hold NaN or +inf.
+        """
+        _require_full_depth(partners)
+        if any(text.most < 1 for text, _ in wanted):
+            raise BadArgument("most", 0, "at least one new token")
+        return self._told(partners, [(text, _switching_path(text, rule, self._root(text))) for text, rule in wanted])
+
+    def spoken(
+        self, partners: Partners, wanted: Sequence[TextRequest], k: int, gate_bits: float | None
+    ) -> list[SpeculatedText]:
+        """Each text by greedy speculation with ``k`` drafts a round, in order: tokens and shares, no work.
+
+        Raises:
+            As ``walks``.
+        """
+        _require_full_depth(partners)
+        return self._told(
+            partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in wanted]
+        )
+
+    def choices(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
+        """[emitted] whether each token of ``walk`` is the greedy choice of ``model`` after the same history."""
+        node, nodes = self._root(text), []
+        for token in walk.tokens.tolist():
+            nodes.append(node)
+            node = node.child(token)
+        if any(node.said[model] is None for node in nodes):
+            _require_full_depth(partners)
+            self._read(partners, model, text, walk.tokens, nodes)
+        chosen = [said[0] for node in nodes if (said := node.said[model]) is not None]
+        return np.array(chosen) == walk.tokens
+
+    def scored(
+        self, partners: Partners, wanted: Sequence[tuple[Ints, Ints]], rule: SwitchingRule
+    ) -> list[SwitchedScores]:
+        """Of each (prompt, continuation), teacher-forced under ``rule``, what the models in charge say.
+
+        H_t is the entropy of whoever is in charge of token t, as in decoding; the text is given, so that the rule
+        decides models only.
+
+        Raises:
+            As ``walks``.
+        """
+        _require_full_depth(partners)
+        for model in (SMALL, LARGE):
+            self._read_options(partners[model], model, wanted)
+        found = []
+        for prompt, continuation in wanted:
+            key = tuple(prompt.tolist()), tuple(continuation.tolist())
+            both = self._options[(SMALL, *key)], self._options[(LARGE, *key)]
+            models = np.array(_models_in_charge(rule, [option.entropy_bits for option in both]), dtype=np.int64)
+            at = np.arange(len(models))
+            columns = ([getattr(option, name) for option in both] for name in ("log_p", "greedy", "entropy_bits"))
+            found.append(SwitchedScores(models, *(np.array(each)[models, at] for each in columns)))
+        return found
+
+    # ------------------------------------------------------------ private
+
+    def _read_options(self, partner: Partner, model: int, wanted: Sequence[tuple[Ints, Ints]]) -> None:
+        """Every continuation that ``model`` has not read yet; those of one prompt in one session."""
+        todo: dict[tuple[int, ...], dict[tuple[int, ...], Ints]] = {}
+        for prompt, continuation in wanted:
+            key = tuple(prompt.tolist()), tuple(continuation.tolist())
+            if (model, *key) not in self._options:
+                todo.setdefault(key[0], {})[key[1]] = continuation
+        for prompt_key, continuations in todo.items():
+            prompt = np.array(prompt_key, dtype=np.int64)
+            session, step = partner.decoder.start([Prompt(prompt)])
+            try:
+                for tokens_key, tokens in continuations.items():
+                    logits = _shared_logits(partner, model, _feed_text(partner, session, step, tokens))
+                    session.rollback(np.array([len(prompt)]))
+                    self._options[model, prompt_key, tokens_key] = _score_continuation(logits, tokens)
+            finally:
+                session.close()
+
+    def _root(self, text: TextRequest) -> PrefixNode:
+        return self._roots.setdefault(tuple(text.prompt.tolist()), PrefixNode())
+
+    def _told(
+        self, partners: Partners, askers: Sequence[tuple[TextRequest, Generator[PrefixQuery, None, W]]]
+    ) -> list[W]:
+        """What each of ``askers`` comes to, in rounds: all that wait for an answer get it together."""
+        found: dict[int, W] = {}
+        while True:
+            waiting: dict[tuple[int, int], tuple[TextRequest, PrefixNode, list[int]]] = {}
+            for number, (text, asker) in enumerate(askers):
+                if number in found:
+                    continue
+                try:
+                    node, model, tokens = next(asker)
+                    waiting.setdefault((id(node), model), (text, node, tokens))
+                except StopIteration as end:
+                    found[number] = end.value
+            if not waiting:
+                return [found[number] for number in range(len(askers))]
+            for model in (SMALL, LARGE):
+                self._ask(partners, model, [asked for (_, of), asked in waiting.items() if of == model])
+
+    def _ask(
+        self, partners: Partners, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
+    ) -> None:
+        """Let ``model`` write on from where it is asked; alike lengths together, so that little is padded."""
+        order = sorted(waiting, key=lambda asked: len(asked[0].prompt) + len(asked[2]))
+        for at in range(0, len(order), self._rows):
+            self._write(partners[model], model, order[at : at + self._rows])
+
+    def _write(
+        self, partner: Partner, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
+    ) -> None:
+        texts = [(text, node, list(tokens)) for text, node, tokens in waiting]
+        prompts = [Prompt(np.concatenate([text.prompt, tokens]).astype(np.int64)) for text, _, tokens in texts]
+        session, step = partner.decoder.start(prompts)
+        try:
+            for _ in range(AHEAD):
+                said = self._said(partner, model, step.logits[:, -1])
+                for (_, node, tokens), one in zip(texts, said, strict=True):
+                    node.said[model] = one
+                    tokens.append(one[0])
+                texts = [(text, node.child(tokens[-1]), tokens) for text, node, tokens in texts]
+                # beyond a history on which this model was asked before, all it would write is known
+                alive = [
+                    row
+                    for row, (text, node, tokens) in enumerate(texts)
+                    if node.said[model] is None and not text.over(tokens)
+                ]
+                if not alive:
+                    return
+                if ended := sorted(set(range(len(texts))).difference(alive)):
+                    session.drop(np.array(ended))
+                    texts = [texts[row] for row in alive]
+                session.commit(session.length)
+                last = np.array([[tokens[-1]] for _, _, tokens in texts], dtype=np.int64)
+                step = session.feed(last, partner.feed_depth(last.shape))
+        finally:
+            session.close()
+
+    def _read(
+        self, partners: Partners, model: int, text: TextRequest, tokens: Ints, nodes: Sequence[PrefixNode]
+    ) -> None:
+        """What ``model`` says after each history of one text, which it reads as it stands."""
+        session, step = partners[model].decoder.start([Prompt(text.prompt)])
+        try:
+            logits = _feed_text(partners[model], session, step, tokens)
+            for node, one in zip(nodes, self._said(partners[model], model, logits), strict=True):
+                node.said[model] = node.said[model] or one
+        finally:
+            session.close()
+
+    @staticmethod
+    def _said(partner: Partner, model: int, logits: Floats) -> list[NextToken]:
+        """From logits [rows, V]."""
+        shared = _shared_logits(partner, model, logits)
+        return list(zip(shared.argmax(axis=-1).tolist(), entropy_bits(shared).tolist(), strict=True))
+
+
+def _feed_text(partner: Partner, session: Session, opened: Step, tokens: Ints) -> Floats:
+    """Logits [n, V] that predict each of ``tokens`` [n] after the prompt of a session of one row; the last is not
+    fed."""
+    logits, widest = [opened.logits[0, -1:]], partner.decoder.capabilities.max_feed
+    for at in range(0, len(tokens) - 1, widest):
+        piece = tokens[None, at : min(at + widest, len(tokens) - 1)]
+        logits.append(session.feed(piece, partner.feed_depth(piece.shape)).logits[0])
+    return np.concatenate(logits)
+
+
+def _shared_logits(partner: Partner, model: int, logits: Floats) -> Floats:
+    """Logits [..., V] over the ids that the partners share."""
+    shared = logits[..., : partner.vocabulary]
+    require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {MODELS[model]}")
+    return shared
+
+
+def _require_full_depth(partners: Partners) -> None:
+    if any(partner.undecided for partner in partners):
+        points = ", ".join(partner.point.name for partner in partners)
+        raise BadArgument("partners", points, "two models at full depth", "switch() decodes adaptive ones")

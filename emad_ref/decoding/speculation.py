@@ -1,0 +1,387 @@
+"""Speculative decoding: one model drafts k tokens, another verifies them in one chunk.
+
+    draft    d_1 … d_k, one by one, d_i ~ q_i                  q_i, p_i: softmax(logits / temperature) of the draft
+    verify   p_1 … p_{k+1}, after the last token, d_1, …, d_k                              and of the verifier
+    accept   d_i with probability min(1, p_i(d_i) / q_i(d_i)), up to the first refusal
+    emit     after a refusal at i a token from max(0, p_i − q_i), normalised; else one from p_{k+1}
+
+At temperature 0 both distributions are one-hot: the rule accepts the longest matching prefix and emits the verifier's
+own token. The output is the verifier's at its operating point: at temperature 0 the tokens that it would emit alone,
+else its distribution exactly. A verifier with EMAD gives the EMAD model's tokens and depths. ``gate_bits`` gives
+exactness up: a refused draft token is kept where the draft's entropy is below it.
+
+A chunk's logits differ from a single step's by rounding, so at a tie of the two largest logits either may win.
+Self-speculation (``decoding.self_speculation``) shares this acceptance rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from emad_ref.decoding.pair import (
+    LoggedSession,
+    Partner,
+    TokenLog,
+    entropy_bits,
+    require_one_vocabulary,
+    require_prompts,
+    work_by_model,
+)
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Prompt
+from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, Work
+
+VERDICTS: tuple[str, ...] = ("accepted", "gated", "refused", "unreached")
+ACCEPTED, GATED, REFUSED, UNREACHED = range(len(VERDICTS))
+
+
+@dataclass(frozen=True)
+class DraftedTokens:
+    """One row per drafted token, every column [drafts]: where it would have stood, and what became of it.
+
+    ``entropy_bits``: of the draft's logits, before temperature. ``verdict``: index into ``VERDICTS``; ``unreached``
+    are those after a refusal or a stop token.
+    """
+
+    sequence: Ints
+    position: Ints
+    token: Ints
+    entropy_bits: Floats
+    verdict: Ints
+
+
+@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+class SpeculationResult:
+    """What a run emitted. Which models ``record`` is about is said where they are fed.
+
+    ``record.tokens.kept`` marks, in each model, what it holds of the sequence: all but the last emitted token at most.
+    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` spent on opening with the
+    prompts, their last positions included.
+    """
+
+    record: Record
+    drafts: DraftedTokens
+    rounds: Ints
+    opening_work: dict[int, Work] | None
+
+    def drafted(self, verdict: int | None = None) -> Ints:
+        """int64 [sequences] drafted tokens, of one verdict or all."""
+        chosen = slice(None) if verdict is None else self.drafts.verdict == verdict
+        return np.bincount(self.drafts.sequence[chosen], minlength=len(self.rounds))
+
+    @property
+    def judged(self) -> int:
+        """Draft tokens that were accepted, gated or refused."""
+        return int((self.drafts.verdict != UNREACHED).sum())
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over judged draft tokens; None where none was judged."""
+        return int((self.drafts.verdict == ACCEPTED).sum()) / self.judged if self.judged else None
+
+
+def distribution(logits: Floats, temperature: float) -> Floats:
+    """softmax(logits / temperature), float64 [..., V]; at temperature 0 all on the first of the largest logits."""
+    if temperature == 0:
+        certain = np.zeros(logits.shape)
+        np.put_along_axis(certain, logits.argmax(axis=-1, keepdims=True), 1.0, axis=-1)
+        return certain
+    weights = np.exp((logits - logits.max(axis=-1, keepdims=True)) / temperature)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def scatter_distribution(q: Floats, ids: Ints, size: int) -> Floats:
+    """q [k] of ``ids`` [k] as a distribution over all ``size`` tokens: the others have no probability."""
+    whole = np.zeros(size)
+    whole[ids] = q
+    return whole
+
+
+def is_accepted(p: Floats, q: Floats, token: int, rng: np.random.Generator) -> bool:
+    """Whether ``token``, drawn from q [V], may stand for a draw from p [V]: with probability min(1, p/q)."""
+    return bool(rng.random() * q[token] < p[token])
+
+
+def residual(p: Floats, q: Floats) -> Floats:
+    """max(0, p − q), normalised [V]: the distribution after a refusal."""
+    excess = np.maximum(p - q, 0.0)
+    total = excess.sum()
+    # a refusal needs p(d) < q(d), so somewhere p > q; only where p = q up to rounding can that be lost in the sums
+    return excess / total if total > 0 else p
+
+
+def draw_token(p: Floats, rng: np.random.Generator) -> int:
+    """A token from p [V]: one uniform number, inverted."""
+    cumulative = np.cumsum(p)
+    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+
+
+EndOfText = Callable[[Sequence[int]], bool]  # whether the tokens emitted so far end their text, the last included
+
+
+def never_ends(tokens: Sequence[int]) -> bool:
+    """No text ends by itself."""
+    return False
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """How to speculate: ``k`` drafts a round for up to ``max_new`` tokens a row; a token of ``stop`` ends its row, and
+    so does what ``ended`` says is over, of all tokens that the row has emitted.
+
+    ``temperature`` 0 decodes greedily; each row draws from a generator of its own, seeded with (``seed``, row).
+    ``gate_bits`` None keeps the verifier's output exact.
+
+    Raises:
+        BadArgument: max_new or k < 1, a temperature or gate below 0.
+    """
+
+    max_new: int
+    k: int
+    stop: frozenset[int]
+    temperature: float
+    seed: int
+    gate_bits: float | None
+    ended: EndOfText = never_ends
+
+    def __post_init__(self) -> None:
+        if self.max_new < 1:
+            raise BadArgument("max_new", self.max_new, "at least one new token")
+        if self.k < 1:
+            raise BadArgument("k", self.k, "at least one drafted token")
+        if not 0 <= self.temperature < math.inf:
+            raise BadArgument("temperature", self.temperature, "a finite number ≥ 0", "0 decodes greedily")
+        if self.gate_bits is not None and not self.gate_bits >= 0:
+            raise BadArgument(
+                "gate_bits", self.gate_bits, "bits ≥ 0, or None", "None keeps the verifier's output exact"
+            )
+
+
+class _DraftedToken(NamedTuple):
+    """A drafted token, without the distribution it was drawn from, which is as long as the vocabulary."""
+
+    position: int
+    token: int
+    entropy_bits: float
+
+
+class SpeculativeSequence:
+    """One sequence under way: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
+
+    def __init__(self, number: int, tokens: list[int], options: SpeculationOptions):
+        self.number, self.tokens, self.prompt, self.options = number, tokens, len(tokens), options
+        self.rng = np.random.default_rng((options.seed, number))  # its own: draws do not depend on its neighbours
+        self.reason: StopReason | None = None
+        self.rounds = 0
+        self.drafts: list[tuple[_DraftedToken, Floats]] = []  # of this round, each with q
+        self.verdicts: list[tuple[_DraftedToken, int]] = []  # of all rounds
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still be given beside the verifier's own."""
+        return self.options.max_new - (len(self.tokens) - self.prompt) - 1
+
+    @property
+    def width(self) -> int:
+        """Drafts of use to this row: the verifier adds a token of its own."""
+        return min(self.options.k, self.room)
+
+    def take(self, token: int) -> None:
+        self.tokens.append(token)
+        if token in self.options.stop or self.options.ended(self.tokens[self.prompt :]):
+            self.reason = "stop token"
+        elif len(self.tokens) - self.prompt == self.options.max_new:
+            self.reason = "length"
+
+    def padded(self, drafts: int) -> list[int]:
+        """The last token and ``drafts`` drafts; where the row has fewer, its last one again, to be rolled back."""
+        known = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
+        return known + [known[-1]] * (drafts + 1 - len(known))
+
+    def propose(self, logits: Floats, vocabulary: Ints | None = None) -> None:
+        """Draft one more token from logits [V] of the draft; ``vocabulary``: ids [k] that alone may be drafted."""
+        read = logits if vocabulary is None else logits[vocabulary]
+        q = distribution(read, self.options.temperature)
+        if vocabulary is not None:
+            q = scatter_distribution(q, vocabulary, len(logits))
+        at = len(self.tokens) + len(self.drafts)
+        self.drafts.append((_DraftedToken(at, draw_token(q, self.rng), float(entropy_bits(read))), q))
+
+    def copy(self, token: int, vocabulary: int) -> None:
+        """Draft ``token`` for certain, of so many ids: its entropy is 0."""
+        q = np.zeros(vocabulary)
+        q[token] = 1.0
+        self.drafts.append((_DraftedToken(len(self.tokens) + len(self.drafts), token, 0.0), q))
+
+    def verify(self, logits: Floats) -> None:
+        """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""
+        self.rounds += 1
+        verdicts = [UNREACHED] * len(self.drafts)
+        for at, ((drafted, q), z) in enumerate(zip(self.drafts, logits, strict=False)):
+            p = distribution(z, self.options.temperature)
+            verdicts[at] = self._verdict(drafted, p, q)
+            if verdicts[at] == REFUSED:
+                self.take(draw_token(residual(p, q), self.rng))
+                break
+            self.take(drafted.token)
+            if self.reason is not None:
+                break
+        else:
+            self.take(draw_token(distribution(logits[len(self.drafts)], self.options.temperature), self.rng))
+        self.verdicts += [(drafted, verdict) for (drafted, _), verdict in zip(self.drafts, verdicts, strict=True)]
+        self.drafts = []
+
+    def _verdict(self, drafted: _DraftedToken, p: Floats, q: Floats) -> int:
+        if is_accepted(p, q, drafted.token, self.rng):
+            return ACCEPTED
+        gate = self.options.gate_bits
+        return GATED if gate is not None and drafted.entropy_bits < gate else REFUSED
+
+
+def run_rounds(
+    prompts: Sequence[Prompt],
+    logits: Floats,
+    options: SpeculationOptions,
+    seats: Sequence[LoggedSession],
+    play: Callable[[Sequence[SpeculativeSequence]], None],
+) -> list[SpeculativeSequence]:
+    """Play rounds over the rows of ``seats`` until all have finished; a row per prompt.
+
+    ``logits`` [rows, V]: the verifier's after each prompt, from which its first token is drawn. ``play`` drafts and
+    verifies for the rows that go on, and takes back in every session what does not stand.
+    """
+    rows = [SpeculativeSequence(i, list(map(int, prompt.tokens)), options) for i, prompt in enumerate(prompts)]
+    for row, p in zip(rows, distribution(logits, options.temperature), strict=True):
+        row.take(draw_token(p, row.rng))
+    alive = _drop_finished(rows, seats)
+    while alive:
+        play(alive)
+        alive = _drop_finished(alive, seats)
+    return rows
+
+
+def _drop_finished(rows: Sequence[SpeculativeSequence], seats: Sequence[LoggedSession]) -> list[SpeculativeSequence]:
+    """The rows that go on; finished ones are dropped from every session."""
+    finished = [i for i, row in enumerate(rows) if row.reason is not None]
+    if finished and len(finished) < len(rows):
+        for seat in seats:
+            seat.drop(finished)
+    return [row for row in rows if row.reason is None]
+
+
+def verified_lengths(rows: Sequence[SpeculativeSequence]) -> Ints:
+    """int64 [rows] tokens that a model may hold of each: all but the last, which the next round feeds first."""
+    return np.array([len(row.tokens) - 1 for row in rows], dtype=np.int64)
+
+
+def speculation_result(
+    rows: Sequence[SpeculativeSequence],
+    log: TokenLog,
+    work: dict[int, Work] | None,
+    opening_work: dict[int, Work] | None,
+) -> SpeculationResult:
+    """The result of rows that have all finished."""
+    return SpeculationResult(
+        record=Record(
+            tokens=log.tokens(),
+            signal=log.signal(),
+            emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
+            stop=[row.reason or "length" for row in rows],
+            work=work,
+        ),
+        drafts=_drafted_tokens(rows),
+        rounds=np.array([row.rounds for row in rows], dtype=np.int64),
+        opening_work=opening_work,
+    )
+
+
+def _drafted_tokens(rows: Sequence[SpeculativeSequence]) -> DraftedTokens:
+    known = [(row.number, drafted, verdict) for row in rows for drafted, verdict in row.verdicts]
+    return DraftedTokens(
+        sequence=np.array([number for number, _, _ in known], dtype=np.int64),
+        position=np.array([drafted.position for _, drafted, _ in known], dtype=np.int64),
+        token=np.array([drafted.token for _, drafted, _ in known], dtype=np.int64),
+        entropy_bits=np.array([drafted.entropy_bits for _, drafted, _ in known], dtype=np.float64),
+        verdict=np.array([verdict for _, _, verdict in known], dtype=np.int64),
+    )
+
+
+DRAFTER, VERIFIER = 0, 1
+
+
+def speculate(
+    draft: Partner,
+    verifier: Partner,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    *,
+    k: int = 4,
+    stop: frozenset[int] = frozenset(),
+    temperature: float = 0.0,
+    seed: int = 0,
+    gate_bits: float | None = None,
+    ended: EndOfText = never_ends,
+) -> SpeculationResult:
+    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row, and so does what
+    ``ended`` says is over, of all the row has emitted.
+
+    In the record model 0 is the draft, 1 the verifier, which emits the first token: it has just read the prompt. Rows
+    share feeds and advance unevenly; a row's tokens do not depend on its neighbours. A row that needs fewer drafts than
+    its neighbours is fed as many, the surplus rolled back: beside others a row needs up to k positions more than
+    prompt + max_new.
+
+    Raises:
+        BadArgument: no prompt, max_new or k < 1, a temperature or gate below 0, vocabularies of different sizes, and
+            what the decoders refuse.
+        NotFinite: logits hold NaN or +inf.
+    """
+    options = SpeculationOptions(max_new, k, stop, temperature, seed, gate_bits, ended)
+    require_prompts(prompts)
+    log, numbers = TokenLog(), range(len(prompts))
+    with (
+        closing(LoggedSession(verifier, VERIFIER, log, numbers, prompts, PROMPT, DECODE)) as large,
+        closing(LoggedSession(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
+    ):
+        require_one_vocabulary(small.logits, large.logits)
+        rows = run_rounds(
+            prompts, large.logits, options, (small, large), lambda alive: _speculation_round(alive, small, large)
+        )
+        work, opening = work_by_model(small.work, large.work), work_by_model(small.opening_work, large.opening_work)
+    return speculation_result(rows, log, work, opening)
+
+
+def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession, large: LoggedSession) -> None:
+    """Draft, verify, take back: afterwards the verifier holds all tokens of each row but the last."""
+    width = max(row.width for row in rows)
+    if width > 0:
+        _propose_drafts(rows, small, width)
+    chunk = np.array([row.padded(width) for row in rows], dtype=np.int64)
+    for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
+        row.verify(logits)
+    kept = verified_lengths(rows)
+    large.keep(kept)
+    small.rollback(np.minimum(small.length, kept))
+
+
+def _propose_drafts(rows: Sequence[SpeculativeSequence], small: LoggedSession, width: int) -> None:
+    """Let the draft read what it has not seen, then propose up to ``width`` tokens per row.
+
+    Where all drafts of a row were accepted, it has not seen the last of them. A feed takes as many tokens of every
+    row, so rows beside it take a token back and read it again.
+    """
+    lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
+    unseen = int((lengths - small.length).max())
+    small.keep(lengths - unseen)
+    tokens, phases = [row.tokens[-unseen:] for row in rows], [CATCH_UP] * (unseen - 1) + [DRAFT]
+    for at in range(width):
+        logits = small.feed(np.array(tokens, dtype=np.int64), phases, last=1)[:, -1]
+        for row, z in zip(rows, logits, strict=True):
+            if at < row.width:
+                row.propose(z)
+        tokens, phases = [[row.padded(at + 1)[-1]] for row in rows], [DRAFT]

@@ -1,0 +1,310 @@
+"""Exit rules as operating points: where thresholds come from, and the one comparison of a signal with a threshold.
+
+``emad``           τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
+``fixed_entropy``  τ_ℓ = h₀ at every probe
+confidence rules   exit after the first layer ℓ ≥ j with confidence c_ℓ ≥ λ (CALM; early-exit LLMs)
+
+Confidence rules may prune the vocabulary above j, to k*(ℓ) = max(250, ⌊35000 / (1 + 139·ℓ/24)⌋) tokens as published
+for
+T5-large (24 layers, 32,128 tokens). For other models 24 becomes L, and 250 and 35000 are scaled by |V|/32128.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import Confidence, OperatingPoint, ScheduleName
+from emad_ref.record import Bools, Floats, Ints
+from emad_ref.signals import RESPONSE, SIGNALS, SINCE_MINIMUM, required_layers
+
+EXACT_DIGITS = 17  # with so many a float64 reads back as itself
+
+
+def default_probes(layers: int) -> tuple[int, ...]:
+    """Every 4 layers for small models, every 8 from 32 layers on (EMAD, "Calibration data"); every 2 below 12."""
+    stride = 2 if layers < 12 else 4 if layers < 32 else 8
+    return tuple(range(stride, layers, stride))
+
+
+def entropy_matched_point(
+    layers: int,
+    probes: Sequence[int],
+    targets_nats: Sequence[float],
+    margin_nats: float = 0.0,
+    schedule: str = "monotone",
+) -> OperatingPoint:
+    """EMAD: exit at the first probe ℓ with H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
+    return OperatingPoint(
+        name=f"emad m={format_number(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
+        family="emad",
+        layers=layers,
+        ceiling=layers,
+        probes=tuple(probes),
+        thresholds=(tuple(float(target) - margin_nats for target in targets_nats),),
+        schedule=schedule,  # type: ignore[arg-type]  # the point validates the name and says which exist
+        margin_nats=margin_nats,
+    )
+
+
+def format_number(number: float) -> str:
+    """Two decimals where they say it all, else four digits: points of one sweep must not share a name."""
+    return f"{number:.2f}" if round(number, 2) == number else f"{number:.4g}"
+
+
+def format_distinct(numbers: Sequence[float]) -> list[str]:
+    """Each number as ``short`` has it, with more digits where two different ones would read as the same value.
+
+    >>> format_distinct([0.3, 0.300001, 0.3, 0.5])
+    ['0.30', '0.300001', '0.30', '0.50']
+    """
+    texts = [format_number(number) for number in numbers]
+    for digits in range(5, EXACT_DIGITS + 1):
+        read: dict[float, set[float]] = {}  # value as read back → the numbers that it may mean
+        for text, number in zip(texts, numbers, strict=True):
+            read.setdefault(float(text), set()).add(number)
+        texts = [
+            text if float(text) == number or len(read[float(text)]) == 1 else f"{number:.{digits}g}"
+            for text, number in zip(texts, numbers, strict=True)
+        ]
+    return texts
+
+
+def with_margin_text(point: OperatingPoint, margin: str) -> OperatingPoint:
+    """An EMAD point under the name in which its margin is spelled ``margin``."""
+    assert point.margin_nats is not None
+    return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))
+
+
+def fixed_entropy_point(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
+    """One threshold h₀ for every probe, no profile."""
+    return OperatingPoint(
+        name=f"fixed h0={format_number(h0_nats)}",
+        family="fixed_entropy",
+        layers=layers,
+        ceiling=layers,
+        probes=tuple(probes),
+        thresholds=((h0_nats,) * len(tuple(probes)),),
+    )
+
+
+def softmax_response_point(layers: int, probes: Sequence[int], threshold: float) -> OperatingPoint:
+    """Softmax response (CALM): exit where top-1 minus top-2 probability is ≥ ``threshold``; above 1 nothing exits."""
+    return OperatingPoint(
+        name=f"response λ={format_number(threshold)}",
+        family=RESPONSE.name,
+        layers=layers,
+        ceiling=layers,
+        probes=tuple(probes),
+        thresholds=((threshold,) * len(tuple(probes)),),
+        signal=RESPONSE.name,
+    )
+
+
+def decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
+    """0.9 + 0.1·exp(−rate·t/N), the shape of ``decided``: what thresholds are multiplied by (CALM).
+
+    ``decay``: (rate, N). ``decided``: t, the index from 0 of a token among the decided ones of its sequence; the first
+    has the whole threshold.
+    """
+    rate, longest = decay
+    factor: Floats = 0.9 + 0.1 * np.exp(-rate * decided.astype(np.float64) / longest)
+    return factor
+
+
+def fires(
+    point: OperatingPoint,
+    probe: int,
+    signal: NDArray[np.floating[Any]],
+    bins: NDArray[np.integer[Any]] | None = None,
+    decided: NDArray[np.integer[Any]] | None = None,
+) -> Bools:
+    """Whether the rule at ``point.probes[probe]`` fires on ``signal``, any shape; NaN never fires.
+
+    ``bins``: which row of thresholds each signal belongs to, the shape of ``signal``; needed where there are several.
+    ``decided``: index of each token among the decided ones of its sequence, of a shape that broadcasts to ``signal``'s;
+    needed where thresholds decay.
+
+    The one comparison of the package, for replay and decoding alike. The threshold is rounded to float32, as the
+    signals are: one that lies between two floats must fall to the same side everywhere.
+
+    Raises:
+        BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
+    """
+    column = point.table[:, probe]
+    if bins is None and len(column) > 1:
+        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see policy.bins")
+    threshold = column[0] if bins is None else column[bins]
+    if point.decay is not None:
+        if decided is None:
+            raise BadArgument("decided", None, "the index of every decided token", "these thresholds fall with it")
+        threshold = (threshold * decay_factor(point.decay, decided)).astype(np.float32)
+    fired: Bools = signal <= threshold if SIGNALS[point.signal].sense == "falls" else signal >= threshold
+    return fired
+
+
+def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
+    """[n] smallest probe that fires, ``ceiling`` where none does; ``fired`` [n, probes] with ``probes`` ascending."""
+    if len(probes) == 0:
+        return np.full(len(fired), ceiling, dtype=np.int64)
+    first = np.argmax(fired, axis=1)
+    return np.where(fired.any(axis=1), np.asarray(probes, dtype=np.int64)[first], ceiling)
+
+
+def planned_exits(
+    point: OperatingPoint,
+    probe: int,
+    before: NDArray[np.floating[Any]],
+    here: NDArray[np.floating[Any]],
+    bins: NDArray[np.integer[Any]] | None = None,
+) -> Ints:
+    """The first layer between ``point.probes[probe]`` and the next at which extrapolation meets its threshold; 0: none.
+
+    Ĥ_ℓ continues the line through the readings ``before`` and ``here`` at the last two probes, τ_ℓ lies on the line
+    between the thresholds of this probe and the next (EMAD, "Exit to non-probe layers"; METHODS, "Non-probe exits").
+    After the last probe there is no next threshold, and after the first there is no line.
+    """
+    none = np.zeros(here.shape, dtype=np.int64)
+    if not 0 < probe < len(point.probes) - 1:
+        return none
+    left, at, right = point.probes[probe - 1 : probe + 2]
+    near, far = (point.table[0, i] if bins is None else point.table[bins, i] for i in (probe, probe + 1))
+    slope = (here - before) / np.float32(at - left)
+    for layer in reversed(range(at + 1, right)):  # the shallowest that fires is written last
+        share = np.float32((layer - at) / (right - at))
+        expected, threshold = here + slope * np.float32(layer - at), near + (far - near) * share
+        met = expected <= threshold if SIGNALS[point.signal].sense == "falls" else expected >= threshold
+        np.copyto(none, layer, where=met)
+    return none
+
+
+PUBLISHED_LAYERS, PUBLISHED_VOCABULARY = 24, 32_128  # T5-large, on which k* was fitted
+MIN_KEPT, MAX_KEPT, STEEPNESS = 250, 35_000, 139
+SHRINK = 0.9  # what a sure readout prunes of the vocabulary
+ALPHA = 0.1
+
+
+def kept_vocabulary(layer: int, layers: int, vocabulary: int) -> int:
+    """k*(``layer``) for a model of ``layers`` layers and ``vocabulary`` tokens.
+
+    >>> [kept_vocabulary(layer, 24, 32_128) for layer in (2, 7, 19)]
+    [2781, 842, 315]
+
+    Raises:
+        BadArgument: a layer the model lacks, or a vocabulary of which less than two tokens would be kept.
+    """
+    if not 1 <= layer <= layers:
+        raise BadArgument("layer", layer, f"a layer in 1–{layers}")
+    scale = vocabulary / PUBLISHED_VOCABULARY
+    # scaled before the floor: ⌊2781.4⌋ · |V|/32128 would lose up to a token per unit of scale
+    k = max(math.floor(MIN_KEPT * scale), math.floor(MAX_KEPT * scale / (1 + STEEPNESS * layer / layers)))
+    if k < 2:
+        least = math.ceil(2 * PUBLISHED_VOCABULARY / MIN_KEPT)
+        raise BadArgument("vocabulary", vocabulary, f"{least} tokens, of which two can be kept", "do not prune it")
+    return k
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """``kept``: k of each layer after j; ``shrink``: s of the adaptive rule. Neither: the whole vocabulary."""
+
+    kept: tuple[int, ...] = ()
+    shrink: float | None = None
+
+
+# (minimum layer, layers, vocabulary) → sizes
+PRUNINGS: dict[str, Callable[[int, int, int], Pruning]] = {
+    "none": lambda minimum, layers, vocabulary: Pruning(),
+    "fixed": lambda minimum, layers, vocabulary: Pruning(
+        (kept_vocabulary(minimum, layers, vocabulary),) * (layers - 1 - minimum)
+    ),
+    "decaying": lambda minimum, layers, vocabulary: Pruning(
+        tuple(kept_vocabulary(layer, layers, vocabulary) for layer in range(minimum + 1, layers))
+    ),
+    "adaptive": lambda minimum, layers, vocabulary: Pruning(shrink=SHRINK),
+}
+CONFIDENCES: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.sense == "rises")
+
+
+def early_exit_point(
+    signal: str,
+    layers: int,
+    vocabulary: int,
+    minimum: int,
+    threshold: float = 0.9,
+    *,
+    pruning: str = "none",
+    schedule: ScheduleName = "copying",
+    decay: tuple[float, float] | None = None,
+    alpha: float = ALPHA,
+    alpha_decay: float | None = None,
+    emit: str = "contrastive",
+    rescale: bool = False,
+    amateurs_from: int | None = None,
+) -> OperatingPoint:
+    """The point of one rule.
+
+    ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
+    ``threshold``: λ; above 1 nothing leaves. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
+    ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see ``Confidence``.
+    ``amateurs_from``: of JSD without pruning, the first layer that may be contrasted with, below j; None: j itself.
+
+    Raises:
+        BadArgument: unknown names, a minimum without a layer to decide at, a combination that means nothing.
+    """
+    for name, value, known in (("signal", signal, CONFIDENCES), ("pruning", pruning, PRUNINGS)):
+        if value not in known:
+            raise BadArgument(name, value, f"one of {', '.join(known)}")
+    if pruning != "none" and minimum >= layers - 1:
+        raise BadArgument("minimum", minimum, f"a layer in 1–{layers - 2}", "after it no layer is read but the last")
+    since = minimum if amateurs_from is None else amateurs_from
+    if since != minimum and not (SIGNALS[signal].needs is SINCE_MINIMUM and pruning == "none" and 1 <= since < minimum):
+        expected = f"a layer in 1–{minimum - 1}, for jsd_contrast without pruning"
+        raise BadArgument("amateurs_from", amateurs_from, expected, "a race is read from its minimum layer on")
+    probes, first = required_layers(signal, since, layers), max(minimum, since + SIGNALS[signal].needs.delay)
+    sizes = PRUNINGS[pruning](minimum, layers, vocabulary)
+    confidence = Confidence(since, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
+    return OperatingPoint(
+        name=_point_name(signal, pruning, minimum, confidence, threshold, schedule, decay),
+        family=signal if pruning == "none" else f"{signal} {pruning}",
+        layers=layers,
+        ceiling=layers,
+        probes=probes,
+        thresholds=(tuple(threshold if layer >= first else math.inf for layer in probes),),
+        schedule=schedule,
+        signal=signal,
+        # what one whole readout decides is what any lens trace records: it replays like any other point
+        confidence=confidence if SIGNALS[signal].parametrised or pruning != "none" else None,
+        decay=decay,
+    )
+
+
+def _point_name(
+    signal: str,
+    pruning: str,
+    minimum: int,
+    confidence: Confidence,
+    threshold: float,
+    schedule: str,
+    decay: tuple[float, float] | None,
+) -> str:
+    """Says all that distinguishes points of one sweep."""
+    parts = [
+        (signal.replace("_", " "), True),
+        (pruning, pruning != "none"),
+        (f"j={minimum} λ={format_number(threshold)}", True),
+        (f"amateurs from {confidence.minimum}", confidence.minimum != minimum),
+        (f"α={format_number(confidence.alpha)}", SIGNALS[signal].contrasts),
+        (f"α′ rate={format_number(confidence.alpha_decay or 0.0)}", confidence.alpha_decay is not None),
+        (confidence.emit, confidence.emit != "contrastive"),
+        ("rescaled", confidence.rescale),
+        ("decay={}/{}".format(*map(format_number, decay or (0.0, 0.0))), decay is not None),
+        (schedule, schedule != "monotone"),
+    ]
+    return " ".join(part for part, said in parts if said)

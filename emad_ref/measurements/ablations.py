@@ -1,0 +1,652 @@
+"""Ablations of EMAD: one function for each component of an operating point that is varied; each returns its table and
+notes.
+
+Thresholds come from the calibration split, rows from replays of the evaluation split; intervals resample its
+documents. State copying is decoded on the openings of documents. No claim is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.profile import Profile
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.decoding.teacher_forcing import teacher_force
+from emad_ref.exit_rules.bins import bin_names
+from emad_ref.exit_rules.rules import default_probes
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.latency import LatencyBenchmark
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.pareto import LEAST_PROFILES, ProfileFlatness, flatness_trend, profile_flatness
+from emad_ref.measurements.traces import READ
+from emad_ref.measurements.verification import ReplayValidity
+from emad_ref.models.bundled import bundled_names
+from emad_ref.models.geometry import Geometry
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import FEATURES, Estimator, OperatingPoint, ScheduleName
+from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall
+from emad_ref.protocol import Unsupported
+from emad_ref.record import Floats, Work
+from emad_ref.replay import depths, replay, replayed_work
+from emad_ref.signals import perplexity_of, relative_rise
+from emad_ref.statistics.legs import finite_interval
+from emad_ref.statistics.rates import RESAMPLES, document_draws, perplexity_rise
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
+from emad_ref.sweep.diagnostics import agreement_rate, estimator_agreements, tokens_to_collapse
+from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSaving, margin_points, positional_points
+from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, loss_table
+
+TRIED_MARGINS = {"smoke": 2, "standard": 4, "full": 8}  # margins per profile, by budget
+BEFORE = "tokens before first probe"
+
+TableRow = dict[str, Any]
+
+
+def require_quality(subject: ModelUnderTest, bridging: ReplayValidity) -> None:
+    """Raises Unsupported with the reason where no table about quality can be made."""
+    if reason := subject.without_quality or bridging.refusal:
+        raise Unsupported(reason)
+
+
+# ------------------------------------------------------------ ingredients
+
+
+def strided_probes(layers: int, stride: int) -> tuple[int, ...]:
+    """Probes after every ``stride`` layers, the last layer left out."""
+    return tuple(range(stride, layers, stride))
+
+
+def margins(profile: Profile, budget: str) -> list[float]:
+    """Margins in nats from 0 to below the profile's highest target, as many as the budget allows."""
+    highest = max(profile.targets_nats)
+    return [float(m) for m in np.linspace(0.0, highest, TRIED_MARGINS[budget], endpoint=False)]
+
+
+def tried_margins(evidence: ModelMeasurements) -> list[float]:
+    """The margins of the run's own profile: every profile of an ablation is tried at the same."""
+    return margins(evidence.traces.profile, evidence.study.budget.name)
+
+
+def points(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
+    """The profile's point at each margin under which anything can exit."""
+    highest = max(max(row) for row in profile.bin_targets_nats or (profile.targets_nats,))
+    return [profile.point(margin) for margin in margins if margin <= highest]
+
+
+# ------------------------------------------------------------ rows
+
+
+class AblationRows:
+    """Rows about one evaluation split, their intervals from the same resamples of its documents."""
+
+    def __init__(self, evidence: ModelMeasurements, rng: np.random.Generator):
+        self._points, self._traces, self._rng = evidence.points, evidence.traces, rng
+        self._geometry = evidence.loaded.geometry
+
+    @cached_property
+    def _draws(self) -> Floats:
+        return document_draws(len(self._traces.lengths), RESAMPLES, self._rng)
+
+    def at(self, points: Sequence[OperatingPoint], first: TableRow, trace: Trace | None = None) -> list[TableRow]:
+        """One row per point; ``first``: leading columns. ``trace``: of the same windows, with estimates."""
+        trace = self._traces.evaluation if trace is None else trace
+        return [first | self._row(loss, trace) for loss in loss_table(trace, self._geometry, points)]
+
+    def full(self, first: TableRow) -> TableRow:
+        """The row of full depth."""
+        return self.at([self._traces.subject.full], first)[0]
+
+    def _row(self, loss: PointLoss, trace: Trace) -> TableRow:
+        sums = self._points.nll(loss)
+        rise = perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
+        return quality_columns(loss, trace) | {"rise interval %": finite_interval(rise)}
+
+
+def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
+    """Depth, reductions and perplexity of one replay of ``trace``.
+
+    Rows that agree to the last digit are points that collapse alike: the median of tokens before the first probe says
+    so; None without probes, or where most sequences never get there.
+    """
+    before = tokens_to_collapse(trace, loss.point) if loss.point.probes else math.inf
+    return {
+        "point": loss.point.name,
+        "mean depth": loss.mean_depth,
+        BEFORE: before if math.isfinite(before) else None,
+        "gross reduction %": loss.gross_reduction,
+        "net reduction %": loss.net_reduction,
+        "perplexity": loss.perplexity,
+        "rise %": loss.perplexity_rise,
+    }
+
+
+# ------------------------------------------------------------ time
+
+
+def speed_columns(
+    stopwatch: LatencyBenchmark, subject: ModelUnderTest, points: Mapping[str, OperatingPoint]
+) -> dict[str, TableRow]:
+    """name → speed against full depth at batch 1, paired, with interval; None where the decoder declines the point."""
+    accepted = {name: point for name, point in points.items() if _is_accepted(subject, point)}
+    arms = {f"point {name}": point for name, point in accepted.items()}  # "full" is the name of the arm they all meet
+    seconds = stopwatch.against_full(arms).seconds if arms else {}
+    ratios = {
+        name: total_ratio(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0) for name in accepted
+    }
+    return {
+        name: {"speed ×": ratios[name].value, "speed interval": finite_interval(ratios[name])}
+        if name in ratios
+        else NO_SPEED
+        for name in points
+    }
+
+
+NO_SPEED: TableRow = {"speed ×": None, "speed interval": None}
+
+
+def _is_accepted(subject: ModelUnderTest, point: OperatingPoint) -> bool:
+    try:
+        with subject.open(point):
+            return True
+    except Unsupported:
+        return False
+
+
+MARGINS_NATS = (0.0, 0.2)  # a margin is one of the paper's remedies for a shift
+
+
+def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """Every profile on every corpus at hand; on its own corpus a profile is the reference for the others.
+
+    Raises:
+        Unsupported: as ``require_quality``; there is no second corpus.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    if evidence.shifted is None:
+        raise Unsupported(f"no second corpus beside {evidence.corpus}")
+    at_hand, shown = (evidence, evidence.shifted), []
+    profiles = {other.corpus: other.traces.calibrated() for other in at_hand}
+    for judged in at_hand:
+        rows = AblationRows(judged, rng)
+        shown.append(rows.full({"text": judged.corpus, "profile": "none"}))
+        for corpus, profile in profiles.items():
+            shown += rows.at(points(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus})
+    return Attachments((AttachedTable("ablation, calibration corpus", shown),))
+
+
+CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FEATURES, count)]
+
+
+def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """Every feature and pair of features; notes name the bins that were seen too rarely.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    rows = AblationRows(evidence, rng)
+    shown, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
+    for features in CONDITIONINGS:
+        profile = evidence.traces.calibrated(features=features)
+        require_bins(profile, len(evidence.traces.calibration))
+        shown += rows.at(points(profile, tried_margins(evidence)), conditioning_columns(profile))
+        if note := fallback_note(profile):
+            notes.append(f"{evidence.name}: {note}")
+    return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", shown),), tuple(notes))
+
+
+def require_bins(profile: Profile, tokens: int) -> None:
+    """Every calibration token is in a bin; a bin keeps its own thresholds exactly where it was seen often enough."""
+    seen, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
+    assert seen is not None
+    assert seen.tokens.sum() == tokens, "a calibration token is in no bin"
+    few = seen.tokens < profile.minimum_tokens
+    assert not profile.bins.features or (fallen == few).all(), "a bin seen too rarely keeps its own, or another fell"
+    assert all(len(point.thresholds) == profile.bins.count for point in points(profile, [0.0]))
+
+
+def conditioning_columns(profile: Profile) -> TableRow:
+    """Leading columns: features, how many bins they make, and how many of those took their parent's thresholds."""
+    fallen = sum(dropped > 0 for dropped in profile.fallbacks)
+    return {"features": profile.bins.name, "bins": profile.bins.count, "fallen back": fallen}
+
+
+def fallback_note(profile: Profile) -> str:
+    """Which bins took the thresholds of an ancestor; empty for none."""
+    names = zip(bin_names(profile.bins), profile.fallbacks, strict=False)  # a profile without bins has no fallbacks
+    fell = [name for name, dropped in names if dropped]
+    few = f"fewer than {profile.minimum_tokens} calibration tokens"
+    return f"{profile.bins.name}: {few} in {'; '.join(fell)}: thresholds of the parent bin" if fell else ""
+
+
+KS, RANKS, LOW_RANK_K = (32, 64, 128), (16, 32, 64), 64
+ROUNDING_NATS = 1e-3  # of a float32 estimate whose linear map is undone, with slopes down to a hundredth
+TIMED_ESTIMATORS = (
+    "full",
+    "topk-64",
+    "lowrank-32 top-64",
+    "linear",
+)  # at m = 0: what the others take follows from their FLOPs
+
+
+def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """Every estimator at every margin, the full softmax first.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    paper = [*(Estimator("topk", k=k) for k in KS), *(Estimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS)]
+    estimated = FittedEstimators(
+        evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.estimates.linear]
+    )
+    margins = tried_margins(evidence)
+    fits = {estimator.name: estimated.fit(estimator, margins) for estimator in estimated.fitted}
+    require_bounds(fits)
+    by_name = {
+        (estimator.name, margin): replace(evidence.traces.profile.point(margin), estimator=estimator)
+        for estimator in (Estimator(), *estimated.fitted)
+        for margin in margins
+    }
+    timed = {name: by_name[name, 0.0] for name in TIMED_ESTIMATORS if (name, 0.0) in by_name}
+    times = speed_columns(evidence.stopwatch, evidence.subject, timed)
+    rows, shown = AblationRows(evidence, rng), []
+    for (name, margin), point in by_name.items():
+        cost = {"probe FLOPs per token": estimated.probe_flops(point)}
+        first = {"estimator": name} | agreement_columns(fits.get(name), margin) | cost
+        (row,) = rows.at([point], first, estimated.trace)
+        shown.append(row | (times.get(name, NO_SPEED) if margin == 0 else NO_SPEED))
+    return Attachments((AttachedTable(f"ablation, entropy estimator on {evidence.corpus}: worst probe", shown),))
+
+
+def require_bounds(fits: Mapping[str, EstimatorFit]) -> None:
+    """Top-K bounds entropy from above, the nearer the larger K is, and exact search misses no row."""
+    bounds = [fits[f"topk-{k}"].bias_nats for k in KS if f"topk-{k}" in fits]
+    for fewer, more in pairwise(bounds):
+        assert all(a >= b - ROUNDING_NATS for a, b in zip(fewer, more, strict=True)), "Ĥ rises with K"
+    assert all(bias >= -ROUNDING_NATS for biases in bounds for bias in biases), "top-K is no upper bound"
+    assert all(fits[name].recall == 1 for name in fits if name.startswith("topk")), "exact search missed a row"
+
+
+def usable_estimators(stepper: Stepper, estimators: Iterable[Estimator]) -> list[Estimator]:
+    """Those whose k and rank this model's unembedding can hold."""
+    vocabulary, width = stepper.unembedding.shape
+    return [e for e in estimators if e.k <= vocabulary and e.rank <= width]
+
+
+@dataclass(frozen=True)
+class EstimatorFit:
+    """An estimator against the full softmax, worst over the probes of the run's profile.
+
+    ``changed``: τ's margin in nats → share of tokens whose exit decision changes. ``recall``: None if none is known.
+    """
+
+    spearman: float
+    bias_nats: tuple[float, ...]
+    rmse_nats: float
+    recall: float | None
+    changed: dict[float, float]
+
+
+def agreement_columns(fit: EstimatorFit | None, margin: float) -> TableRow:
+    """Leading columns; the full softmax (None) is its own reference."""
+    if fit is None:
+        return {"ρ": 1.0, "RMSE, nats": 0.0, "recall@K": None, "decisions changed %": 0.0}
+    return {
+        "ρ": fit.spearman,
+        "RMSE, nats": fit.rmse_nats,
+        "recall@K": fit.recall,
+        "decisions changed %": fit.changed[margin],
+    }
+
+
+class FittedEstimators:
+    """Estimators fitted on calibration and validation text, with a trace of the whole evaluation split by each."""
+
+    def __init__(self, evidence: ModelMeasurements, uncorrected: Sequence[Estimator]):
+        self._estimates, self._profile = evidence.estimates, evidence.traces.profile
+        self._subject = evidence.subject
+        self.fitted = self._estimates.corrected(uncorrected)
+        self.trace = self._estimates.read("evaluate", evidence.study.budget.evaluate, self.fitted)
+
+    @cached_property
+    def _recalls(self) -> dict[tuple[str, int], float]:
+        stepper = self._subject.stepper
+        counted = RecallCounter(stepper, self.fitted, self._estimates.probes)
+        take_trace(stepper, self._subject.sequences("evaluate", READ), observe=counted)
+        return counted.shares
+
+    def fit(self, estimator: Estimator, margins: Sequence[float]) -> EstimatorFit:
+        """How ``estimator``, one of ``fitted``, agrees with the full softmax."""
+        estimates = self._estimates
+        raw = estimates.uncorrected(self.trace, estimator)
+        thresholds = [[target - margin for margin in margins] for target in self._profile.targets_nats]
+        full = estimates.columns(self.trace.entropy_nats)
+        rows = estimator_agreements(estimates.probes, full, {estimator: raw}, thresholds)
+        recalls = [share for (name, _), share in self._recalls.items() if name == estimator.name]
+        changes = zip(*(row.changed.values() for row in rows), strict=True)
+        return EstimatorFit(
+            spearman=min(row.spearman for row in rows),
+            bias_nats=tuple(row.bias_nats for row in rows),
+            rmse_nats=max(row.rmse_nats for row in rows),
+            recall=min(recalls, default=None),
+            changed={margin: max(shares) for margin, shares in zip(margins, changes, strict=True)},
+        )
+
+    def probe_flops(self, point: OperatingPoint) -> float:
+        """FLOPs of readouts per token beyond the one head that emits it."""
+        replayed = replay(self.trace, point)
+        work = replayed_work(self.trace, replayed)
+        geometry = self._subject.loaded.geometry
+        readouts = sum(flops(work, geometry).readouts.values())
+        return float(readouts / len(self.trace) - geometry.head_flops())
+
+
+class RecallCounter:
+    """Counts, in a trace's pass, which of the true K largest logits an estimator retrieves: hand it over as observer.
+
+    ``shares``: (estimator, probe) → recall@K. Estimators that retrieve nothing have none.
+    """
+
+    def __init__(self, stepper: Stepper, estimators: Iterable[Estimator], probes: Sequence[int]):
+        rows = stepper.unembedding.detach()
+        bias = None if stepper.unembedding_bias is None else stepper.unembedding_bias.detach()
+        self._stepper, self._probes, self._exact = stepper, frozenset(probes), ExactIndex(rows, bias)
+        self._indices = {
+            estimator: LowRankIndex(rows, low_rank_factors(rows, estimator.rank), bias)
+            if estimator.rank
+            else self._exact
+            for estimator in estimators
+            if estimator.k and estimator.search in ("exact", "lowrank")
+        }
+        self._hits: dict[tuple[str, int], float] = {}
+        self._tokens: dict[int, int] = {}
+
+    def __call__(self, layer: int, states: Tensor, entropy: Tensor) -> None:
+        """Take in states [tokens, D] after ``layer``."""
+        if layer not in self._probes:
+            return
+        normed = self._stepper.normed(states)
+        self._tokens[layer] = self._tokens.get(layer, 0) + len(states)
+        for estimator, index in self._indices.items():
+            found, true = (each.search(normed, estimator.k)[1] for each in (index, self._exact))
+            key = (estimator.name, layer)
+            self._hits[key] = self._hits.get(key, 0.0) + float(recall(found, true).sum())
+
+    @property
+    def shares(self) -> dict[tuple[str, int], float]:
+        return {key: hits / self._tokens[key[1]] for key, hits in self._hits.items()}
+
+
+def ablate_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """One row per model and corpus, steepest first: the model under test, and the bundled ones beside it.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    dots = [profile_flatness(each.traces, each.rivals, rng) for each in available_models(evidence)]
+    dots.sort(key=lambda dot: dot.slope.value)
+    table = AttachedTable("ablation, flatness of the profile", [flatness_row(dot) for dot in dots])
+    return Attachments((table,), (trend_note(evidence.name, dots),))
+
+
+def available_models(evidence: ModelMeasurements) -> list[ModelMeasurements]:
+    """Each model that continues documents, on its corpus and on the one that shifts it."""
+    others = [name for name in bundled_names() if name != evidence.name] if evidence.loaded.bundled else []
+    models = [evidence, *(other for name in others if not (other := evidence.beside(name)).subject.seq2seq)]
+    return [each for model in models for each in (model, model.shifted) if each is not None]
+
+
+def flatness_row(dot: ProfileFlatness) -> TableRow:
+    return {
+        "model": dot.model,
+        "corpus": dot.corpus,
+        "slope, nats per layer": dot.slope.value,
+        "interval": [dot.slope.low, dot.slope.high],
+        "net reduction at equal quality %": dot.gain,
+        "point": dot.point,
+    }
+
+
+def trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
+    """The trend over ``dots``, or that they are too few for one."""
+    if len(dots) < LEAST_PROFILES:
+        return f"{name}: {len(dots)} profiles are no trend: EMAD-E11 needs {LEAST_PROFILES}"
+    rho, p = flatness_trend(dots)
+    return (
+        f"EMAD-E11 over {len(dots)} profiles: Spearman ρ of steepness and gain {rho:.2f}, exact p = {p:.3f}; "
+        "the paper expects ρ > 0"
+    )
+
+
+INTERPOLATED_STRIDES = (
+    3,
+    4,
+    6,
+)  # three probes are the least that leave a line and a next threshold: twelve layers need stride 3
+
+
+def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """Each stride's profile with and without; speed at m = 0, only where there is a layer between probes to exit to.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
+    shown: list[TableRow] = []
+    notes: list[str] = []
+    for stride in (s for s in INTERPOLATED_STRIDES if s < layers):
+        profile = evidence.traces.calibrated(strided_probes(layers, stride))
+        shown += interpolation_rows(evidence, rows, profile, stride)
+        if not layers_between(profile.probes):
+            few = f"{evidence.name}: stride {stride} leaves {len(profile.probes)} probes on {layers} layers"
+            notes.append(f"{few}: a line through two readings never meets a next threshold, interpolation is off")
+    table = AttachedTable(f"ablation, interpolation between probes on {evidence.corpus}", shown)
+    return Attachments((table,), tuple(notes))
+
+
+def interpolation_rows(
+    evidence: ModelMeasurements, rows: AblationRows, profile: Profile, stride: int
+) -> list[TableRow]:
+    """Rows of one profile at every margin, interpolation off and on."""
+    between, first = layers_between(profile.probes), {"stride": stride}
+    shown: list[TableRow] = []
+    for off in points(profile, tried_margins(evidence)):
+        on = replace(off, name=f"{off.name} interpolated", interpolate=True)
+        arms = {"off": off, "on": on}
+        timed = between and off.margin_nats == 0
+        times = speed_columns(evidence.stopwatch, evidence.subject, arms) if timed else dict.fromkeys(arms, NO_SPEED)
+        for name, point in arms.items():
+            (row,) = rows.at([point], first | {"interpolation": name, "layers between": len(between)})
+            shown.append(row | times[name])
+        require_layers_between(evidence.traces.evaluation, off, on, between)
+    return shown
+
+
+def layers_between(probes: Sequence[int]) -> list[int]:
+    """Layers strictly between the second probe and the last: before there is no line, after it no threshold."""
+    return sorted(set(range(probes[1], probes[-1])) - set(probes)) if len(probes) > 2 else []
+
+
+def require_layers_between(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
+    """More places to exit never let a token go deeper, and no place is made up."""
+    plain, interpolated = (depths(trace, point) for point in (off, on))
+    assert (interpolated <= plain).all()
+    assert set(np.unique(interpolated)) <= {*off.probes, *between, off.ceiling}
+    assert between or (interpolated == plain).all()
+
+
+MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # margins from 0 up to where little is saved, by budget
+
+
+def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """Full depth, then the run's profile from margin 0 up, with the accuracy of every replayed task.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    rows = AblationRows(evidence, rng)
+    shown = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
+    saved = NetSaving(evidence.traces.validation, evidence.loaded.geometry)
+    for point in margin_points(evidence.traces.profile, saved, MARGIN_COUNTS[evidence.study.budget.name]):
+        (row,) = rows.at([point], {"margin, nats": point.margin_nats})
+        shown.append(row | accuracy_columns(evidence, point))
+    return Attachments((AttachedTable(f"ablation, margin on {evidence.corpus}", shown),))
+
+
+def accuracy_columns(evidence: ModelMeasurements, point: OperatingPoint) -> TableRow:
+    """Share right of each replayed task, and which of them count at the point; nothing where there are none."""
+    tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
+    counting = ", ".join(task for task, held in tasks.items() if held.counts) or "none"
+    shares: TableRow = {f"{task} %": held.accuracy[1] for task, held in tasks.items()}
+    return shares | ({"tasks that count": None if point == evidence.subject.full else counting} if tasks else {})
+
+
+FREE_SCHEDULES: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
+COPYING = "state copying"
+REPLAYED, OPENED = "evaluation split", "openings"  # text of a row
+TIMED_SCHEDULES = ("monotone", *FREE_SCHEDULES, "chunks of 8", "positional")
+DECODED, DECODED_TOKENS = 40, 48  # documents, and tokens of each, on which state copying is scored
+
+
+def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """Every schedule at every margin; speed at m = 0 only.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    rules = points(evidence.traces.profile, tried_margins(evidence))
+    by_margin = {rule.margin_nats: schedule_points(evidence, rule) for rule in rules}
+    first, rule = by_margin[rules[0].margin_nats], rules[0]
+    copying = replace(rule, name=f"{rule.name} copying", schedule="copying")
+    timed = {name: point for name, point in first.items() if name in TIMED_SCHEDULES}
+    times = speed_columns(evidence.stopwatch, evidence.subject, timed | {COPYING: copying})
+    rows, shown, notes = AblationRows(evidence, rng), [], []
+    for margin, named in by_margin.items():
+        for name, point in named.items():
+            speed = times[name] if margin == 0 and name in times else NO_SPEED
+            shown += [row | speed for row in rows.at([point], {"schedule": name, "text": REPLAYED})]
+    openings = DecodedOpenings(evidence.subject)
+    shown += [openings_row(name, openings.replayed(first[name])) for name in ("monotone", "eager backfill")]
+    try:
+        copied = openings.decoded(copying)
+    except Unsupported as refusal:
+        notes.append(f"{evidence.name}: {COPYING}: not applicable ({refusal})")
+    else:
+        shown.append(openings_row(COPYING, copied) | times[COPYING])
+    return Attachments((AttachedTable(f"ablation, schedule on {evidence.corpus}", shown),), tuple(notes))
+
+
+def schedule_points(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[str, OperatingPoint]:
+    """The rule under each schedule that replay knows, and positional depth that saves as much."""
+    free = {
+        name: replace(rule, name=f"{rule.name} {name}", schedule=schedule) for name, schedule in FREE_SCHEDULES.items()
+    }
+    chunks = {
+        f"chunks of {period}": replace(rule, name=f"{rule.name}, chunks of {period}", schedule="chunked", period=period)
+        for period in CHUNK_LENGTHS
+    }
+    validation, geometry = evidence.traces.validation, evidence.loaded.geometry
+    (mine,) = loss_table(validation, geometry, [rule])
+    falls = loss_table(validation, geometry, positional_points(rule.layers))
+    best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point of this project
+    return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
+
+
+def openings_row(name: str, row: TableRow) -> TableRow:
+    return {"schedule": name, "text": OPENED, **row, "rise interval %": None, **NO_SPEED}
+
+
+class DecodedOpenings:
+    """First tokens of evaluated documents, decoded token by token and replayed, against full depth on the same text."""
+
+    def __init__(self, subject: ModelUnderTest):
+        self.subject = subject
+        windows = subject.sequences("evaluate", DECODED)
+        self.texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
+        self.trace = take_trace(subject.stepper, self.texts)
+
+    def replayed(self, point: OperatingPoint) -> TableRow:
+        """The row of a point that replay knows."""
+        (row,) = loss_table(self.trace, self.subject.loaded.geometry, [point])
+        return quality_columns(row, self.trace)
+
+    def decoded(self, point: OperatingPoint) -> TableRow:
+        """The row of any point; reductions are None for a decoder that does not count.
+
+        Raises:
+            Unsupported: the decoder declines the point.
+        """
+        full = replay(self.trace, self.subject.full)
+        with self.subject.open_audited(point) as decoder:
+            forced = [teacher_force(decoder, text) for text in self.texts]
+        mean = float(np.concatenate([each.nll_nats for each in forced]).mean())
+        works = [each.work for each in forced if each.work is not None]
+        saved = _saved_columns(self.subject.loaded.geometry, works, replayed_work(self.trace, full))
+        return {
+            "point": point.name,
+            "mean depth": float(np.concatenate([each.depth for each in forced]).mean()),
+            BEFORE: None,  # no trace to read it from
+            **(saved if len(works) == len(forced) else dict.fromkeys(saved)),
+            "perplexity": perplexity_of(mean),
+            "rise %": relative_rise(mean - float(full.nll_nats.mean())),
+        }
+
+
+def _saved_columns(geometry: Geometry, works: Sequence[Work], full: Work) -> TableRow:
+    mine, reference = flops(sum(works, Work.none(geometry.layers)), geometry), flops(full, geometry)
+    return {
+        "gross reduction %": 1 - mine.gross / reference.gross,
+        "net reduction %": 1 - mine.total / reference.total,
+    }
+
+
+PROBE_STRIDES = (2, 4, 6, 8)
+
+
+def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+    """A profile of its own for every stride, from the same calibration text.
+
+    Raises:
+        Unsupported: as ``require_quality``.
+    """
+    require_quality(evidence.subject, evidence.bridging)
+    rows, named = AblationRows(evidence, rng), probe_strides(evidence.subject.stepper.layers)
+    shown = [rows.full({"probes": "none", "layers": "–"})]
+    for name, probes in named.items():
+        at = points(evidence.traces.calibrated(probes), tried_margins(evidence))
+        assert at, f"{name}: nothing can exit at margin 0"
+        shown += rows.at(at, {"probes": name, "layers": ", ".join(map(str, probes))})
+    said = agreement_note(evidence.traces.evaluation, sorted(set().union(*named.values())))
+    table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", shown)
+    return Attachments((table,), (f"{evidence.name}: {said}",))
+
+
+def probe_strides(layers: int) -> dict[str, tuple[int, ...]]:
+    """Name → probes: every stride that leaves one, and the default, which may be one of them."""
+    default = default_probes(layers)
+    found = {f"every {stride}": strided_probes(layers, stride) for stride in PROBE_STRIDES if stride < layers}
+    named = {name + (" (default)" if probes == default else ""): probes for name, probes in found.items()}
+    return named | ({} if default in found.values() else {"default": default})
+
+
+def agreement_note(trace: Trace, probes: Sequence[int]) -> str:
+    """What the layers probed are worth: an early-exit loss may have trained some of them and not others."""
+    rates = agreement_rate(trace)
+    said = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)
+    return f"top-1 tokens that are already the last layer's: {said}"

@@ -1,0 +1,276 @@
+"""What early exits are asked: which tasks, which items of each, and how an answer to one is scored.
+
+The bundled T5s are asked the world's own pairs, for which they were trained. Any other T5 is asked SQuAD and SamSum,
+from the files of ``--emad-data DIR``; without files it is asked nothing, and its rows say so. A task that is left out
+keeps the reason.
+
+What is judged comes from one split, the one that measures. What calibrates (EE-7), and the constant answer that an
+honest guess may give, come from items about other texts: the world's split for that, or rows of the file that are not
+judged. Items about one text, such as questions about a paragraph, share a cluster.
+
+An honest guess is the better of two that need no model: the commonest answer elsewhere, or what the source offers
+(a word of it, each as likely; a number of it; as many of its first words as a summary has).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from emad_ref.errors import stop_run_on_error
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.record import Floats, Ints
+from emad_ref.statistics.units import ByItem
+from emad_ref.tasks.datasets import PUBLISHED, PublishedPairs, has_task_file, load_pairs, task_files
+from emad_ref.tasks.metrics import samsum_results, squad_results
+from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_pairs
+
+WORLD = "world:pairs"
+ITEMS = {"smoke": 100, "standard": 200, "full": 500}
+GUESSED_FROM = 100  # items elsewhere whose commonest answer is an honest guess
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class EarlyExitTask:
+    """``kind``: a question → an answer, a dialogue → its summary, a story → a worked chain that ends with a number.
+
+    ``new``: tokens that an answer may take.
+    """
+
+    corpus: str
+    kind: TextTask
+    new: int
+
+
+TASKS: dict[str, EarlyExitTask] = {
+    "qa": EarlyExitTask(WORLD, "qa", 8),  # the longest target has 4 tokens
+    "summary": EarlyExitTask(WORLD, "summary", 44),  # 38
+    "count": EarlyExitTask(WORLD, "count", 44),  # 40
+    "squad": EarlyExitTask("squad", "qa", 30),  # as the scripts of BERT and transformers allow an answer of SQuAD
+    "samsum": EarlyExitTask(
+        "samsum", "summary", 128
+    ),  # as LongBench allows a summary of SamSum (tasks/local/samsum.yaml)
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TaskItems:
+    """``pairs``: items of one task, the same for every rule.
+
+    ``sources``: their tokens, int64 [s] each, cut to the window; ``targets``: int64 [n] each, cut to what an answer may
+    take. ``cut``: how many sources and targets lost their end. ``drawn``: from what, in words; "" for the world's.
+    """
+
+    pairs: tuple[SourceTarget, ...]
+    sources: tuple[Ints, ...]
+    targets: tuple[Ints, ...]
+    cut: tuple[int, int]
+    drawn: str
+
+    @cached_property
+    def cluster(self) -> Ints:
+        """int64 [items]: items about the same text have the same number."""
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(pair.text, len(numbers)) for pair in self.pairs], dtype=np.int64)
+
+    def column(self, values: Any) -> ByItem:
+        """``values`` [items, …] of these items, in their order."""
+        return ByItem(np.asarray(values), self.cluster)
+
+
+class EarlyExitTasks:
+    """Tasks of one encoder-decoder, their items read when first asked for and kept."""
+
+    def __init__(self, subject: ModelUnderTest):
+        self._subject = subject
+        self._items: dict[str, TaskItems] = {}
+
+    # ------------------------------------------------------------ which tasks
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Tasks that can be asked."""
+        return tuple(name for name, reason in self._reasons.items() if not reason)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Task that cannot be asked → why: each becomes a leg, for unseen is not survived."""
+        return {name: reason for name, reason in self._reasons.items() if reason}
+
+    @property
+    def none(self) -> str:
+        """Why no task can be asked; "" where one can."""
+        reasons = self._reasons
+        return "" if self.names else "; ".join(dict.fromkeys(reasons.values()))
+
+    @property
+    def corpus(self) -> str:
+        """What a verdict about these tasks was decided on: ``world:pairs``, ``squad``, ``samsum``, ``squad+samsum``."""
+        return "+".join(dict.fromkeys(TASKS[name].corpus for name in self.names))
+
+    def title(self, name: str) -> str:
+        """A task and its corpus, for people."""
+        corpus = TASKS[name].corpus
+        return name if name == corpus else f"{corpus}, {name}"
+
+    @cached_property
+    def _reasons(self) -> dict[str, str]:
+        """Task → why it cannot be asked; "" where it can."""
+        asked = [name for name, task in TASKS.items() if (task.corpus == WORLD) == self._subject.loaded.bundled]
+        return {name: self._reason(name) for name in asked}
+
+    def _reason(self, name: str) -> str:
+        task, data = TASKS[name], self._subject.data
+        if task.corpus != WORLD:
+            if data is None:
+                every = ", ".join(" or ".join(task_files(published)) for published in PUBLISHED)
+                return f"no SQuAD/SamSum files; --emad-data DIR holds {every}"
+            if not has_task_file(name, data):
+                return f"no {' or '.join(task_files(name))} in --emad-data {data}"
+        if task.kind == "summary" and not find_spec("rouge_score"):
+            return "its scorer rouge-score is not installed: pip install 'pytest-emad[tasks]'"
+        return ""
+
+    # ------------------------------------------------------------ items
+
+    def items(self, name: str) -> TaskItems:
+        """The evaluated items of ``name``. A file that does not fit ends the run (``errors.RunStopped``)."""
+        if name not in self._items:
+            self._items[name] = self._read(name)
+        return self._items[name]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the items: where they come from, and what of them no model saw."""
+        subject = self._subject
+        said = [f"{subject.name}: {name}: {note}" for name in self.names if (note := self._note(name))]
+        data = subject.data
+        if subject.loaded.bundled and data is not None and any(has_task_file(name, data) for name in PUBLISHED):
+            said.append(f"{subject.name}: asked {WORLD}, for which it was trained, and not the files of --emad-data")
+        return said
+
+    def _note(self, name: str) -> str:
+        items = self.items(name)
+        sources, targets = items.cut
+        if not (items.drawn or sources or targets):
+            return ""
+        drawn = items.drawn or f"{len(items.pairs)} pairs"
+        return (
+            f"{drawn}; {sources} sources cut to {self._subject.window} tokens, {targets} references to "
+            f"{TASKS[name].new}"
+        )
+
+    def elsewhere(self, name: str, count: int, by: int = 1) -> TaskItems:
+        """Up to ``count`` items about texts that are not judged, each about a text of its own; a multiple of ``by``.
+
+        A file that does not fit ends the run.
+        """
+        subject = self._subject
+        if TASKS[name].corpus == WORLD:
+            stream = generate_pairs(TASKS[name].kind, "calibrate", None, subject.seed)
+        else:
+            judged = {pair.text for pair in self.items(name).pairs}
+            stream = (pair for pair in self._published(name, None).pairs if pair.text not in judged)
+        found = tuple(islice(_one_per_text(stream), count))
+        return self._tokenised(name, found[: len(found) // by * by], "")
+
+    def guessed(self, name: str) -> Floats:
+        """float64 [items] score that an honest guess expects on each judged item: the better of two, on average."""
+        judged, others = self.items(name).pairs, self.elsewhere(name, GUESSED_FROM).pairs
+        length = int(np.median([len(pair.target.split()) for pair in others or judged]))
+        common = [answer for answer, _ in Counter(pair.target for pair in others).most_common(1)]
+        offers = GUESSES[TASKS[name].kind]
+        each = [(common, offers(pair.text, length)) for pair in judged]
+        expected = np.array(
+            [
+                [np.mean([score_answer(name, guess, pair.answers) for guess in guesses or [""]]) for guesses in kinds]
+                for pair, kinds in zip(judged, each, strict=True)
+            ]
+        )
+        best: Floats = expected[:, expected.mean(axis=0).argmax()]
+        return best
+
+    def _read(self, name: str) -> TaskItems:
+        subject, count = self._subject, ITEMS[self._subject.budget.name]
+        if TASKS[name].corpus == WORLD:
+            return self._tokenised(name, tuple(generate_pairs(TASKS[name].kind, "evaluate", count, subject.seed)), "")
+        found = self._published(name, count)
+        return self._tokenised(name, found.pairs, f"{len(found.pairs)} of {found.of:,} pairs of {found.file.name}")
+
+    def _published(self, name: str, count: int | None) -> PublishedPairs:
+        assert self._subject.data is not None, "without a folder no published task is asked"
+        with stop_run_on_error():
+            return load_pairs(name, self._subject.data, count, self._subject.seed)
+
+    def _tokenised(self, name: str, chosen: tuple[SourceTarget, ...], drawn: str) -> TaskItems:
+        window, new = self._subject.window, TASKS[name].new
+        sources = [self._tokens(pair.source) for pair in chosen]
+        targets = [self._tokens(pair.target) for pair in chosen]
+        cut = sum(len(ids) > window for ids in sources), sum(len(ids) > new for ids in targets)
+        # a source keeps the token that ends every source; of a reference only what may be written is read
+        shown = [
+            ids if len(ids) <= window else self._tokens(pair.source, truncation=True, max_length=window)
+            for pair, ids in zip(chosen, sources, strict=True)
+        ]
+        return TaskItems(chosen, tuple(shown), tuple(ids[:new] for ids in targets), cut, drawn)
+
+    def _tokens(self, text: str, **options: Any) -> Ints:
+        ids: Ints = np.array(self._subject.tokenizer.encode(text, **options), dtype=np.int64)
+        return ids
+
+
+def _one_per_text(stream: Iterable[SourceTarget]) -> Iterator[SourceTarget]:
+    seen: set[str] = set()
+    for pair in stream:
+        if pair.text not in seen:
+            seen.add(pair.text)
+            yield pair
+
+
+# ---------------------------------------------------------------- scores
+
+
+def score_answer(name: str, text: str, answers: Sequence[str]) -> float:
+    """The best score of ``text`` over the reference answers, in 0–1.
+
+    Token F1 of an answer, ROUGE-L of a summary, and of a worked chain whether its last number is the reference's.
+    """
+    return SCORES[TASKS[name].kind](text, answers)
+
+
+def exact_match(name: str, text: str, answers: Sequence[str]) -> float | None:
+    """1 where ``text`` is one of the answers but for case, punctuation and articles, else 0; None for a summary."""
+    if TASKS[name].kind == "summary":
+        return None
+    return squad_results({"answers": {"text": answers}}, [text])["exact"]
+
+
+def _last_number(text: str) -> str:
+    found = NUMBER.findall(text)
+    return found[-1] if found else ""
+
+
+def _chain_ends(text: str, answers: Sequence[str]) -> float:
+    return float(any(_last_number(answer) == _last_number(text) != "" for answer in answers))
+
+
+SCORES: dict[TextTask, Callable[[str, Sequence[str]], float]] = {
+    "qa": lambda text, answers: squad_results({"answers": {"text": answers}}, [text])["f1"],
+    "summary": lambda text, answers: max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers),
+    "count": _chain_ends,
+}
+# (text, words of a usual answer) → what the text itself offers, each as likely
+GUESSES: dict[TextTask, Callable[[str, int], Sequence[str]]] = {
+    "qa": lambda text, length: sorted(set(re.findall(r"\w+", text))),
+    "summary": lambda text, length: [" ".join(text.split()[:length])],
+    "count": lambda text, length: NUMBER.findall(text),
+}

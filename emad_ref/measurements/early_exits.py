@@ -1,0 +1,625 @@
+"""Early exits of an encoder-decoder (CALM and its successors): answers under each rule with score, exit block, FLOPs
+and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from emad_ref.benchmark.clock import PairedTimings, time_pairs
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.trace import lens_logits
+from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskItems, exact_match, score_answer
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.models.bundled import bundled_names
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import Confidence, OperatingPoint, ScheduleName
+from emad_ref.probes.contrast import score_function
+from emad_ref.protocol import Decoder, Prompt, Unsupported
+from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.signals import SIGNALS
+from emad_ref.statistics.accuracy import score_difference
+from emad_ref.statistics.units import ByItem
+from emad_ref.sweep.diagnostics import final_token_ranks
+from emad_ref.sweep.risk import textual_consistency
+
+
+@dataclass(frozen=True)
+class FlopsPerItem:
+    """FLOPs per item."""
+
+    confidence: float
+    decoder: float
+    encoder: float
+
+    @property
+    def together(self) -> float:
+        """Everything executed."""
+        return self.confidence + self.decoder + self.encoder
+
+    @property
+    def decoding(self) -> float:
+        """Without the encoder, which no rule touches."""
+        return self.confidence + self.decoder
+
+
+@dataclass(frozen=True)
+class FlopSaving:
+    """How many times fewer FLOPs, part by part; below 1 where more are executed."""
+
+    confidence: float
+    decoding: float
+    together: float
+
+
+def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerItem:
+    """``work`` of ``items`` items in parts."""
+    found = flops(work, geometry)
+    confidence = sum(found.readouts.values())
+    return FlopsPerItem(confidence / items, (found.total - confidence - found.encoder) / items, found.encoder / items)
+
+
+def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
+    """How many times fewer FLOPs ``after`` has than ``before``."""
+    return FlopSaving(
+        float(before.confidence / after.confidence),
+        float(before.decoding / after.decoding),
+        float(before.together / after.together),
+    )
+
+
+# name → (signal, pruning), as ``policy.early_exit`` names them
+RULES: dict[str, tuple[str, str]] = {
+    "softmax": ("softmax_response", "none"),
+    "softmax, fixed": ("softmax_response", "fixed"),
+    "softmax, decaying": ("softmax_response", "decaying"),
+    "weighted contrast": ("weighted_contrast", "none"),
+    "JSD": ("jsd_contrast", "none"),
+    "JSD, fixed": ("jsd_contrast", "fixed"),
+    "JSD, decaying": ("jsd_contrast", "decaying"),
+    "JSD, adaptive": ("jsd_contrast", "adaptive"),
+}
+AS_CODED = "JSD, as coded"
+FIRST_AMATEUR = 2  # of the authors' code; 1 where j is 2, which else had nothing to contrast with
+THRESHOLD = 0.9  # the paper's λ
+PUBLISHED_MINIMA, PUBLISHED_LAYERS = (7, 19), 24
+LEAST_LAYERS = 4  # fewer leave no room for two minimum layers and a pruned one
+LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less than two
+
+
+def first_amateur(minimum: int) -> int:
+    """The first layer that JSD as coded contrasts with, for decisions from ``minimum`` ≥ 2 on."""
+    return min(FIRST_AMATEUR, minimum - 1)
+
+
+def minimum_layers(layers: int) -> tuple[int, ...]:
+    """The paper's minimum layers 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
+    scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
+    # contrasts need a layer below, pruning one above that is not the last
+    return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
+
+
+def has_room(geometry: Geometry) -> bool:
+    """Whether the paper's minimum layers and pruned vocabularies exist at this size."""
+    return geometry.layers >= LEAST_LAYERS and geometry.vocabulary >= LEAST_VOCABULARY
+
+
+ITEM_ROWS = 25  # items decoded together
+
+
+@dataclass(frozen=True, eq=False)
+class ExitScores:
+    """How well and how early each item was answered: ``score`` in 0–1, ``depth_sums`` Σ D_t, ``tokens`` decided."""
+
+    score: ByItem
+    depth_sums: ByItem
+    tokens: ByItem
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @property
+    def exit_block(self) -> ByItem:
+        """Mean exit block of each item's tokens."""
+        return self.depth_sums.like(self.depth_sums.values / self.tokens.values)
+
+    def exits_as(self, other: ExitScores) -> bool:
+        """Whether every item was answered in as many tokens and blocks as in ``other``."""
+        same = np.array_equal(self.depth_sums.values, other.depth_sums.values)
+        return same and np.array_equal(self.tokens.values, other.tokens.values)
+
+    @property
+    def mean_exit(self) -> float:
+        """Blocks per token, over all items."""
+        return float(self.depth_sums.values.sum() / self.tokens.values.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class EarlyExitAnswers:
+    """All items of one task under ``point``, in their order.
+
+    ``counted``: the decoder's work on all of them; None where it does not count.
+    ``exact``: share of answers that are a reference word for word; None for a task without right answers.
+    """
+
+    point: OperatingPoint
+    texts: tuple[str, ...]
+    exited: ExitScores
+    counted: Work | None
+    exact: float | None = None
+
+    def costs(self, geometry: Geometry) -> FlopsPerItem:
+        """FLOPs per item.
+
+        Raises:
+            Unsupported: the decoder does not count its work.
+        """
+        if self.counted is None:
+            raise Unsupported("the decoder does not count its work")
+        return flops_per_item(self.counted, geometry, len(self.texts))
+
+
+def item_prompts(subject: ModelUnderTest, items: TaskItems) -> list[Prompt]:
+    """The decoder's start token, after each item's source."""
+    assert subject.opening is not None, "an encoder-decoder has a start token"
+    return [Prompt(np.array([subject.opening], dtype=np.int64), source) for source in items.sources]
+
+
+def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: OperatingPoint) -> EarlyExitAnswers:
+    """Every item of ``task`` under ``point``.
+
+    Raises:
+        Unsupported: the decoder under test declines the point.
+    """
+    asked = item_prompts(subject, items)
+    texts: list[str] = []
+    depths: list[Ints] = []
+    work: Work | None = Work.none(subject.stepper.layers)
+    with subject.open_audited(point, max_rows=ITEM_ROWS) as decoder:
+        for start in range(0, len(asked), ITEM_ROWS):
+            batch = asked[start : start + ITEM_ROWS]
+            record = decoder.generate(batch, TASKS[task].new, subject.stop)
+            work = work + record.work[0] if work is not None and record.work is not None else None
+            depths += [record.tokens.of(row, phase=1).depth for row in range(len(batch))]
+            texts += [
+                subject.tokenizer.decode(emitted.tolist(), skip_special_tokens=True).strip()
+                for emitted in record.emitted
+            ]
+    references = [item.answers for item in items.pairs]
+    exited = ExitScores(
+        items.column([score_answer(task, text, answers) for text, answers in zip(texts, references, strict=True)]),
+        items.column([float(depth.sum()) for depth in depths]),
+        items.column([len(depth) for depth in depths]),
+    )
+    return EarlyExitAnswers(point, tuple(texts), exited, work, _exact_share(task, texts, references))
+
+
+def _exact_share(task: str, texts: list[str], references: list[tuple[str, ...]]) -> float | None:
+    right = [exact_match(task, text, answers) for text, answers in zip(texts, references, strict=True)]
+    known = [share for share in right if share is not None]
+    return float(np.mean(known)) if len(known) == len(right) else None
+
+
+SET_SIZE = 50  # items; 29 certify δ = 10 % without any loss
+SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
+
+
+@dataclass(frozen=True, eq=False)
+class TextConsistency:
+    """``pool`` float64 [items, λ], ``sets`` [sets, items, λ]: difference from the full text, 0–1, 0 = the same.
+
+    Items of the pool and of the sets are independent of one another: each is about a text of its own.
+    ``mean_exit`` [λ] blocks per token of the pool.
+    """
+
+    pool: Floats
+    sets: Floats
+    mean_exit: Floats
+
+
+def text_differences(task: str, full: EarlyExitAnswers, early: Sequence[EarlyExitAnswers]) -> Floats:
+    """float64 [items, rules]: one minus the score of each early text against the full one."""
+    dissimilar = [
+        [
+            1 - score_answer(task, text, [own]) if text != own else 0.0
+            for text, own in zip(one.texts, full.texts, strict=True)
+        ]
+        for one in early
+    ]
+    return textual_consistency(np.array(dissimilar).T)
+
+
+CONTRASTS = ("weighted_contrast", "jsd_contrast")
+ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not give
+READ_TOKENS = 32  # contrasted at once: the readouts of T5-large's layers at so many positions are 0.2 GB
+
+ContrastReading = tuple[
+    Floats, Bools
+]  # confidence, and whether what would be emitted is right: [tokens, layers that decide]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerReadings:
+    """What every layer says of the reference answers; ``item`` int64 [tokens], which item each token belongs to.
+
+    ``cluster`` int64 [items]: items about the same text have the same number.
+
+    ``ranks``, ``response``, ``correct`` [tokens, L]: of the last layer's best token, top-1 minus top-2, top-1 right.
+    ``contrasts``: (signal, α) → confidence and correctness of what it would emit, [tokens, layers that can decide].
+    """
+
+    item: Ints
+    cluster: Ints
+    ranks: Ints
+    response: Floats
+    correct: Bools
+    contrasts: dict[tuple[str, str], ContrastReading]
+
+    def by_item(self, values: NDArray[np.floating]) -> ByItem:
+        """Sums of ``values`` [tokens, …] within each item, the unit that intervals resample."""
+        _, first = np.unique(self.item, return_index=True)
+        return ByItem(np.add.reduceat(values, first, axis=0), self.cluster)
+
+    @property
+    def tokens(self) -> ByItem:
+        """How many tokens each item's reference has."""
+        return self.by_item(np.ones(len(self.item)))
+
+
+def read_layers(subject: ModelUnderTest, prompts: Sequence[Prompt], items: TaskItems, minimum: int) -> LayerReadings:
+    """Feed every item's reference after its source, and read each layer.
+
+    Args:
+        prompts: of the items, in their order.
+        minimum: layer from which contrasts may decide.
+    """
+    each = enumerate(zip(prompts, items.targets, items.cluster, strict=True))
+    return _join_readings([_read_item(subject, number, *item, minimum) for number, item in each])
+
+
+def _read_item(
+    subject: ModelUnderTest, number: int, prompt: Prompt, target: Ints, cluster: int, minimum: int
+) -> LayerReadings:
+    fed = np.concatenate([prompt.tokens, target[:-1]])
+    logits = lens_logits(subject.stepper, fed, source=prompt.source)  # [n, L, V]
+    return LayerReadings(
+        np.full(len(target), number),
+        np.array([cluster]),
+        final_token_ranks(logits),
+        np.stack([_top_two_difference(logits[:, layer]) for layer in range(logits.shape[1])], axis=1),
+        logits.argmax(axis=-1) == target[:, None],
+        {
+            (signal, name): _contrast(signal, Confidence(minimum, alpha_decay=rate), logits, target, subject)
+            for signal in CONTRASTS
+            for name, rate in ALPHAS.items()
+        },
+    )
+
+
+def _contrast(
+    signal: str, parameters: Confidence, logits: Floats, target: Ints, subject: ModelUnderTest
+) -> ContrastReading:
+    """One contrast on logits [n, L, V], from the minimum layer on, ``READ_TOKENS`` at a time."""
+    blocks = [slice(start, start + READ_TOKENS) for start in range(0, len(target), READ_TOKENS)]
+    parts = [_contrast_block(signal, parameters, logits[block], target[block], subject) for block in blocks]
+    return np.concatenate([sure for sure, _ in parts]), np.concatenate([right for _, right in parts])
+
+
+def _contrast_block(
+    signal: str, parameters: Confidence, logits: Floats, target: Ints, subject: ModelUnderTest
+) -> ContrastReading:
+    layers = logits.shape[1]
+    tensors = torch.from_numpy(logits).to(subject.stepper.device)
+    seen = {m: tensors[:, m - 1] for m in range(1, layers)}
+    confidence, correct = [], []
+    for layer in range(parameters.minimum + SIGNALS[signal].needs.delay, layers):
+        shallower = {m: z for m, z in seen.items() if m < layer}
+        found = score_function(signal)(parameters, layer, seen[layer], shallower)
+        assert found.logits is not None, "contrasts emit what they compare"
+        confidence.append(found.signal.cpu().numpy())
+        correct.append(found.logits.argmax(dim=-1).cpu().numpy() == target)
+    return np.stack(confidence, axis=1), np.stack(correct, axis=1)
+
+
+def _top_two_difference(logits: Floats) -> Floats:
+    """[n] top-1 minus top-2 probability of ``logits`` [n, V]."""
+    away = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    best = np.partition(away, -2, axis=-1)[:, -2:] / away.sum(axis=-1, keepdims=True)
+    found: Floats = best[:, 1] - best[:, 0]
+    return found
+
+
+def _join_readings(parts: Sequence[LayerReadings]) -> LayerReadings:
+    return LayerReadings(
+        item=np.concatenate([part.item for part in parts]),
+        cluster=np.concatenate([part.cluster for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts]),
+        response=np.concatenate([part.response for part in parts]),
+        correct=np.concatenate([part.correct for part in parts]),
+        contrasts={
+            key: (
+                np.concatenate([part.contrasts[key][0] for part in parts]),
+                np.concatenate([part.contrasts[key][1] for part in parts]),
+            )
+            for key in parts[0].contrasts
+        },
+    )
+
+
+WARM_UP = 2  # pairs that are not timed
+
+
+def time_rules(
+    subject: ModelUnderTest, prompts: Sequence[Prompt], points: Mapping[str, OperatingPoint], pairs: int, new: int
+) -> PairedTimings:
+    """Paired seconds of full depth (``full``) and of each of ``points``; items are asked again where there are fewer.
+
+    Raises:
+        Unsupported: the decoder under test declines one of them.
+    """
+    with ExitStack() as stack:
+        decoders = {
+            name: stack.enter_context(subject.open(point)) for name, point in {"full": subject.full, **points}.items()
+        }
+
+        def arm(decoder: Decoder) -> Callable[[int], None]:
+            def run(pair: int) -> None:
+                decoder.generate([prompts[pair % len(prompts)]], new, frozenset())
+
+            return run
+
+        return time_pairs(
+            {name: arm(decoder) for name, decoder in decoders.items()},
+            pairs,
+            np.random.default_rng(subject.seed),
+            warm_up=WARM_UP,
+            synchronize=decoders["full"].synchronize,
+        )
+
+
+def timed_flops(
+    subject: ModelUnderTest, prompts: Sequence[Prompt], point: OperatingPoint, pairs: int, new: int
+) -> FlopsPerItem:
+    """FLOPs per item of the requests that ``timed`` times.
+
+    Raises:
+        Unsupported: the decoder under test declines the point, or does not count its work.
+    """
+    requests = range(WARM_UP, WARM_UP + pairs)
+    with subject.open_audited(point) as decoder:
+        records = [decoder.generate([prompts[pair % len(prompts)]], new, frozenset()) for pair in requests]
+    works = [record.work[0] for record in records if record.work is not None]
+    if len(works) < len(records):
+        raise Unsupported("the decoder does not count its work")
+    return flops_per_item(sum(works, Work.none(subject.stepper.layers)), subject.loaded.geometry, len(works))
+
+
+SOLVED = 0.05  # level at which full depth must beat an honest guess
+PRETRAINED = "emad-t5-tiny"
+TWINS = {PRETRAINED: "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": PRETRAINED}
+
+
+@dataclass(frozen=True)
+class MissingPremise:
+    """Why no item can be asked: a premise is absent (``not applicable``), or data is (``unmeasured``)."""
+
+    outcome: Literal["not applicable", "unmeasured"]
+    reason: str
+
+
+class EarlyExitMeasurements:
+    """Answers and readings of one encoder-decoder.
+
+    ``beside``: gives the same of another model, by name, under the same study.
+    """
+
+    def __init__(self, subject: ModelUnderTest, beside: Callable[[str], EarlyExitMeasurements]):
+        self.subject, self._beside = subject, beside
+        self.asked = EarlyExitTasks(subject)
+        self._answered: dict[tuple[str, OperatingPoint], EarlyExitAnswers] = {}
+        self._read: dict[str, LayerReadings] = {}
+
+    @property
+    def absence(self) -> MissingPremise | None:
+        """What is absent, the first of what every claim about early exits needs; None where items can be asked."""
+        loaded = self.subject.loaded
+        if not self.subject.seq2seq:
+            return MissingPremise("not applicable", "a decoder-only model: the claim is about encoder-decoders")
+        if not loaded.trained:
+            return MissingPremise("not applicable", "random weights: confidence and score of noise say nothing")
+        if loaded.tokenizer is None:
+            return MissingPremise("unmeasured", "the model came without a tokenizer, and the tasks are text")
+        if not has_room(loaded.geometry):
+            few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
+            return MissingPremise("not applicable", f"{few}: no room for the paper's settings")
+        return MissingPremise("unmeasured", none) if (none := self.asked.none) else None
+
+    # ------------------------------------------------------------ tasks and rules
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks that can be asked."""
+        return self.asked.names
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Task that cannot be asked → why."""
+        return self.asked.missing
+
+    @property
+    def corpus(self) -> str:
+        """What verdicts are decided on."""
+        return self.asked.corpus
+
+    @property
+    def minima(self) -> tuple[int, ...]:
+        """The paper's minimum layers at this depth."""
+        return minimum_layers(self.subject.stepper.layers)
+
+    @property
+    def settings(self) -> list[tuple[str, int]]:
+        """(task, minimum layer) of every comparison."""
+        return [(task, minimum) for task in self.tasks for minimum in self.minima]
+
+    @cached_property
+    def unsolved(self) -> Mapping[str, str]:
+        """Task on which full depth is not shown to beat an honest guess → why: no exit can cost anything there."""
+        reasons = {task: self._not_solved(task) for task in self.tasks}
+        return {task: reason for task, reason in reasons.items() if reason}
+
+    def _not_solved(self, task: str) -> str:
+        score, guess = self.under(task, self.full).exited.score, self.asked.guessed(task)
+        rng = np.random.default_rng(self.subject.seed)
+        beaten = score_difference(score, score.like(guess), threshold=0.0, rng=rng, unit="score above a guess")
+        if beaten.p_above <= SOLVED:
+            return ""
+        return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
+
+    @property
+    def counting(self) -> list[tuple[str, int]]:
+        """``settings`` of the tasks that are solved."""
+        return [(task, minimum) for task, minimum in self.settings if task not in self.unsolved]
+
+    @property
+    def full(self) -> OperatingPoint:
+        return self.subject.full
+
+    def point(
+        self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
+    ) -> OperatingPoint:
+        """The point of a row of ``RULES``, or of JSD ``AS_CODED``."""
+        stepper = self.subject.stepper
+        sizes = stepper.layers, stepper.vocabulary
+        if rule == AS_CODED:
+            first = first_amateur(minimum)
+            return early_exit_point(
+                "jsd_contrast", *sizes, minimum, threshold, schedule=schedule, emit="expert", amateurs_from=first
+            )
+        signal, pruning = RULES[rule]
+        return early_exit_point(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule)
+
+    # ------------------------------------------------------------ decoded and read
+
+    def prompts(self, task: str) -> list[Prompt]:
+        """The decoder's start token, after each item's source."""
+        return item_prompts(self.subject, self.asked.items(task))
+
+    def answered(
+        self, task: str, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
+    ) -> EarlyExitAnswers:
+        """All items of ``task`` under a row of ``RULES``."""
+        return self.under(task, self.point(rule, minimum, threshold, schedule))
+
+    def under(self, task: str, point: OperatingPoint) -> EarlyExitAnswers:
+        """All items of ``task`` under ``point``."""
+        if (task, point) not in self._answered:
+            self._answered[task, point] = decode_items(self.subject, task, self.asked.items(task), point)
+        return self._answered[task, point]
+
+    def read(self, task: str) -> LayerReadings:
+        """What every layer says of the reference answers; contrasts from the least minimum layer on."""
+        if task not in self._read:
+            self._read[task] = read_layers(self.subject, self.prompts(task), self.asked.items(task), self.minima[0])
+        return self._read[task]
+
+    def consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
+        """How far softmax response at ``thresholds`` strays from full depth: on judged items, and in sets of others.
+
+        Judged items about a text that another is about are left out, so that what is drawn is independent.
+        """
+        points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
+        early = [self.under(task, point) for point in points]
+        _, first = np.unique(self.asked.items(task).cluster, return_index=True)
+        pool = text_differences(task, self.under(task, self.full), early)[first]
+        others = self.asked.elsewhere(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
+        sets = np.empty((0, SET_SIZE, len(points)))
+        if others.pairs:
+            full, *apart = (decode_items(self.subject, task, others, point) for point in (self.full, *points))
+            sets = text_differences(task, full, apart).reshape(-1, SET_SIZE, len(points))
+        return TextConsistency(pool, sets, np.array([one.exited.mean_exit for one in early]))
+
+    # ------------------------------------------------------------ the same model before or after tuning
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether this is the model before tuning."""
+        return self.subject.name == PRETRAINED
+
+    @cached_property
+    def twin(self) -> EarlyExitMeasurements | str:
+        """The same model before or after tuning; or why there is none."""
+        name = TWINS.get(self.subject.name)
+        if name is None:
+            return f"only {' and '.join(TWINS)} are one model before and after tuning"
+        if name not in bundled_names():
+            return f"{name} does not come with this package"
+        return self._beside(name)
+
+
+FULL_DEPTH = "full depth"
+
+RuleRow = dict[str, object]
+
+
+def rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: int, done: EarlyExitAnswers) -> RuleRow:
+    """One line about ``done``: exit, score and FLOPs per item, apart and together; FLOPs None where not counted."""
+    parts = None if done.counted is None else done.costs(exits.subject.loaded.geometry)
+    return {
+        "task": task,
+        "rule": rule,
+        "j": minimum,
+        "mean exit": done.exited.mean_exit,
+        "score": float(done.exited.score.values.mean()),
+        "exact match": done.exact,
+        "confidence MFLOPs": None if parts is None else parts.confidence / 1e6,
+        "decoder MFLOPs": None if parts is None else parts.decoder / 1e6,
+        "together MFLOPs": None if parts is None else parts.together / 1e6,
+    }
+
+
+def rule_table(exits: EarlyExitMeasurements) -> Attachments:
+    """Full depth, then every row of ``RULES`` at the paper's minimum layers, task by task; a note on unsolved tasks."""
+    rows = [line for task in exits.tasks for line in _rule_rows(exits, task, exits.minima)]
+    notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved.items())
+    return Attachments((AttachedTable(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), notes)
+
+
+def minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
+    """Early-exit LLMs, Figures 6 to 13: every rule at every minimum layer at which it can decide; a table per task.
+
+    Full depth stands on the first line.
+    """
+    # a contrast needs a layer below, a pruned readout one above that is not the last
+    minima = range(2, exits.subject.stepper.layers - 1)
+    return Attachments(
+        tuple(
+            AttachedTable(
+                f"ablation, minimum exit layer on {exits.asked.title(task)}",
+                _rule_rows(exits, task, minima),
+                "exits by minimum layer",
+            )
+            for task in exits.tasks
+        )
+    )
+
+
+def _rule_rows(exits: EarlyExitMeasurements, task: str, minima: range | tuple[int, ...]) -> list[RuleRow]:
+    full = rule_row(exits, task, FULL_DEPTH, exits.subject.stepper.layers, exits.under(task, exits.full))
+    each = [(rule, minimum) for minimum in minima for rule in RULES]
+    return [
+        full,
+        *(rule_row(exits, task, rule, minimum, exits.answered(task, rule, minimum)) for rule, minimum in each),
+    ]
+
+
+__all__ = ["RULES", "EarlyExitMeasurements", "minimum_layers"]

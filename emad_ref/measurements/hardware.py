@@ -1,0 +1,141 @@
+"""What one machine makes of one model before any run has judged there: how exact its kernels are, and how fast.
+
+    tolerances   largest difference of a logit between cached single steps and one pass, beside the table's bound
+    bandwidth    bytes of weights that a full-depth token reads, a second, beside what copying reaches here
+    graphs       captured steps beside the same steps launched one by one, and the model's own ``generate``
+
+Each loads the model for itself, takes seconds, and gives plain JSON values under names that a person reads.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from emad_ref.audit.tolerances import tolerance
+from emad_ref.benchmark import machine
+from emad_ref.benchmark.clock import Arm, time_pairs
+from emad_ref.calibration.trace import lens_logits, stepwise_logits
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.families import EAGER
+from emad_ref.models.loading import load
+from emad_ref.point import full_depth
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Floats, Ints
+from emad_ref.screening.drafts import by_generate
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
+
+CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
+
+
+def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+    """Cached single steps against one pass: the largest difference of any logit after any layer.
+
+    ``seed``: of its tokens.
+
+    Raises:
+        EmadError: as ``models.loading.load``; a family without a bound.
+    """
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    stepper = loaded.stepper
+    length = min(CHECKED, stepper.max_positions)
+    tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary, length)
+    difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
+    return {
+        "largest difference": float(difference.max()),
+        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),
+        "tokens": length,
+        "layers": stepper.layers,
+    }
+
+
+def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+    """Seconds of a full-depth token at batch 1, and what share of the copied bandwidth its weights take.
+
+    ``seed``: of the order of arms.
+
+    Raises:
+        EmadError: as ``models.loading.load``.
+    """
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
+    prompt = [Prompt(np.arange(8, dtype=np.int64))]
+    arms = {
+        "few": lambda _: _decode(decoder, prompt, 1),
+        "many": lambda _: _decode(decoder, prompt, 1 + NEW),
+    }
+    rng = np.random.default_rng(seed)
+    seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
+    each = float(np.median(seconds["many"] - seconds["few"])) / NEW
+    geometry = loaded.geometry
+    table = geometry.vocabulary * geometry.embedding_width  # read row by row, unless the head is the same table
+    read = (geometry.parameters() - (0 if geometry.tied else table)) * loaded.stepper.unembedding.element_size()
+    reached = machine.copy_bandwidth(device)
+    return {
+        "seconds a token": each,
+        "bytes a token": read,
+        "bytes/s": read / each,
+        "copied, bytes/s": reached,
+        "share of bandwidth": read / each / reached,
+    }
+
+
+def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+    """Full depth at batch 1 three ways: how far captured logits lie from eager ones, and seconds of paired requests.
+
+    Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster. ``seed``: of the
+    tokens compared, and of the order of arms.
+
+    Raises:
+        Unsupported: nothing is captured here.
+        EmadError: as ``models.loading.load``; a family without a bound.
+    """
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    captured = loaded.stepper
+    if not isinstance(captured, CausalStepper) or not captured.captures:
+        ran = captured.backend if isinstance(captured, CausalStepper) else loaded.provenance["backend"]
+        raise Unsupported(f"no step of {model} is captured on {device}: it runs by {ran}")
+    eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
+    decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
+    rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
+    tokens = rng.integers(0, captured.vocabulary, length)
+    difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
+    prompt, generate = Prompt(np.arange(8, dtype=np.int64)), by_generate(loaded)
+    arms: dict[str, Arm] = {"generate": lambda _: _discard(generate(prompt, NEW))}
+    arms |= {name: partial(_decode_request, decoder, prompt) for name, decoder in decoders.items()}
+    seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
+    if not captured.captures:
+        raise Unsupported(f"captures were given up on {device}: {captured.backend}")
+    ratios = {name: total_ratio(ByPair(seconds[name]), ByPair(seconds["captured"])) for name in ("eager", "generate")}
+    return {
+        "largest difference": float(difference.max()),
+        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),
+        "tokens": length,
+        "backend": captured.backend,
+        **{f"{name}, seconds a token": float(np.median(each)) / NEW for name, each in seconds.items()},
+        **{f"captured against {name}": [each.value, each.low, each.high] for name, each in ratios.items()},
+        "pairs": TIMED,
+    }
+
+
+def _stepwise_logits(decoder: WalkedDecoder, tokens: Ints) -> Floats:
+    """Logits float64 [n − 1, V] after each of ``tokens`` but the first, one by one."""
+    session, _ = decoder.start([Prompt(tokens[:1])])
+    return np.stack([session.feed(token[None, None]).logits[0, -1] for token in tokens[1:]])
+
+
+def _decode_request(decoder: WalkedDecoder, prompt: Prompt, pair: int) -> None:
+    _decode(decoder, [prompt], NEW)
+
+
+def _discard(emitted: Ints) -> None:
+    """An arm that returned what it emitted would be taken for its own clock."""
+
+
+def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int) -> None:
+    decoder.generate(prompt, new, frozenset())

@@ -1,0 +1,451 @@
+"""The learned exit of a model: read from a file or screened in this run, then evaluated, timed and compared part by
+part.
+
+Text is the run's own: savings and losses are shown on its evaluation split, on which nothing was fitted or chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+
+from emad_ref.audit.finding import Finding
+from emad_ref.calibration.profile import Profile, profile_of
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.measurements.latency import (
+    ADAPTIVE,
+    FULL,
+    SWEEP_PAIRS,
+    ArmOutput,
+    LatencyBenchmark,
+    RequestBatches,
+    TimingResult,
+    extra_batch_sizes,
+)
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.traces import LensTraces
+from emad_ref.measurements.verification import ReplayValidity
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Prompt
+from emad_ref.record import VERIFY, Floats, Record
+from emad_ref.screening.drafts import (
+    ASSISTED,
+    LOOKUP,
+    AfterPrompt,
+    LosslessDecoding,
+    assistant_of,
+    by_assistant,
+    by_drafting,
+    by_halves,
+    by_lookup,
+    nearest,
+    read_after_prompts,
+)
+from emad_ref.screening.exit import Exit, load_exit
+from emad_ref.screening.families import (
+    OWN_HEAD,
+    TUNED_LENS,
+    ExitFamily,
+    free_depth_families,
+    published_families,
+    tuned_lens_families,
+)
+from emad_ref.screening.guarantee import excess_loss
+from emad_ref.screening.screen import screen
+from emad_ref.screening.selection import PointSelector, replayed_columns
+from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText
+from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
+from emad_ref.statistics.units import ByDocument
+from emad_ref.sweep.components import PUBLISHED, ReadoutTraces, TunedCombination, exchange_components, gate_at_probes
+from emad_ref.sweep.grids import evenly_spaced
+from emad_ref.sweep.losses import PointColumns, decoded_columns
+from emad_ref.sweep.oracles import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
+
+OPTION = "--emad-exit"
+DOCUMENTS = {"smoke": 200, "standard": 300, "full": 600}  # that finding an exit reads on either side, by budget
+SETTINGS = 8  # of each dial, spaced evenly in what they save
+REPLAYED = ("monotone", "free_eager", "free_deferred")  # schedules of which a trace says what they lose
+JUDGED = 0.01  # rise of perplexity at which slack is told
+
+
+class ExitEvaluation:
+    """Of one subject, taken when first asked for and kept.
+
+    Raises:
+        BadArgument: the exit that was brought belongs to another model.
+        Unsupported: an encoder-decoder model.
+    """
+
+    def __init__(self, traces: LensTraces, bridging: ReplayValidity):
+        self._traces, self._bridging, self.subject = traces, bridging, traces.subject
+
+    # ------------------------------------------------------------ the exit
+
+    @property
+    def exit(self) -> Exit:
+        """Attached to the judge's own model, from which copies lend it to others."""
+        assert isinstance(self._found, Exit), "whoever asks has asked what is missing"
+        return self._found
+
+    @property
+    def missing(self) -> str:
+        """Why there is no exit to look at; "" where there is."""
+        return "" if isinstance(self._found, Exit) else self._found
+
+    @cached_property
+    def _found(self) -> Exit | str:
+        """Brought or found; or why neither."""
+        subject, path = self.subject, self.subject.study.exit
+        if path is not None:
+            return self._brought(path)
+        documents, seed = DOCUMENTS[subject.budget.name], subject.seed
+        asked = ScreeningSettings(corpus=subject.corpus, data=subject.data, documents=documents, seed=seed)
+        try:
+            return screen(subject.loaded, asked, progress=True).attach(subject.loaded)
+        except (TooLittleText, EmptyCorpus) as error:
+            return f"no exit was brought ({OPTION} FILE), and none can be found here: {error}"
+
+    def _brought(self, path: Path) -> Exit:
+        loaded = self.subject.loaded
+        found = load_exit(path)
+        if found.fingerprint != loaded.fingerprint:
+            expected = f"an exit of {loaded.name} ({loaded.fingerprint[:12]}…)"
+            theirs = f"that one is of a model {found.fingerprint[:12]}…: emad screen {loaded.name}"
+            raise BadArgument(OPTION, str(path), expected, theirs)
+        return found.attach(loaded)
+
+    @property
+    def point(self) -> OperatingPoint | None:
+        """The lossy point that screening recommends, or None."""
+        return self.exit.lossy
+
+    @property
+    def exact(self) -> OperatingPoint | None:
+        """The same with exact K and V above exits: what audits hold against the model itself; None without one."""
+        point = self.point
+        if point is None or point.schedule in REPLAYED:
+            return point
+        return replace(point, name=f"{point.name}, exact K and V", schedule=FREE_DEPTH, translators=None)
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why nothing may be said of the decoder under test at the exit; "" where it may.
+
+        Raises:
+            Unsupported: it declines the exit's point.
+        """
+        point = self.point
+        if point is None or self.subject.decoder_is_ours:
+            return ""
+        with self.subject.open(point):
+            pass  # it raises where it declines
+        if point.schedule not in REPLAYED:
+            return f"replay does not speak for a decoder of somebody else under the schedule {point.schedule}"
+        finding = self._bridging.bridged(point)
+        return "" if finding.passed is not False else f"replay does not speak for this decoder: {finding.detail}"
+
+    # ------------------------------------------------------------ what is judged
+
+    @cached_property
+    def evaluated(self) -> SplitTraces:
+        """The evaluated text by the model's own head and through the exit's lens, divergences recorded."""
+        return self._read(self._traces.evaluated, "evaluate")
+
+    @cached_property
+    def validated(self) -> SplitTraces:
+        """The same of the text that settings are spaced on."""
+        return self._read(self.subject.sequences("validate", self.subject.budget.validate), "validate")
+
+    def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
+        fitted, lens = self.exit.fitted, self.exit.fitted.lens.digest
+        gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
+        named, file = f"{self.subject.name}: {split}, {self.subject.corpus}", self.subject.bars()
+        own = take_trace(
+            self.subject.stepper, sequences, divergence=True, progress=f"{named}, every readout", file=file
+        )
+        through = take_trace(
+            self.subject.stepper, sequences, lens=lens, estimators=gate, divergence=True,
+            progress=f"{named}, through the lens", file=file,
+        )  # fmt: skip
+        return SplitTraces(ScreeningText(tuple(sequences)), own, through)
+
+    @cached_property
+    def full(self) -> FullDepthBaseline:
+        """Full depth on the evaluated documents, FLOPs as its work."""
+        return FullDepthBaseline(self.spent("full depth", self.curves[0].columns, 0), self._tokens)
+
+    @cached_property
+    def in_blocks(self) -> FullDepthBaseline:
+        """The same, blocks as its work."""
+        columns = self.curves[0].columns
+        full = DocumentCosts("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
+        return FullDepthBaseline(full, self._tokens)
+
+    @cached_property
+    def chosen(self) -> DocumentCosts | None:
+        """The exit's own point as it decodes, everything charged."""
+        if self.point is None:
+            return None
+        columns = decoded_columns(
+            self.subject.stepper, self.subject.loaded.geometry, self._traces.evaluated, [self.point],
+            progress=f"{self.subject.name}: decoding at {self.point.name}",
+        )  # fmt: skip
+        return self.spent(self.point.name, columns, 0)
+
+    @property
+    def excess(self) -> ByDocument:
+        """[documents] what the exit's point adds to each document's NLL, nats per token, as its guarantee counts it."""
+        assert self.chosen is not None, "an exit with a point"
+        nll, full = self.chosen.nll_nats, self.full.full.nll_nats
+        found = excess_loss(nll.like(nll.values[:, None]), full, self.full.tokens)
+        return found.like(found.values[:, 0])
+
+    @cached_property
+    def criteria(self) -> list[DocumentCosts]:
+        """Every family that was screened, each at settings spaced evenly in what it saves on validation."""
+        points = [(family, point) for family in self._families for point in self._spaced(family)]
+        columns = replayed_columns(self.evaluated, [point for _, point in points], self.subject.loaded.geometry)
+        return [
+            self.spent(f"{family.readout}, {family.name}, {family.depth}, {point.name}", columns, at)
+            for at, (family, point) in enumerate(points, start=1)
+        ]
+
+    @property
+    def _families(self) -> list[ExitFamily]:
+        fitted, vocabulary, layers = self.exit.fitted, self.subject.stepper.vocabulary, self.subject.stepper.layers
+        own = published_families(self._traces.profile, vocabulary) + free_depth_families(layers, vocabulary)
+        return own + ([] if fitted.gate is None else tuned_lens_families(fitted, vocabulary))
+
+    def _spaced(self, family: ExitFamily) -> list[OperatingPoint]:
+        along = (evenly_spaced(dial, self.chooser.saved, SETTINGS) for dial in family.dials)
+        return [*family.points, *(point for points in along for point in points)]
+
+    @cached_property
+    def chooser(self) -> PointSelector:
+        """Of settings, by validation text."""
+        return PointSelector(self.validated, self.evaluated.text.count, self.subject.loaded.geometry)
+
+    # ------------------------------------------------------------ ceilings
+
+    @cached_property
+    def curves(self) -> list[SavingsCurve]:
+        """Oracles: through the tuned lens before the own head, free depth before monotone."""
+        geometry = self.subject.loaded.geometry
+        return [
+            oracle_curve(trace, geometry, monotone=monotone)
+            for trace in (self.evaluated.tuned, self.evaluated.own)
+            for monotone in (False, True)
+        ]
+
+    def at_loss(self, curve: SavingsCurve, loss: float) -> DocumentCosts:
+        """Where ``curve`` saves most blocks at a rise of at most ``loss`` on the text judged, blocks as its work."""
+        at = self.within(curve, loss)
+        nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
+        return DocumentCosts(self.named(curve), nll, depth)
+
+    def named(self, curve: SavingsCurve) -> str:
+        """What an oracle of ``curves`` reads through, and how it is told."""
+        return f"{'tuned lens' if curve in self.curves[:2] else 'own head'}, {curve.name}"
+
+    @staticmethod
+    def within(curve: SavingsCurve, loss: float) -> int:
+        """The place of that setting; 0, full depth, where no other stays within."""
+        return int(np.argmin(np.where(curve.rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
+
+    @property
+    def slack(self) -> float:
+        """The largest net share of FLOPs that an oracle saves at a rise of ``JUDGED``, its own reading free."""
+        return max(self._saved(curve) for curve in self.curves)
+
+    @staticmethod
+    def _saved(curve: SavingsCurve) -> float:
+        flops = np.where(curve.rises <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
+        return float(1 - flops.min() / flops[0])
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Rises of perplexity at which ceilings are told, ``JUDGED`` first."""
+        return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
+
+    # ------------------------------------------------------------ by document
+
+    def spent(self, name: str, columns: PointColumns, at: int) -> DocumentCosts:
+        """The way at place ``at`` of columns by window of the evaluated text, FLOPs as its work."""
+        return DocumentCosts(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
+
+    @property
+    def _tokens(self) -> ByDocument:
+        return self._traces.by_document(self.evaluated.own.lengths)
+
+    def _by(self, values: Floats) -> ByDocument:
+        return self._traces.by_document(values)
+
+
+class SelfSpeculationTiming:
+    """Of one subject and its exit, timed when first asked for and kept."""
+
+    def __init__(self, beyond: ExitEvaluation, stopwatch: LatencyBenchmark):
+        self._beyond, self._stopwatch, self._subject = beyond, stopwatch, beyond.subject
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How the model drafts for itself; None where the exit says that it does not pay."""
+        return self._beyond.exit.drafting
+
+    @property
+    def predicted(self) -> AfterPrompt | None:
+        """What screening predicted after prompts most like those timed here; None where its exit does not say."""
+        return nearest(read_after_prompts(self._beyond.exit.screened), self._stopwatch.request_shape[0])
+
+    @cached_property
+    def timed(self) -> dict[int, TimingResult]:
+        """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
+        racing, alone = partial(time_self_speculation, self._way), min(self._subject.budget.batch_sizes)
+        watch, few = self._stopwatch, min(SWEEP_PAIRS, self._subject.budget.pairs)
+        return watch.races(racing, drawn={alone: watch.drawn(alone)}) | {
+            rows: racing(self._subject, watch, rows, watch.drawn(rows, few)) for rows in self._larger(alone)
+        }
+
+    def _larger(self, alone: int) -> list[int]:
+        budget = self._subject.budget
+        return sorted({*budget.batch_sizes, *extra_batch_sizes(budget)} - {alone})
+
+    @cached_property
+    def beside(self) -> TimingResult:
+        """Of one row: arms ``adaptive`` and each other way that there is."""
+        loaded, watch, few = self._subject.loaded, self._stopwatch, min(SWEEP_PAIRS, self._subject.budget.pairs)
+        new = watch.request_shape[1]
+        ways = {ADAPTIVE: by_drafting(loaded, self._way), LOOKUP: by_lookup(loaded), **by_halves(loaded, self._way)}
+        if (assistant := assistant_of(loaded)) is not None:
+            ways[ASSISTED] = by_assistant(loaded, assistant)
+        alone = {name: _single_row_arm(way, new) for name, way in ways.items()}
+        clocked = WalkedDecoder(self._subject.stepper, self._subject.full)
+        return watch.clocked(alone, watch.drawn(1, few), clocked)
+
+    @property
+    def _way(self) -> Drafting:
+        assert self.drafting is not None, "whoever asks has asked whether there is one"
+        return self.drafting
+
+    def checked(self, rows: int) -> Finding:
+        """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
+        full = {FULL: self._subject.full}
+        found = self._stopwatch.held(self.timed[rows], full, rows)
+        if rows != min(self.timed) or found.passed is False:
+            return found
+        others = self._stopwatch.held(self.beside, full, 1)
+        return others if others.passed is False else found
+
+    def stood(self, rows: int) -> float:
+        """Share of verified tokens that stand, in the requests that are looked at: 1 where no draft was ever wrong."""
+        timed = self.timed[rows]
+        records = [timed.done[ADAPTIVE][pair] for pair in timed.audited]
+        verified = [each.tokens.kept[each.tokens.phase == VERIFY] for each in records if isinstance(each, Record)]
+        return float(np.concatenate(verified).mean())
+
+
+def time_self_speculation(
+    drafting: Drafting, subject: ModelUnderTest, stopwatch: LatencyBenchmark, rows: int, drawn: RequestBatches
+) -> TimingResult:
+    """Full depth, drafting and the baselines on what is drawn of so many rows, in this process."""
+    new = stopwatch.request_shape[1]
+    drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
+    full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
+    arms: dict[str, Callable[[list[Prompt]], ArmOutput]] = {
+        FULL: lambda prompts: full.generate(prompts, new, frozenset()),
+        ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
+        **stopwatch.baselines,
+    }
+    return stopwatch.clocked(arms, drawn, full)
+
+
+def _single_row_arm(way: LosslessDecoding, new: int) -> Callable[[list[Prompt]], ArmOutput]:
+    """As an arm of the stopwatch, of one row: tokens [1, new]."""
+    return lambda prompts: way(prompts[0], new)[None]
+
+
+@dataclass(frozen=True)
+class ComponentExchange:
+    """``part`` exchanged alone: ``after`` differs from ``before`` in nothing else; FLOPs as their work."""
+
+    part: str
+    before: DocumentCosts
+    after: DocumentCosts
+
+
+class ComponentAblation:
+    """Of one subject and its exit, taken when first asked for and kept."""
+
+    def __init__(self, beyond: ExitEvaluation, traces: LensTraces):
+        self._beyond, self._traces, self._subject = beyond, traces, traces.subject
+
+    @cached_property
+    def exchanges(self) -> list[ComponentExchange]:
+        """Of EMAD, each part alone; of the best combination, each for EMAD's; the exit's K/V for exact ones."""
+        return [*self._in_parts(), *self._kept_exact()]
+
+    def _in_parts(self) -> Iterator[ComponentExchange]:
+        geometry = self._subject.loaded.geometry
+        for each in exchange_components(self._own, self._lens, geometry, level=JUDGED):
+            before, after = self._spent(each.before), self._spent(each.after)
+            if each.back:  # told as a gain, as all others are
+                yield ComponentExchange(f"{each.part}, all others exchanged", after, before)
+            else:
+                among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
+                yield ComponentExchange(f"{each.part} {among}", before, after)
+
+    @property
+    def _own(self) -> ReadoutTraces:
+        beyond = self._beyond
+        return ReadoutTraces(OWN_HEAD, beyond.validated.own, beyond.evaluated.own, self._traces.profile)
+
+    @property
+    def _lens(self) -> ReadoutTraces:
+        beyond, fitted = self._beyond, self._beyond.exit.fitted
+        if fitted.gate is None:
+            raise BadArgument("exit.gate", None, "an exit with a gate", "screen the model again")
+        known = tuple(fitted.lens.translators)
+        probes = self._profile.probes
+        chosen, _ = gate_at_probes(beyond.validated.tuned, fitted.gate, known, probes)
+        judged, gate = gate_at_probes(beyond.evaluated.tuned, fitted.gate, known, probes)
+        return ReadoutTraces(TUNED_LENS, chosen, judged, self._profile, gate)
+
+    @cached_property
+    def _profile(self) -> Profile:
+        """EMAD's, of the same calibration text and probes, read through the lens."""
+        subject, lens = self._subject, self._beyond.exit.fitted.lens
+        trace = take_trace(
+            subject.stepper,
+            subject.sequences("calibrate", subject.budget.calibrate),
+            lens=lens.digest,
+            progress=f"{subject.name}: calibrate, {subject.corpus}, through the lens",
+            file=subject.bars(),
+        )
+        return profile_of(
+            trace,
+            tuple(probe for probe in self._traces.profile.probes if probe in lens.translators),
+            model=subject.name,
+            fingerprint=subject.fingerprint,
+            corpus=subject.corpus,
+            dtype=subject.dtype,
+        )
+
+    def _spent(self, found: TunedCombination) -> DocumentCosts:
+        name = f"{found.way.name}, {found.point.name}"
+        if found.point.fixed:
+            name = f"{found.way.name}, which no setting keeps within {JUDGED:.0%}"
+        return self._beyond.spent(name, found.columns, 1)
+
+    def _kept_exact(self) -> Iterator[ComponentExchange]:
+        exact, chosen = self._beyond.exact, self._beyond.chosen
+        if exact is not None and chosen is not None and exact is not self._beyond.point:
+            columns = replayed_columns(self._beyond.evaluated, [exact], self._subject.loaded.geometry)
+            yield ComponentExchange("K/V", chosen, self._beyond.spent(f"the exit, {exact.name}", columns, 1))

@@ -1,0 +1,519 @@
+"""The model under test: its text, its decoders and its own logits as the oracle. Nothing here measures depth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from itertools import count, islice
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
+
+from emad_ref.audit.answers import AuditedDecoder
+from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.positions import MAX_SHORT_LENGTH, short_lengths
+from emad_ref.audit.tolerances import largest_noise, tolerance
+from emad_ref.calibration.run import worker_traces
+from emad_ref.calibration.trace import (
+    MOST_WINDOWS,
+    TokenSequence,
+    Trace,
+    assemble_trace,
+    round_robin_windows,
+    take_trace,
+    window_size,
+    windows,
+)
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_corpus import sampled_documents
+from emad_ref.errors import EmadError
+from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
+from emad_ref.measurements.study import Study
+from emad_ref.models.generation import count_traced_graphs, greedy_generate, strict_compilation
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.model_spec import ModelSpec
+from emad_ref.models.snapshots import ProcessSnapshot
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.probes.signal_values import to_host
+from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
+from emad_ref.record import Floats, Ints, Record
+from emad_ref.text.corpora import (
+    CorpusUnavailable,
+    DistinctDocuments,
+    LongDocument,
+    corpus_documents,
+    tokenize_document,
+)
+from emad_ref.text.documents import SPLITS, Documents, Split
+
+
+class FixedEncoderInput:
+    """``decoder`` with ``source`` int64 [s] put into every prompt that has none; everything else as it is."""
+
+    def __init__(self, decoder: Decoder, source: Ints):
+        self._decoder, self._source = decoder, source
+
+    @property
+    def wrapped(self) -> Decoder:
+        return self._decoder
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._decoder.capabilities
+
+    def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
+        return self._decoder.start(self._complete(prompts))
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+        return self._decoder.generate(self._complete(prompts), max_new, stop)
+
+    def synchronize(self) -> None:
+        self._decoder.synchronize()
+
+    def close(self) -> None:
+        self._decoder.close()
+
+    def _complete(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        return [replace(prompt, source=self._source) if prompt.source is None else prompt for prompt in prompts]
+
+
+UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
+SINGLE_THREADED = 50_000_000  # parameters
+SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
+NOISE_TOKENS = 32  # of this run's text, on which the largest logit is looked for
+ENCODER_DECODER_REFUSAL = (
+    "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
+)
+
+
+class ModelUnderTest:
+    """One loaded model under one study.
+
+    Questions about quality ask ``without_quality`` first: a reason, or "" where quality means something.
+    ``lending``: what decoders are lent in place of the judge's own model; None: a copy from where it came.
+    """
+
+    def __init__(self, loaded: LoadedModel, study: Study, host: RunResources, lending: ModelIsolation | None = None):
+        self.loaded, self.study, self._host = loaded, study, host
+        self.data, self.seed, self.budget = study.data, study.seed, study.budget
+        self.lending = lending or ModelIsolation(loaded)
+        self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
+        self._texts: dict[Split, Documents] = {}
+
+    # ------------------------------------------------------------ model and text
+
+    @property
+    def stepper(self) -> Stepper:
+        """The judge's own. Raises Meddled where its model is no longer what it was."""
+        self.lending.require_whole()
+        return self.loaded.stepper
+
+    @property
+    def name(self) -> str:
+        return self.loaded.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.loaded.fingerprint
+
+    @cached_property
+    def tolerance(self) -> float:
+        """Largest honest difference of a logit or signal for this family, dtype, device and kernel of attention."""
+        return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type, self.stepper.kernel)
+
+    @cached_property
+    def largest_noise(self) -> float:
+        """The most that a decoder may declare, in logits: ``audit.noise``."""
+        (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
+        return largest_noise(self.lens, prompt.tokens, self.tolerance)
+
+    def allowed(self, said: Capabilities) -> float:
+        """Largest honest difference of a logit of a decoder that ``said`` this: its noise, where more and honest."""
+        return max(self.tolerance, min(said.logit_noise, self.largest_noise))
+
+    @property
+    def dtype(self) -> str:
+        return str(self.stepper.dtype).removeprefix("torch.")
+
+    @cached_property
+    def window(self) -> int:
+        return window_size(self.stepper.max_positions)
+
+    @property
+    def opening(self) -> int | None:
+        return self.loaded.opening
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, for a corpus of text.
+
+        Raises:
+            EmadError: it came without one.
+        """
+        if self.loaded.tokenizer is None:
+            raise EmadError(
+                f"corpus={self.corpus!r} is text, but model {self.name!r} came without a tokenizer; put tokenizer.json "
+                "into its folder, or choose --emad-corpus self"
+            )
+        return self.loaded.tokenizer
+
+    @cached_property
+    def corpus(self) -> str:
+        """The corpus asked for, else METHODS' default for this kind of model."""
+        if not self.loaded.trained or self.seq2seq:
+            return "random tokens"
+        if self.study.corpus is not None:
+            return self.study.corpus
+        if self.loaded.bundled:
+            return "world:premise"
+        if self.loaded.tokenizer is None:
+            return "self"
+        try:
+            next(corpus_documents("wikitext", "evaluate", data=self.data))
+        except CorpusUnavailable:
+            return "self"
+        return "wikitext"
+
+    @property
+    def without_quality(self) -> str:
+        """Why quality rows of plain documents do not apply; empty where they do."""
+        if not self.loaded.trained:
+            return "random weights: perplexity and accuracy of noise say nothing"
+        return ENCODER_DECODER_REFUSAL if self.seq2seq else ""
+
+    @property
+    def seq2seq(self) -> bool:
+        """Whether the model reads a source: an encoder-decoder. ``exits`` then holds its tasks."""
+        return self.stepper.geometry.encoder_layers > 0
+
+    @cached_property
+    def source(self) -> Ints | None:
+        """int64 [s] the source of every audit, fixed by the seed; None for decoder-only models."""
+        if not self.seq2seq:
+            return None
+        rng = np.random.default_rng([self.seed, len(SPLITS)])
+        drawn: Ints = rng.integers(0, self.stepper.vocabulary, SOURCE_TOKENS)
+        return drawn
+
+    @property
+    def stop(self) -> frozenset[int]:
+        """Tokens that end a text of the model."""
+        return self.loaded.ends
+
+    def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
+        """int64 documents of the run's corpus, without the opening token; endless where they are generated. Slice them:
+        long ones are tokenised as far as they are read.
+
+        Each is read, sampled or encoded once: reading again starts from what is already there.
+        """
+        read, source = self._read.setdefault(split, ([], self._source(split)))
+        at = 0
+        while True:
+            if at == len(read):
+                try:
+                    read.append(next(source))
+                except StopIteration:
+                    return
+                except EmadError:
+                    del self._read[split]  # a source that raised is exhausted: read on, it would look like a short one
+                    raise
+            yield read[at]
+            at += 1
+
+    def _source(self, split: Split) -> Iterator[Ints | LongDocument]:
+        if self.corpus == "random tokens":
+            longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
+            for number in count():  # each drawn by itself: what they open with does not depend on the budget
+                rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
+                yield rng.integers(0, self.stepper.vocabulary, longest)
+        if self.corpus == "self":
+            longest, ends = min(self.window, 256) - 1, self.loaded.ends
+            yield from sampled_documents(self.stepper, self.opening, longest, split, self.seed, ends)
+            return
+        self._texts[split] = corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
+        for text in self._texts[split]:
+            yield tokenize_document(self.tokenizer, text)
+
+    def near_duplicates(self, split: Split) -> int:
+        """How many documents of ``split`` were left out so far, each for one that was read and is nearly the same."""
+        texts = self._texts.get(split)
+        return texts.left_out if isinstance(texts, DistinctDocuments) else 0
+
+    def sequences(self, split: Split, count: int) -> list[TokenSequence]:
+        """At most ``count`` windows, from as many documents as there are: a second one only where all gave their first.
+
+        Documents are what intervals resample: the third window of one says less than the first of another. Where they
+        are judged none gives more than ``MOST_WINDOWS``.
+        """
+        count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
+        cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
+        if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
+            most = count if split == "calibrate" else MOST_WINDOWS
+            cut = round_robin_windows(
+                windows(self.documents(split), self.window, self.opening, per_document=most), count
+            )
+        return [replace(window, source=self.source) for window in cut]
+
+    def bars(self) -> TextIO | None:
+        """Where progress bars go; None: wherever standard error leads."""
+        return self._host.bars()
+
+    def trace(self, sequences: Sequence[TokenSequence], what: str, rules: Sequence[OperatingPoint] = ()) -> Trace:
+        named = f"{self.name}: {what}"
+        if (crew := self._host.crew) is not None:
+            whence = ModelSpec.of(self.loaded)
+            return assemble_trace(
+                sequences, lambda ordered: worker_traces(crew, whence, ordered, rules), named, self.bars()
+            )
+        return take_trace(self.stepper, sequences, rules=rules, progress=named, file=self.bars())
+
+    # ------------------------------------------------------------ decoders
+
+    def decoder(self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0) -> Decoder:
+        """A decoder from the host; the caller closes it, or uses ``open``, which looks at the judge's model afterwards.
+
+        Raises:
+            Unsupported: the provider declines this request.
+        """
+        if self._host.make_decoder is not make_judge_decoder:
+            self.lending.seal()
+        with self.lending.asking():
+            decoder = self._host.make_decoder(Request(self.lending.ref, point, self.seed + seed, max_rows, temperature))
+        return self._sourced(decoder)
+
+    @contextmanager
+    def open(
+        self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[Decoder]:
+        """The same, closed after the block.
+
+        Raises:
+            Unsupported: the provider declines this request.
+            Meddled: somebody else's decoder changed the judge's model, or what it runs in.
+        """
+        before, foreign = ProcessSnapshot(), self._host.make_decoder is not make_judge_decoder
+        try:
+            decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed)
+        except Exception:
+            if foreign:
+                self.lending.require_untouched(before)
+            raise
+        foreign = foreign and not self.is_ours(decoder)
+        try:
+            yield decoder
+        finally:
+            if foreign:
+                self.lending.look()  # what is there while others run may be gone once it is closed
+            decoder.close()
+            if foreign:
+                self.lending.require_untouched(before)
+
+    @contextmanager
+    def open_audited(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
+        """The same for greedy answers that a verdict reads: after the block a random few of them are checked.
+
+        Raises:
+            Refuted: one of them is not what the model says at the depth claimed for it (``audit.answers``).
+        """
+        with self.open(point, max_rows=max_rows) as decoder:
+            audited = AuditedDecoder(
+                decoder, point, self._lens_of, self.tolerance, lambda: self._sourced(WalkedDecoder(self.stepper, point))
+            )
+            yield audited
+            audited.finding().require()
+
+    def _lens_of(self, source: Ints | None) -> ModelLens:
+        return self.lens if source is None else ModelLens(self.stepper, source)
+
+    def _sourced(self, decoder: Decoder) -> Decoder:
+        return decoder if self.source is None else FixedEncoderInput(decoder, self.source)
+
+    def is_ours(self, decoder: Decoder) -> bool:
+        """Whether it is our own, over the judge's model, and not one that passes for it."""
+        plain = decoder
+        while isinstance(plain, FixedEncoderInput | AuditedDecoder):
+            plain = plain.wrapped
+        return type(plain) is WalkedDecoder and plain.stepper is self.loaded.stepper
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the decoder at full depth says of itself. Raises as ``open``."""
+        return self._at_full_depth[0]
+
+    @property
+    def decoder_is_ours(self) -> bool:
+        """Whether the decoder at full depth ``is_ours``. Raises as ``open``."""
+        return self._at_full_depth[1]
+
+    @cached_property
+    def _at_full_depth(self) -> tuple[Capabilities, bool]:
+        with self.open(self.full) as decoder:
+            return decoder.capabilities, self.is_ours(decoder)
+
+    @cached_property
+    def full(self) -> OperatingPoint:
+        return full_depth(self.stepper.layers)
+
+    # ------------------------------------------------------------ prompts and oracles
+
+    def prompts(self, count: int, tokens: int) -> list[Prompt]:
+        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then, where those run out, pieces.
+
+        Raises:
+            EmadError: the corpus is too small.
+        """
+        starts = (self._opened(document[:tokens])[:tokens] for document in self.documents("evaluate"))
+        pieces = (s.tokens for s in windows(self.documents("evaluate"), tokens, self.opening))
+        found: list[Prompt] = []
+        for source, limit in ((starts, 20 * count), (pieces, 200 * count)):
+            for piece in islice(source, limit):
+                if len(piece) == tokens:
+                    found.append(Prompt(piece))
+                if len(found) == count:
+                    return found
+        raise EmadError(
+            f"corpus={self.corpus!r} gives {len(found)} prompts of {tokens} tokens, but {count} are needed; "
+            "use a larger corpus"
+        )
+
+    def _opened(self, document: Ints) -> Ints:
+        return document if self.opening is None else np.concatenate([[self.opening], document])
+
+    def rows(self, count: int, fed: int) -> tuple[list[Prompt], Ints]:
+        """``count`` ragged prompts and int64 [count, fed] tokens that continue them, from text of this run."""
+        lengths = [5 + (4 * row) % 7 for row in range(count)]
+        texts = [p.tokens for p in self.prompts(count, max(lengths) + fed)]
+        prompts = [Prompt(text[:n]) for text, n in zip(texts, lengths, strict=True)]
+        return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
+
+    def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from its text.
+
+        The text is documents end to end, each behind its opening token: as long a piece as the model's window can hold
+        is there, however short documents are.
+        """
+        wanted, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
+        for document in self.documents("evaluate"):
+            joined = np.concatenate([joined, self._opened(document[:wanted])])
+            if len(joined) >= wanted:
+                break
+        text = np.resize(joined, wanted)  # a small corpus is read again and again
+        starts = rng.integers(0, wanted - max(lengths) - fed + 1, len(lengths))
+        cut = [text[start : start + n + fed] for start, n in zip(starts, lengths, strict=True)]
+        prompts = [Prompt(piece[:n]) for piece, n in zip(cut, lengths, strict=True)]
+        return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
+
+    def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
+        """Lengths of ``rows`` prompts as ``audit.shapes.brief`` draws them, ``fed`` tokens before the window ends.
+
+        Raises:
+            EmadError: the window is too short.
+        """
+        if self.window <= fed:
+            raise EmadError(
+                f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "
+                f"judge a model of at least {fed + 1} positions"
+            )
+        return short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window - fed))
+
+    @contextmanager
+    def open_drawn(
+        self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int
+    ) -> Iterator[tuple[Decoder, list[Prompt], Ints]]:
+        """A decoder for as many rows as ``lengths``, with what ``drawn_rows`` gives; closed after the block.
+
+        Raises as ``open``.
+        """
+        prompts, continuation = self.drawn_rows(rng, lengths, fed)
+        with self.open(point, max_rows=len(prompts)) as decoder:
+            yield decoder, prompts, continuation
+
+    @cached_property
+    def lens(self) -> ModelLens:
+        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer.
+
+        Called with ``first`` too, those from there on.
+        """
+        return ModelLens(self.stepper, self.source)
+
+    @torch.inference_mode()
+    def own_logits(self, tokens: Ints) -> Floats:
+        """Logits [n, V] that the model's own forward gives after each of ``tokens``."""
+        ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
+        given = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
+        return to_host(self.loaded.model(**given).logits[0])
+
+    def _sources(self, rows: int) -> torch.Tensor:
+        assert self.source is not None, "only an encoder-decoder is given sources"
+        return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
+
+    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
+        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length.
+
+        ``compiled``: each step by ``torch.compile`` over a static cache, as transformers compiles it wherever the model
+        allows that (``compiles``); the first request of a batch size is the one that compiles.
+        """
+        ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
+        given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        settings: dict[str, Any] = {}
+        if compiled:
+            settings = {"cache_implementation": "static", "compile_config": CompileConfig()}
+            settings["compile_config"]._compile_all_devices = True
+        if self.seq2seq:
+            settings["decoder_start_token_id"] = self.opening
+            sources = self._sources(len(ids))
+            given = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
+            # generate() sizes the cache it makes by the encoder's layers, of which there may be fewer
+            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        with strict_compilation() if compiled else nullcontext():  # no end of a text: arms must do equal work
+            out = greedy_generate(self.loaded.model, given, new, **settings)
+        emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
+        return emitted
+
+    def without_compiling(self, batch_sizes: Sequence[int] = (1,)) -> str:
+        """Why the model's own ``generate`` cannot be compiled here for these rows; empty where it was, just now.
+
+        It costs the compilation: a minute or more on a CPU. The first of the tokens asked for comes of the prefill,
+        which is never compiled. Each batch size comes with a length of its own, so that both are free in one graph.
+        """
+        if self.seq2seq:
+            return "an encoder-decoder model: transformers compiles no cache of two kinds"
+        model, before = self.loaded.model, count_traced_graphs()
+        known = "_compiled_call" in vars(model)
+        try:
+            for at, rows in enumerate(batch_sizes):
+                self.own_greedy(self.prompts(rows, 8 + at), 3, compiled=True)
+        except (RuntimeError, ValueError, OSError) as refusal:  # TorchDynamo's, transformers', a missing C++ compiler
+            return f"torch.compile: {type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+        # transformers decides by itself, and falls back to the plain step with no more than a warning
+        if "_compiled_call" not in vars(model):
+            return "transformers does not compile this model's steps"
+        # so does TorchDynamo where it can trace nothing of them
+        return "" if known or count_traced_graphs() > before else "TorchDynamo traces no graph of this model's steps"
+
+
+@contextmanager
+def open_model(name: str, study: Study) -> Iterator[LoadedModel]:
+    """Load a model for as long as the block lasts.
+
+    A small one runs on one thread, unless OMP_NUM_THREADS says otherwise: its kernels take microseconds, and waking a
+    second thread for each made a run three times as long.
+    """
+    dtype = getattr(torch, study.dtype)
+    loaded = load(name, device=study.device, dtype=dtype, seed=study.seed, backend=study.walk)
+    threads = torch.get_num_threads()
+    if loaded.geometry.parameters() < SINGLE_THREADED and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield loaded
+    finally:
+        torch.set_num_threads(threads)
+        del loaded
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,357 @@
+"""The operating points that a run proposes: what each costs and saves on the evaluation split, and their tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.exit_rules.rules import format_distinct, with_margin_text
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.task_scores import LmEvalScores, TaskScores
+from emad_ref.measurements.traces import LensTraces
+from emad_ref.measurements.verification import FlopVerification
+from emad_ref.models.tokenizers import describe_loss_above_chance
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Ints
+from emad_ref.replay import Replay, depths, replay_all
+from emad_ref.statistics.accuracy import TaskAccuracy
+from emad_ref.statistics.rates import document_draws, perplexity_rise
+from emad_ref.statistics.units import ByDocument
+from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSaving, margin_points, truncation_points
+from emad_ref.sweep.losses import (
+    PointLoss,
+    best_at_equal_flops,
+    cheapest_within_bounds,
+    depth_by_position,
+    loss_table,
+    tokens_before,
+)
+
+NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
+
+DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on validation"
+
+
+@dataclass(frozen=True)
+class PointMeasurements:
+    """What was measured at one operating point, against full depth on the same documents and items.
+
+    ``net_reduction`` share of decode FLOPs saved, probes and repair charged; ``perplexity`` by corpus, ``tasks`` by
+    task name, whether or not they count (``verdict.counting``).
+    """
+
+    name: str
+    net_reduction: float
+    perplexity: Mapping[str, NllPair]
+    tasks: Mapping[str, TaskAccuracy] = field(default_factory=dict)
+
+
+class CandidatePoints:
+    """Taken when first asked for and kept."""
+
+    def __init__(self, traces: LensTraces, scored: TaskScores, witnessed: FlopVerification):
+        self.traces, self.scored, self.witnessed = traces, scored, witnessed
+        self.subject = traces.subject
+
+    @cached_property
+    def margins(self) -> list[OperatingPoint]:
+        """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
+        saved = NetSaving(self.traces.validation, self.subject.loaded.geometry)
+        return margin_points(self.traces.profile, saved, SETTINGS_PER_FAMILY)
+
+    @cached_property
+    def selected(self) -> PointLoss | None:
+        """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
+        geometry, validation = self.subject.loaded.geometry, self.traces.validation
+        table = loss_table(validation, geometry, self.margins)
+        (reference,) = loss_table(validation, geometry, [self.subject.full])
+        return cheapest_within_bounds(table, reference.perplexity, self.scored.validation_drops)
+
+    @property
+    def put_forward(self) -> list[OperatingPoint]:
+        """Calibrated default, the margin the user named, the margin chosen on validation: each once."""
+        return list(self.roles)
+
+    @cached_property
+    def roles(self) -> dict[OperatingPoint, tuple[str, ...]]:
+        """Each point put forward → why it is. Only equal points are one, and no two read alike."""
+        named, profile = self.subject.study.margin, self.traces.profile
+        margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
+        if self.selected is not None and self.selected.point.margin_nats is not None:
+            margins[SELECTED] = self.selected.point.margin_nats
+        found: dict[OperatingPoint, tuple[str, ...]] = {}
+        for (role, margin), text in zip(margins.items(), format_distinct([*margins.values()]), strict=True):
+            point = with_margin_text(profile.point(margin), text)
+            found[point] = (*found.get(point, ()), role)
+        return found
+
+    @cached_property
+    def losses(self) -> list[PointLoss]:
+        """Evaluation losses of the points put forward."""
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.put_forward)
+
+    @cached_property
+    def full_loss(self) -> PointLoss:
+        (reference,) = loss_table(self.traces.evaluation, self.subject.loaded.geometry, [self.subject.full])
+        return reference
+
+    @cached_property
+    def emad_sweep(self) -> list[PointLoss]:
+        """Evaluation losses of EMAD at every margin of the grid."""
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margins)
+
+    @cached_property
+    def truncation_sweep(self) -> list[PointLoss]:
+        """Evaluation losses of fixed truncation at every depth."""
+        depths = truncation_points(self.subject.stepper.layers)
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, depths)
+
+    def nll(self, loss: PointLoss) -> NllPair:
+        """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""
+        mine, full = (self.traces.by_document(each.nll_nats) for each in (loss, self.full_loss))
+        return mine, full, self.traces.lengths
+
+    def at(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
+        """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
+        chosen = self.scored.tasks if tasks is None else tasks
+        return PointMeasurements(
+            loss.point.name,
+            loss.net_reduction,
+            {self.subject.corpus: self.nll(loss)},
+            {task: self.scored.at(task, loss.point) for task in chosen},
+        )
+
+
+COLLAPSED = 0.9  # share of tokens at the first probe from which depth no longer adapts to anything
+
+Interval = tuple[float, float] | None
+
+
+def point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
+    """The table's rows, which text was judged, and how soon each point put forward was down at its first probe.
+
+    ``intervals``: name of a point → 95 % interval of its perplexity rise, where a question estimated one.
+    """
+    notes = reading_note(points), *guess_notes(points), *(collapse_note(points, loss) for loss in points.losses)
+    return Attachments(notes=notes, points=tuple(point_rows(points, intervals)))
+
+
+def guess_notes(points: CandidatePoints) -> tuple[str, ...]:
+    """A sentence where full depth predicts this text worse than a guess would, as with a permuted vocabulary."""
+    subject = points.subject
+    told = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
+    return (f"{subject.name} on {subject.corpus}: {told}",) if told else ()
+
+
+def task_attachments(points: CandidatePoints) -> Attachments:
+    """lm-eval's tasks at the points put forward; nothing where none was scored."""
+    published: LmEvalScores = points.scored.published
+    rows = published.rows(points.put_forward)
+    if not rows:
+        return Attachments()
+    return Attachments((AttachedTable("lm-eval's tasks at the points put forward", rows),), (published.note,))
+
+
+def point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
+    """Keys as ``report.tables.point_rows`` reads them; ``interval`` as in ``point_exhibits``."""
+    scored = points.scored
+    tasks = [
+        {task: scored.at(task, loss.point) for task in scored.tasks} for loss in (points.full_loss, *points.losses)
+    ]
+    rivals = best_truncations(points)
+    return [
+        _row(points, loss, held, intervals.get(loss.point.name))
+        for loss, held in zip([points.full_loss, *points.losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True)
+    ]
+
+
+def best_truncations(points: CandidatePoints) -> list[PointLoss]:
+    """For each point put forward that saves anything, the best fixed depth that saves as much; each once."""
+    rivals = [
+        best_at_equal_flops(points.truncation_sweep, loss.net_reduction)
+        for loss in points.losses
+        if loss.net_reduction > 0
+    ]
+    return list(dict.fromkeys(rival for rival in rivals if rival is not None))
+
+
+def _row(
+    points: CandidatePoints, loss: PointLoss, tasks: Mapping[str, TaskAccuracy], interval: Interval
+) -> dict[str, Any]:
+    subject, evaluation = points.subject, points.traces.evaluation
+    return {
+        "model": subject.name,
+        "name": loss.point.name,
+        "roles": list(points.roles.get(loss.point, ())),
+        "family": loss.point.family,
+        "corpus": subject.corpus,
+        "window_tokens": subject.window,
+        "mean_depth": loss.mean_depth,
+        "depth_p50": loss.depth_p50,
+        "depth_p90": loss.depth_p90,
+        "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
+        "depth_by_position": depth_by_position(evaluation, depths(evaluation, loss.point)),
+        "flop_evidence": points.witnessed.evidence,
+        "gross_reduction": loss.gross_reduction,
+        "net_reduction": loss.net_reduction,
+        "perplexity_reference": points.full_loss.perplexity,
+        "perplexity": loss.perplexity,
+        "perplexity_rise": loss.perplexity_rise,
+        "interval": interval,
+        "accuracy": {task: list(held.accuracy) for task, held in tasks.items()},
+        "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
+        "time_ratio": None,  # by ``Stopwatch.row``
+    }
+
+
+def exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
+    """Task → why it does not count, of those that do not."""
+    return {task: held.standing for task, held in tasks.items() if not held.counts}
+
+
+def reading_note(points: CandidatePoints) -> str:
+    """One sentence: which text was judged, in what windows."""
+    subject, traces = points.subject, points.traces
+    source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
+    documents, windows = len(traces.lengths), traces.evaluation.sequences
+    alike = subject.near_duplicates("evaluate")
+    left_out = f" ({alike} near-duplicates left out)" if alike else ""
+    return (
+        f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents{left_out} in {windows} windows "
+        f"of up to {subject.window} tokens, each from full depth; no prompt: decode FLOPs are all there are"
+    )
+
+
+def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
+    """One sentence: how soon depth was down at the first probe, from where it never returns."""
+    evaluation, said = points.traces.evaluation, f"{points.subject.name}: {loss.point.name}: "
+    if not loss.point.probes:
+        return f"{said}no probes, depth is fixed"
+    depth, first = depths(evaluation, loss.point), loss.point.probes[0]
+    before = tokens_before(evaluation, depth, first)
+    soon = float(np.median(before))
+    verb = "collapsed to" if (depth <= first).mean() >= COLLAPSED else "reached"
+    reached = (
+        f"depth {verb} the first probe (layer {first}) after a median of {soon:g} tokens"
+        if np.isfinite(soon)
+        else f"depth {verb} the first probe (layer {first}) in {np.isfinite(before).mean():.0%} of windows"
+    )
+    means = ", ".join(f"{mean:.1f} at {span}" for span, mean in depth_by_position(evaluation, depth).items())
+    return f"{said}{reached}; mean depth by position: {means}"
+
+
+MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
+PROMPT, CONTINUED = 16, 44  # tokens
+TRIED = 12  # prompts, of which the text is shown on which depth differs most
+RESAMPLES = 2000  # of the documents: bounds to two digits, which is what is shown
+
+
+def explorer_tables(points: CandidatePoints) -> Attachments:
+    """Both tables.
+
+    Raises:
+        Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
+    """
+    losses = margin_losses(points)
+    if any(len(loss.point.thresholds) > 1 for loss in losses):
+        raise Unsupported("thresholds of this profile depend on the token: no margin has one per probe")
+    margins = AttachedTable(f"margins on {points.subject.corpus}", margin_rows(points, losses), MARGINS)
+    text = AttachedTable("a text at every margin", token_rows(points, [loss.point for loss in losses]), TOKENS)
+    return Attachments((margins, text))
+
+
+def margin_losses(points: CandidatePoints) -> list[PointLoss]:
+    """Full depth, then every margin of the sweep and of the points put forward, from those that save least."""
+    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.losses)}
+    return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
+
+
+def margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> list[dict[str, Any]]:
+    """A row per loss. Columns that end in " %" are fractions; ``thresholds, nats`` one per probe, () at full depth."""
+    draws = document_draws(len(points.traces.lengths), RESAMPLES, np.random.default_rng(points.subject.seed))
+    return [_margin_row(points, loss, draws) for loss in losses]
+
+
+def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
+    nll, full, tokens = points.nll(loss)
+    rise = perplexity_rise(
+        nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
+    )
+    known = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
+    return {
+        "point": loss.point.name,
+        "put forward as": ", ".join(points.roles.get(loss.point, ())),
+        "margin, nats": loss.point.margin_nats,
+        "mean depth": loss.mean_depth,
+        "net reduction %": loss.net_reduction,
+        "perplexity": loss.perplexity,
+        "rise %": loss.perplexity_rise,
+        "rise low %": rise.low if known else None,
+        "rise high %": rise.high if known else None,
+        "probes": list(loss.point.probes),
+        "thresholds, nats": [float(np.float32(each)) for row in loss.point.thresholds for each in row],
+    }
+
+
+def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
+    """A row per token; lists of a prompt's tokens are empty, for they are read at full depth and not decided.
+
+    ``entropy, nats``  one per probe, of what the layer would say.
+    ``depths``         one per point of ``compared``; ``instead`` what is likeliest there, None where it is the token.
+
+    Raises:
+        Unsupported: no document is as long as a prompt.
+    """
+    subject, probes = points.subject, max((point.probes for point in compared), key=len)
+    read = min(PROMPT, subject.window // 2)
+    windows = [window.tokens for window in subject.sequences("evaluate", TRIED)]
+    opened = [Prompt(tokens[:read]) for tokens in windows if len(tokens) >= read]
+    if not opened:
+        raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
+    told = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
+    texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, told, strict=True)]
+    trace = subject.trace([TokenSequence(text, adaptive_from=read - 1) for text in texts], "texts for the page")
+    replays = list(replay_all(trace, compared))
+    number, rows = _most_varied(trace, replays)
+    words = token_texts(subject.loaded.tokenizer, texts[number])
+    said: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read
+    said += [_token_row(points, trace, replays, probes, row) for row in rows]
+    return [
+        {"token": piece, "part": "prompt" if at < read else "continuation", **one}
+        for at, (piece, one) in enumerate(zip(words, said, strict=True))
+    ]
+
+
+def _most_varied(trace: Trace, replays: Sequence[Replay]) -> tuple[int, range]:
+    """The text on which depth differs most, from token to token and from point to point: its number and its rows."""
+    depth = np.stack([each.depth for each in replays])
+    rows = [range(*bounds) for bounds in itertools.pairwise(trace.starts.tolist())]
+    number = int(np.argmax([depth[:, own].var() for own in rows]))
+    return number, rows[number]
+
+
+def _token_row(
+    points: CandidatePoints, trace: Trace, replays: Sequence[Replay], probes: tuple[int, ...], row: int
+) -> dict[str, Any]:
+    columns, target = np.array(probes, dtype=np.int64) - 1, trace.target[row]
+    others = [None if each.top1[row] == target else each.top1[row : row + 1].astype(np.int64) for each in replays]
+    tokenizer = points.subject.loaded.tokenizer
+    return {
+        "depths": [int(each.depth[row]) for each in replays],
+        "instead": [None if other is None else token_texts(tokenizer, other)[0] for other in others],
+        "entropy, nats": [float(value) for value in trace.entropy_nats[row, columns]],
+    }
+
+
+def token_texts(tokenizer: Any, tokens: Ints) -> list[str]:
+    """Each token as text by itself; its id where there is no tokenizer."""
+    if tokenizer is None:
+        return [f"⟨{token}⟩" for token in tokens.tolist()]
+    return [str(tokenizer.decode([token])) for token in tokens.tolist()]

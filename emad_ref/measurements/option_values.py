@@ -1,0 +1,196 @@
+"""Words of an option or argument as values.
+
+Each reader takes (text, base, where) and raises BadArgument that names ``where``; ``base`` is the folder that relative
+paths start from. Standard library only: nothing is loaded, only looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.extending import added_parts
+from emad_ref.files import require_writable, require_writable_folder
+
+DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
+MOST = 10**9  # documents, tokens, seconds: more than any data set here has, and far from what overflows
+MOST_NATS = 1e6  # far above ln V of any vocabulary
+REPORTED = ("report.json", "report.md", "index.html")
+CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
+
+
+def name(text: str, base: Path, where: str) -> str:
+    if not text.strip():
+        raise BadArgument(where, text, "a name", "leave the option out to get its default")
+    return text.strip()
+
+
+def model(text: str, base: Path, where: str) -> str:
+    """A name as ``models.loading`` reads it; what it leads to is known once the model is loaded."""
+    given = name(text, base, where)
+    if given.startswith("@") or given.endswith("@"):
+        raise BadArgument(where, text, "NAME or NAME@REVISION", "e.g. pythia-410m@step3000")
+    return given
+
+
+def two_models(text: str, base: Path, where: str) -> tuple[str, str]:
+    """``SMALL,LARGE`` as both."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        remedy = "e.g. pythia-70m,pythia-410m; where a name has a comma, the options for small and large model take it"
+        raise BadArgument(where, text, "SMALL,LARGE: two models", remedy)
+    small, large = (model(part, base, where) for part in parts)
+    return small, large
+
+
+def pasted(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
+    """A reader of numbers that takes the minus sign of typeset text, U+2212, for the one of keyboards."""
+    return lambda text, base, where: read(text.replace("−", "-"), base, where)
+
+
+def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
+    """``NAME=REASON`` as both; which names there are is checked by who knows them."""
+    given, _, reason = (part.strip() for part in text.partition("="))
+    if not given or not reason:
+        raise BadArgument(where, text, "NAME=REASON", "e.g. EMAD-F2='no sessions yet'")
+    return given, reason
+
+
+def one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
+    def read(text: str, base: Path, where: str) -> str:
+        if text not in known:
+            raise BadArgument(where, text, f"one of {', '.join(known)}", suggest_nearest(text, known))
+        return text
+
+    return read
+
+
+def some_of(known: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
+    def read(text: str, base: Path, where: str) -> frozenset[str]:
+        given = words(text)
+        for word in sorted(given):
+            if word not in known:
+                raise BadArgument(where, word, f"a comma list of {', '.join(known)}", suggest_nearest(word, known))
+        return given
+
+    return read
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def device(text: str, base: Path, where: str) -> str:
+    kind, _, index = text.partition(":")
+    numbered = index.isascii() and index.isdecimal() and len(index) < 4
+    is_absent = kind == "meta" or (kind == "cpu" and numbered and int(index) > 0)  # there is one cpu
+    if not kind.isidentifier() or (":" in text and not numbered) or is_absent:
+        raise BadArgument(where, text[:40], "a torch device that computes, such as cpu, cuda, cuda:1, mps")
+    return text
+
+
+def nats(text: str, base: Path, where: str) -> float:
+    example = "e.g. 0.2"
+    value = _number(text, where, "a number of nats", example)
+    if not abs(value) <= MOST_NATS:
+        raise BadArgument(where, text, f"a finite number of nats, at most {MOST_NATS:,.0f} in size", example)
+    return value
+
+
+def seconds(text: str, base: Path, where: str) -> float:
+    example = "e.g. 30"
+    value = _number(text, where, "a number of seconds", example)
+    if not 0 < value <= MOST:
+        raise BadArgument(where, text, f"a number of seconds above 0, at most {MOST:,}", example)
+    return value
+
+
+def _number(text: str, where: str, expected: str, example: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadArgument(where, text, expected, example) from None
+
+
+def seed(text: str, base: Path, where: str) -> int:
+    return _whole(text, where, 0, LARGEST_SEED)
+
+
+def switch(text: str, base: Path, where: str) -> bool:
+    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if text.strip().lower() not in known:
+        raise BadArgument(where, text, "true or false")
+    return known[text.strip().lower()]
+
+
+def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(path)
+    except (OSError, ValueError):  # a name too long for the system, or with a NUL in it
+        return False
+
+
+def file(text: str, base: Path, where: str) -> Path:
+    path = base / name(text, base, where)
+    if not _is(path, Path.is_file):
+        raise BadArgument(where, text, "an existing file", f"looked at {path}")
+    return path
+
+
+def folder(text: str, base: Path, where: str) -> Path:
+    path = base / name(text, base, where)
+    if not _is(path, Path.is_dir):
+        raise BadArgument(where, text, "an existing folder", f"looked at {path}")
+    return path
+
+
+def report_folder(text: str, base: Path, where: str) -> Path:
+    """Made if missing, and tried by writing: access bits say nothing about a full or read-only file system. What has
+    the name of a page and is no file would be found out at the end of the run.
+    """
+    path = base / name(text, base, where)
+    require_writable_folder(path, where, Path(text))
+    for page in REPORTED:
+        require_writable(path / page, where)
+    return path
+
+
+def corpus(text: str, base: Path, where: str) -> str:
+    known = (*CORPORA, *added_parts("corpora"))
+    if text in known:
+        return text
+    path = base / name(text, base, where)
+    if not _is(path, Path.is_file) and not _is(path, Path.is_dir):
+        raise BadArgument(where, text, f"one of {', '.join(known)}, or an existing file", f"looked at {path}")
+    return str(path)
+
+
+def names(text: str, base: Path, where: str) -> frozenset[str]:
+    return words(text)  # known ids depend on --emad-claims: checked in ``settings``
+
+
+def patterns(text: str, base: Path, where: str) -> frozenset[str]:
+    given = words(text)
+    if not given:
+        raise BadArgument(where, text, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")
+    return given  # as ``names``
+
+
+def task_names(text: str, base: Path, where: str) -> frozenset[str]:
+    given = words(text)
+    if not given:
+        raise BadArgument(where, text, "a comma list of task names", "leave the option out to score none")
+    return given  # which exist is known to lm-eval, an extra: checked when the first is asked for
+
+
+def count(text: str, base: Path, where: str) -> int:
+    return _whole(text, where, 1, MOST)
+
+
+def _whole(text: str, where: str, least: int, most: int) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(digits) <= most):
+        raise BadArgument(where, text[:40], f"a whole number ≥ {least}, and at most {most}")
+    return int(digits)

@@ -1,0 +1,182 @@
+"""All measurements of one pair under one study, and the ablation of EAD's constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.pair_answers import PairAnswers
+from emad_ref.measurements.pair_models import (
+    DRAFT_TOKENS,
+    TEXTS,
+    WORLD,
+    PairModels,
+    WorldTask,
+    answer_row,
+    describe_rule,
+)
+from emad_ref.measurements.pair_routing import RoutingRules
+from emad_ref.measurements.pair_timing import (
+    PairArm,
+    PairLatencyBenchmark,
+    self_speculative_arm,
+    single_model_arm,
+    speculative_arm,
+    switching_arm,
+)
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import PAIR_SIZES, PairNames, PairSizes, Study
+from emad_ref.models.loading import LoadedModel
+from emad_ref.sweep.front import switching_thresholds
+
+
+class PairMeasurements:
+    """Lazily gathered evidence about two loaded models that read the same ids.
+
+    Args:
+        names: as the user gave them, the small model's first.
+        savings: of the paper's results, thresholds of EAD-F1 in force; the rule put forward must save the first.
+        size: items and pairs; None: those of the study's budget.
+
+    Raises:
+        BadArgument: as ``Models``.
+    """
+
+    def __init__(
+        self,
+        small: LoadedModel,
+        large: LoadedModel,
+        study: Study,
+        host: RunResources,
+        *,
+        names: tuple[str, str],
+        savings: tuple[float, ...],
+        size: PairSizes | None = None,
+    ):
+        self.names, self.study, self.savings = PairNames(*names), study, savings
+        self.size = size or PAIR_SIZES[study.budget.name]
+        self.models = PairModels(small, large, study, host, self.size)
+
+    # ------------------------------------------------------------ what reports say of it
+
+    @property
+    def name(self) -> str:
+        return self.names.name
+
+    @property
+    def corpus(self) -> str:
+        """What it was asked: the world's tasks, lm-eval's that were named, plain documents where there is neither."""
+        scored = self.answers.scored if not self.models.without_quality else {}
+        own = [WORLD] if any(isinstance(task, WorldTask) for task in scored.values()) else []
+        named = [name for name, task in scored.items() if not isinstance(task, WorldTask)]
+        return ", ".join([*own, *named]) or TEXTS
+
+    @property
+    def fingerprint(self) -> str:
+        return self.models.fingerprint
+
+    # ------------------------------------------------------------ holders
+
+    @property
+    def small(self) -> ModelMeasurements:
+        return self.models.small
+
+    @property
+    def large(self) -> ModelMeasurements:
+        return self.models.large
+
+    @cached_property
+    def answers(self) -> PairAnswers:
+        """Items answered by each way to decode."""
+        return PairAnswers(self.models, self.study.seed, self.size.compared)
+
+    @cached_property
+    def rules(self) -> RoutingRules:
+        """Tasks worth routing, and the rules that validation puts forward."""
+        return RoutingRules(self.answers, self.size, self.name, self.savings)
+
+    @cached_property
+    def timing(self) -> PairLatencyBenchmark:
+        """Paired seconds of the ways to answer."""
+        return PairLatencyBenchmark(self.rules, self.names, self.study)
+
+
+TRIED_THRESHOLDS = 3  # thresholds by quantile, with either model first
+TRIED_WINDOWS = (1, 2, 5, 10, 20)
+LEAST_RUNS = (1, 5, 10, 20, 40)
+WIDTHS = (2, DRAFT_TOKENS, 8)
+GATES_BITS = (0.3, 1.0)
+TITLE = "switching and speculation of one pair"
+
+Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
+
+
+def constants_table(pair: PairMeasurements) -> Attachments:
+    """The table over all tasks worth routing, and why self-speculation is not in it where it is not."""
+    tasks, reason = pair.rules.written, pair.models.without_drafting
+    absent = dict(pair.timing.library.absent) | ({"self-speculation": reason} if reason else {})
+    notes = tuple(f"{pair.name}: {name}: not applicable ({why})" for name, why in absent.items())
+    rows = [row for task in tasks for row in _constant_rows(pair, task)]
+    return Attachments((AttachedTable(f"{TITLE}, {', '.join(tasks)}", rows),), notes)
+
+
+def _constant_rows(pair: PairMeasurements, task: str) -> list[dict[str, object]]:
+    rules = {describe_rule(rule): rule for rule in varied_rules(pair, task)}
+    widths: dict[str, tuple[int, float | None]] = {f"speculative, k = {k}": (k, None) for k in WIDTHS}
+    widths |= {f"speculative, k = {DRAFT_TOKENS}, gate {gate} bits": (DRAFT_TOKENS, gate) for gate in GATES_BITS}
+    exits = {f"self-speculative after layer {layer}, k = {DRAFT_TOKENS}": layer for layer in pair.models.exit_layers}
+    answers, count = pair.answers, pair.size.tried
+    answered = {
+        "small alone": answers.alone(SMALL, task, "validate", count),
+        "large alone": answers.alone(LARGE, task, "validate", count),
+    }
+    answered |= {name: pair.rules.validated(rule, task) for name, rule in rules.items()}
+    answered |= {
+        name: answers.speculated(task, "validate", count, k=k, gate_bits=gate) for name, (k, gate) in widths.items()
+    }
+    answered |= {name: answers.self_speculated(layer, task, "validate", count) for name, layer in exits.items()}
+    speeds = _tokens_per_second(pair, rules, widths, exits)
+    rows = [
+        answer_row(name, done, **{"acceptance %": done.acceptance, "task": task, "tokens/s": speeds[name]})
+        for name, done in answered.items()
+    ]
+    unread: dict[str, object] = dict.fromkeys(rows[0])
+    library = [unread | {"decoding": name, "task": task, "tokens/s": speeds[name]} for name in pair.timing.library.arms]
+    return [*rows, *library]
+
+
+def varied_rules(pair: PairMeasurements, task: str) -> list[SwitchingRule]:
+    """One constant at a time; the base is the w and d_min in force at the middle threshold, the small model first."""
+    own = pair.rules.constants(task)
+    taus = switching_thresholds(pair.rules.rolling_bits(task, own.window), TRIED_THRESHOLDS)
+    base = SwitchingRule(taus[len(taus) // 2], own.window, own.least_run, SMALL)
+    rules = [replace(base, threshold_bits=tau, start=start) for start in (SMALL, LARGE) for tau in taus]
+    rules += [replace(base, window=window) for window in TRIED_WINDOWS if window != own.window]
+    return [*rules, *(replace(base, least_run=least) for least in LEAST_RUNS if least != own.least_run)]
+
+
+def _tokens_per_second(
+    pair: PairMeasurements, rules: Mapping[str, SwitchingRule], widths: Widths, exits: Mapping[str, int]
+) -> dict[str, float]:
+    with ExitStack() as stack:
+        small, large = stack.enter_context(pair.models.partners())
+        arms: dict[str, PairArm] = {
+            "small alone": single_model_arm(small.decoder),
+            "large alone": single_model_arm(large.decoder),
+        }
+        arms |= {name: switching_arm(small, large, rule) for name, rule in rules.items()}
+        arms |= {name: speculative_arm(small, large, k, gate) for name, (k, gate) in widths.items()}
+        if exits:
+            drafting = stack.enter_context(pair.models.drafting())
+            arms |= {name: self_speculative_arm(drafting, layer) for name, layer in exits.items()}
+        arms |= dict(pair.timing.library.arms)
+        timed = pair.timing.timed(arms, pair.size.reported)
+        pair.timing.require_lossless(timed, large.decoder.capabilities, "large alone")
+    return {name: float(timed.new / np.median(seconds.values)) for name, seconds in timed.seconds.items()}

@@ -1,0 +1,384 @@
+"""EMAD beside its baselines: sweeps by replay, Pareto fronts chosen on the validation split and judged on evaluation.
+
+Confidence rules of early exits have a table of their own, on the first windows of both splits. A model's flatness is
+the slope of its entropy profile, beside what EMAD gains on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import permutation_test, spearmanr
+
+from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.errors import BadArgument
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.early_exits import RULES, minimum_layers
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.traces import LensTraces, documents_of
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.record import Floats
+from emad_ref.signals import perplexity_of, relative_rise
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops
+from emad_ref.statistics.rates import profile_slope
+from emad_ref.statistics.units import ByDocument
+from emad_ref.sweep.front import FamilyFront
+from emad_ref.sweep.grids import (
+    EMAD_FAMILY,
+    SAVING_LEVELS,
+    SETTINGS_PER_FAMILY,
+    NetSaving,
+    ThresholdSweep,
+    confidence_sweep,
+    evenly_spaced,
+    margin_points,
+    point_families,
+)
+from emad_ref.sweep.losses import PointColumns, PointLoss, cheapest_within_bounds, loss_table, point_columns
+from emad_ref.text.documents import Split as Of
+
+CONFIDENCES = {**RULES, "saturation": ("saturation", "none")}  # name → (signal, pruning)
+# of either split, on which confidence rules are traced; 30 are the least that METHODS lets perplexity be judged by
+WINDOWS: dict[str, dict[Of, int]] = {
+    "smoke": {"validate": 16, "evaluate": 30},
+    "standard": {"validate": 60, "evaluate": 100},
+    "full": {"validate": 150, "evaluate": 300},
+}
+SPLITS: tuple[Of, Of] = ("validate", "evaluate")
+SHOWN = 1_999  # bootstrap samples of an interval that is only shown: no p-value of the table decides anything
+PERPLEXITY, ACCURACY = "perplexity", "accuracy"  # what a front is chosen by → the column that it is made of
+WRONG = ("wrong over EMAD %", "wrong over EMAD interval %")
+COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
+
+
+class FamilyComparison:
+    """Families of points on the same text of two splits, replayed when first asked for and kept.
+
+    ``make``: the families by name, from what points save on the validation split.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        sequences: Callable[[Of], list[TokenSequence]],
+        trace: Callable[[Of], Trace],
+        make: Callable[[NetSaving], dict[str, list[OperatingPoint]]],
+    ):
+        self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
+        self._evaluated: dict[OperatingPoint, PointLoss] = {}
+        self._columns: dict[tuple[str, Of], PointColumns] = {}
+
+    @cached_property
+    def validation(self) -> Trace:
+        return self._trace("validate")
+
+    @cached_property
+    def evaluation(self) -> Trace:
+        return self._trace("evaluate")
+
+    @cached_property
+    def families(self) -> dict[str, list[OperatingPoint]]:
+        """Points by the name of their family in tables."""
+        return self._make(NetSaving(self.validation, self.geometry))
+
+    def validated(self, name: str) -> list[PointLoss]:
+        """Validation losses of a family."""
+        return loss_table(self.validation, self.geometry, self.families[name])
+
+    @cached_property
+    def validated_full(self) -> PointLoss:
+        """Full depth on the validation split."""
+        (reference,) = loss_table(self.validation, self.geometry, [full_depth(self.validation.layers)])
+        return reference
+
+    def evaluated(self, point: OperatingPoint) -> PointLoss:
+        """The evaluation loss of one point."""
+        if point not in self._evaluated:
+            (self._evaluated[point],) = loss_table(self.evaluation, self.geometry, [point])
+        return self._evaluated[point]
+
+    # ------------------------------------------------------------ at equal FLOPs
+
+    def columns(self, name: str, of: Of) -> PointColumns:
+        """What full depth and then the family's points lose and cost on every window of a split."""
+        if (name, of) not in self._columns:
+            self._columns[name, of] = self._replayed(self.families[name], of)
+        return self._columns[name, of]
+
+    def chosen_by(self, name: str) -> str:
+        """What a family's front is made of: ``perplexity``, or ``accuracy`` where that of any point is infinite.
+
+        A pruned rule loses next tokens at most thresholds. Where it happens to lose none, as where every token leaves
+        before anything is pruned, its perplexity is finite and says nothing of the others.
+        """
+        finite = all(np.isfinite(self.columns(name, of).nll_nats).all() for of in SPLITS)
+        return PERPLEXITY if finite else ACCURACY
+
+    def family(self, name: str, by: str = PERPLEXITY) -> PointFamily:
+        """A family by document, full depth first."""
+        return self._family(self.families[name], lambda of: self.columns(name, of), by)
+
+    def family_of(self, points: Sequence[OperatingPoint]) -> PointFamily:
+        """Full depth and ``points``, which belong to no family of the tables, by document."""
+        return self._family(points, lambda of: self._replayed(points, of), PERPLEXITY)
+
+    def _replayed(self, points: Sequence[OperatingPoint], of: Of) -> PointColumns:
+        trace = self._traced(of)
+        return point_columns(trace, self.geometry, [full_depth(trace.layers), *points])
+
+    def _family(self, points: Sequence[OperatingPoint], found: Callable[[Of], PointColumns], by: str) -> PointFamily:
+        def split(of: Of) -> FamilySplit:
+            here = found(of)
+            loss, flops = (self._by_document(values, of) for values in (getattr(here, COLUMN[by]), here.flops))
+            return FamilySplit(loss, flops, self._by_document(self._traced(of).lengths, of))
+
+        return PointFamily(("full depth", *(point.name for point in points)), split("validate"), split("evaluate"))
+
+    def _by_document(self, values: NDArray[Any], of: Of) -> ByDocument:
+        return ByDocument.summed(values, documents_of(self._sequences(of)))
+
+    def _traced(self, of: Of) -> Trace:
+        return self.validation if of == "validate" else self.evaluation
+
+    # ------------------------------------------------------------ the table
+
+    def table(self, seed: int, levels: Sequence[float] = SAVING_LEVELS) -> list[dict[str, Any]]:
+        """Per net saving and family, by its rise: the mixture chosen on validation, and what it does on evaluation.
+
+        At each level all families that reach it on validation save exactly the same on evaluation: the level, or the
+        most that all of them reach there. A family that never saves so much has no row. ``over EMAD``: its perplexity
+        over EMAD's; where perplexity is infinite, which stands as None, its share of next tokens told wrong over
+        EMAD's stands as ``wrong over EMAD``. Intervals are two-sided 95 %, by document, over selection and evaluation.
+        """
+        fronts = {name: self.family(name, self.chosen_by(name)) for name in self.families}
+        reached = {level: self._common(fronts, level) for level in levels}
+        savings = {level: saving for level, saving in reached.items() if saving is not None}
+        over = {name: self._over_emad(name, family, savings, seed) for name, family in fronts.items()}
+        rows = [
+            self._row(name, family.front, saving, over[name].get(saving))
+            for level, saving in savings.items()
+            for name, family in fronts.items()
+            if family.promised >= level
+        ]
+        if all(row["chosen by"] == PERPLEXITY for row in rows):
+            rows = [{name: value for name, value in row.items() if name not in WRONG} for row in rows]
+        return rank_rows(rows)
+
+    def _common(self, fronts: dict[str, PointFamily], level: float) -> float | None:
+        reached = [family.front.reach for family in fronts.values() if family.promised >= level]
+        return min([level, *reached]) if reached else None
+
+    def _over_emad(
+        self, name: str, family: PointFamily, savings: dict[float, float], seed: int
+    ) -> dict[float, Estimate]:
+        if name == EMAD_FAMILY:
+            return {}
+        emad = self.family(EMAD_FAMILY, self.chosen_by(name))
+        both = [saving for level, saving in savings.items() if level <= min(family.promised, emad.promised)]
+        rng = np.random.default_rng(seed)
+        met = at_equal_flops(family, emad, both, threshold=0.0, rng=rng, unit="per token", resamples=SHOWN)
+        return {each.level: each.estimate for each in met if each.estimate is not None}
+
+    def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
+        mixed, found, by = front.mixed(saving), self.columns(name, "evaluate"), self.chosen_by(name)
+        tokens = int(self.evaluation.lengths.sum())
+
+        def mean(values: Floats) -> tuple[float, float]:
+            """Per token, of the mixture and of full depth."""
+            return float(mixed.of(values.sum(axis=0))[0] / tokens), float(values[:, 0].sum() / tokens)
+
+        nll, full_nll = mean(found.nll_nats) if by == PERPLEXITY else (None, None)
+        wrong, full_wrong = mean(found.wrong)
+        return {
+            "net reduction %": saving,
+            "family": name,
+            "point": front.named(mixed),
+            "chosen by": by,
+            "documents": len(front.sheet.tokens),
+            "windows": len(found.wrong),
+            "mean depth": mean(found.depth)[0],
+            "perplexity": None if nll is None else perplexity_of(nll),
+            "rise %": None if nll is None or full_nll is None else relative_rise(nll - full_nll),
+            **_difference_columns(over, by),
+            "accuracy %": 1 - wrong,
+            "accuracy lost %": wrong - full_wrong,
+        }
+
+
+def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
+    """Perplexity over EMAD's as a share, wrong tokens over EMAD's in points; None where there is nothing to compare."""
+    columns: dict[str, Any] = dict.fromkeys(("over EMAD %", "over EMAD interval %"))
+    columns |= dict.fromkeys(WRONG)
+    if over is None:
+        return columns
+    shown, scaled = ("over EMAD", relative_rise) if by == PERPLEXITY else ("wrong over EMAD", float)
+    bounds = [scaled(bound) for bound in (over.low, over.high)]
+    finite = bool(np.isfinite(bounds).all())
+    return columns | {f"{shown} %": scaled(over.value), f"{shown} interval %": bounds if finite else None}
+
+
+def rank_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one text by net saving, then by rise; those without one last, by the accuracy they lose."""
+
+    def rank(row: dict[str, Any]) -> tuple[float, float, float]:
+        rise = row["rise %"]
+        return row["net reduction %"], np.inf if rise is None else rise, row["accuracy lost %"]
+
+    return sorted(rows, key=rank)
+
+
+class BaselineComparison(FamilyComparison):
+    """All text of one model's evidence; the first family is EMAD as published. ``confident`` holds the other rules."""
+
+    def __init__(self, traces: LensTraces):
+        subject = traces.subject
+        whole: dict[Of, int] = {"validate": subject.budget.validate, "evaluate": subject.budget.evaluate}
+
+        def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
+            return point_families(traces.profile, traces.calibration, saved, SETTINGS_PER_FAMILY)
+
+        super().__init__(
+            subject.loaded.geometry,
+            lambda of: subject.sequences(of, whole[of]),
+            lambda of: traces.validation if of == "validate" else traces.evaluation,
+            make,
+        )
+        self._traces = traces
+
+    @cached_property
+    def confident(self) -> ConfidenceComparison:
+        """The confidence rules' sweeps."""
+        return ConfidenceComparison(self._traces)
+
+    def exhibits(self) -> Attachments:
+        """The Pareto tables: every family's front, chosen on validation, at each net saving, judged on evaluation.
+
+        Early exits by replay as well, on the first windows of both splits, monotone as the others. Notes say which rule
+        has no place there, that nothing saves enough, why a perplexity is missing.
+        """
+        subject, seed = self._traces.subject, self._traces.subject.seed
+        notes = [
+            f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
+            for rule, reason in self.confident.refused.items()
+        ]
+        rows, early = self.table(seed), self.confident.table(seed)
+        windows = self.confident.evaluation.sequences
+        titled = {
+            f"best perplexity at equal net FLOPs on {subject.corpus}": rows,
+            f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}": early,
+        }
+        if not rows:
+            notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")
+        if any(row["perplexity"] is None for row in early):
+            notes.append(f"{subject.name}: no perplexity: a pruned vocabulary lost a next token, and it is infinite")
+        tables = tuple(AttachedTable(title, shown, "pareto") for title, shown in titled.items() if shown)
+        return Attachments(tables, tuple(notes))
+
+
+class ConfidenceComparison(FamilyComparison):
+    """The confidence rules on the first windows of both splits, and EMAD beside them.
+
+    ``refused``: why a rule has no family on this model, by name.
+    """
+
+    def __init__(self, traces: LensTraces):
+        subject = traces.subject
+        dials, self.refused = _confidence_dials(subject)
+        extremes = [dial.point(dial.most) for dial in dials.values()]
+        traced = [point for point in extremes if point.confidence is not None]
+
+        def sequences(of: Of) -> list[TokenSequence]:
+            whole = {"validate": subject.budget.validate, "evaluate": subject.budget.evaluate}[of]
+            return subject.sequences(of, whole)[: WINDOWS[subject.budget.name][of]]
+
+        def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
+            rules = {name: evenly_spaced(dial, saved, SETTINGS_PER_FAMILY) for name, dial in dials.items()}
+            return {EMAD_FAMILY: margin_points(traces.profile, saved, SETTINGS_PER_FAMILY)} | rules
+
+        super().__init__(
+            subject.loaded.geometry,
+            sequences,
+            lambda of: subject.trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced),
+            make,
+        )
+
+
+def _confidence_dials(subject: ModelUnderTest) -> tuple[dict[str, ThresholdSweep], dict[str, str]]:
+    """Confidence rules by family, and why the others have no room."""
+    layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary
+    dials, refused = {}, {}
+    for name, (signal, pruning) in CONFIDENCES.items():
+        try:
+            dials[f"early exit: {name}"] = confidence_sweep(
+                signal, layers, vocabulary, minimum_layers(layers)[0], pruning
+            )
+        except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
+            refused[name] = str(refusal)
+    return dials, refused
+
+
+LEAST_PROFILES = 4  # of three dots, all orders but one differ from a falling line by a single swap
+
+
+@dataclass(frozen=True)
+class ProfileFlatness:
+    """One model on one corpus; ``point`` names the margin chosen, or is "no margin"."""
+
+    model: str
+    corpus: str
+    slope: Estimate
+    point: str
+    gain: float
+
+
+def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
+    """The dot of a model on its corpus."""
+    slope = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=rng)
+    gained = margin_gain(rivals)
+    return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, gained.point, gained.saved)
+
+
+@dataclass(frozen=True)
+class MarginGain:
+    """What the margin ``point`` saves, net, and what it loses, on the evaluation split: shares of FLOPs, perplexity."""
+
+    point: str
+    saved: float
+    rise: float
+
+
+def margin_gain(rivals: BaselineComparison) -> MarginGain:
+    """Of the margin that gains most at equal quality on validation; "no margin" where none does."""
+    best = cheapest_within_bounds(rivals.validated(EMAD_FAMILY), rivals.validated_full.perplexity)
+    if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
+        return MarginGain("no margin", 0.0, 0.0)
+    judged = rivals.evaluated(best.point)
+    return MarginGain(best.point.name, judged.net_reduction, judged.perplexity_rise)
+
+
+def flatness_trend(dots: Sequence[ProfileFlatness]) -> tuple[float, float]:
+    """(Spearman ρ of steepness and gain, exact two-sided p): the paper expects ρ > 0, steeper profiles gain more.
+
+    ρ is NaN where all dots gain alike: equal ranks have no order.
+
+    Raises:
+        BadArgument: fewer dots than any order of which could mean something.
+    """
+    if len(dots) < LEAST_PROFILES:
+        raise BadArgument("dots", len(dots), f"at least {LEAST_PROFILES} models or corpora", "judge more of them")
+    steepness, gain = np.array([-dot.slope.value for dot in dots]), np.array([dot.gain for dot in dots])
+    if np.ptp(gain) == 0 or np.ptp(steepness) == 0:
+        return float("nan"), 1.0
+
+    def rho(order: Floats) -> float:
+        return float(spearmanr(order, gain).statistic)
+
+    exact = permutation_test((steepness,), rho, permutation_type="pairings", n_resamples=np.inf)
+    return float(exact.statistic), float(exact.pvalue)

@@ -1,0 +1,194 @@
+"""What a run studies and how much it may spend: plain settings, filled from pytest's options or a command line.
+
+Standard library only: importing this module loads neither NumPy nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from emad_ref.errors import BadArgument
+from emad_ref.files import read_bytes
+from emad_ref.models.bundled import BUNDLED_PAIR, bundled_names
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one run may spend; larger budgets run more tests on more data.
+
+    ``examples``       Hypothesis examples per property.
+    ``calibrate``, ``validate``, ``evaluate``  documents per split; 30 evaluated documents are METHODS' minimum.
+    ``items``          scored examples per task; 100 are METHODS' minimum.
+    ``pairs``          timed pairs per batch size, warm-up not counted; 30 are METHODS' minimum.
+    ``batch_sizes``    legs of the timing rows.
+    ``prompt_tokens``, ``new_tokens``  length of a timed request; ``new_tokens`` also bounds generation elsewhere.
+    ``processes``      fresh ones over which those pairs are divided: memory layout, allocator and kernels are drawn
+                       once a process, so that these decide how sure a ratio is. Simulated with ratios that differ by
+                       1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), twenty and 120 pairs
+                       show a speed-up of 1.15× at three batch sizes against two baselines in nine runs of ten. Each
+                       costs a start and a warm-up, as much as three or four pairs of every batch size take on
+                       ``emad-tiny``: ``smoke`` keeps one.
+    """
+
+    name: str
+    examples: int
+    calibrate: int
+    validate: int
+    evaluate: int
+    items: int
+    pairs: int
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    processes: int
+
+    @property
+    def rank(self) -> int:
+        """0 for the smallest budget; a test runs when its own budget's rank does not exceed the run's."""
+        return list(BUDGETS).index(self.name)
+
+
+BUDGETS: dict[str, Budget] = {
+    budget.name: budget
+    for budget in (
+        Budget("smoke", 10, 100, 60, 200, 400, 30, (1, 4), 64, 32, 1),
+        Budget("standard", 50, 300, 150, 400, 1000, 120, (1, 4, 16), 128, 128, 20),
+        Budget("full", 200, 1000, 500, 2000, 2400, 200, (1, 8, 32), 256, 256, 20),
+    )
+}
+
+START_S = 900.0  # that a fresh process may take beside what it times: a large model is read from disk or net again
+
+FLOP_EVIDENCE = ("claimed", "timed", "witnessed")  # from least to most: ``evidence.witnessed`` says what they are
+
+
+@dataclass(frozen=True)
+class Study:
+    """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.
+
+    ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
+    ``walk``     ``models.anatomy.BACKENDS``: by fused steps, captured or not, or by modules alone.
+    ``profile``  a calibration profile to use instead of calibrating.
+    ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
+    ``exit``     an exit's file (``screening.exit_file``), in place of one that is found in the run.
+    ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
+    ``journal``  a folder in which lm-eval's results are kept for a run that goes on; None: nowhere.
+    """
+
+    corpus: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    walk: str = "fast"
+    budget: Budget = BUDGETS["smoke"]
+    seed: int = 0
+    data: Path | None = None
+    profile: Path | None = None
+    margin: float | None = None
+    exit: Path | None = None
+    tasks: frozenset[str] = frozenset()
+    limit: int | None = None
+    allow_code_execution: bool = False
+    journal: Path | None = None
+
+    @property
+    def departures(self) -> list[str]:
+        """What this study asks beyond the usual, as far as it may change a verdict on the same text: ``NAME=VALUE``.
+
+        Corpus, budget and seed are keys of their own; precision is in the fingerprint; a device should change nothing.
+        """
+        given: dict[str, object] = {
+            "allow_code_execution": self.allow_code_execution or None,
+            "exit": self.exit_digest,
+            "limit": self.limit,
+            "margin": self.margin,
+            "profile": _digest(self.profile, "profile"),
+            "tasks": "+".join(sorted(self.tasks)) or None,
+        }
+        return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+    @property
+    def exit_digest(self) -> str | None:
+        """Of the exit's file, None without one: which it was, wherever it lay. Raises BadFile."""
+        return _digest(self.exit, "exit")
+
+
+def _digest(path: Path | None, what: str) -> str | None:
+    return None if path is None else sha256(read_bytes(path, what)).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class PairNames:
+    """``small``, ``large``: as the user gave them."""
+
+    small: str
+    large: str
+
+    @property
+    def name(self) -> str:
+        """How reports call the pair: both names, the small model first."""
+        return f"{self.small} + {self.large}"
+
+    @property
+    def corpus(self) -> str:
+        """No text is read."""
+        return ""
+
+    @property
+    def fingerprint(self) -> str:
+        """No weights either: the verdict follows the names."""
+        return ""
+
+
+def select_pair(
+    pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str], prefix: str = "--"
+) -> tuple[str, str] | None:
+    """The pair a run is about: the one that was named, or the bundled one beside none but bundled ``models``.
+
+    None: whoever judges a model of their own and names no pair has not asked about ours.
+
+    Args:
+        pair, small, large: what the options of these names said, ``prefix`` before each.
+
+    Raises:
+        BadArgument: the pair is named in two ways, or half of it.
+    """
+    if pair is not None and (small or large):
+        remedy = f"leave {prefix}small-model and {prefix}large-model out"
+        raise BadArgument(f"{prefix}pair", ",".join(pair), "no other option that names the pair", remedy)
+    if pair is not None:
+        return pair
+    if small and large:
+        return small, large
+    for flag, one, other in (("small", small, "large"), ("large", large, "small")):
+        if one:
+            remedy = f"or name both: {prefix}pair SMALL,LARGE"
+            raise BadArgument(f"{prefix}{flag}-model", one, f"{prefix}{other}-model beside it", remedy)
+    return BUNDLED_PAIR if set(models) <= set(bundled_names()) else None
+
+
+@dataclass(frozen=True)
+class PairSizes:
+    """Items per task: on which models are compared, on which rules are tried, and on which verdicts rest.
+
+    No rule is chosen on fewer than 60 (METHODS, "EAD rules"), and 100 judged items are the least that falsify.
+
+    ``thresholds``: tried with either model first; ``calibrate``: documents behind EMAD's thresholds of either model;
+    ``reported``: pairs of a row that only reports.
+    """
+
+    compared: int
+    tried: int
+    thresholds: int
+    judged: int
+    calibrate: int
+    reported: int
+
+
+PAIR_SIZES: dict[str, PairSizes] = {
+    "smoke": PairSizes(60, 60, 7, 120, 30, 8),
+    "standard": PairSizes(200, 120, 15, 300, 100, 30),
+    "full": PairSizes(400, 150, 15, 800, 300, 60),
+}

@@ -1,0 +1,271 @@
+"""Checks of the decoder under test: whether replay predicts it, and whether the FLOPs it counts are executed.
+
+A bridge teacher-forces the decoder on a few documents and compares its depths and losses with replay. FLOP evidence
+is ``witnessed`` (matrix products were observed), ``timed`` (shallow tokens take less time) or ``claimed``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from random import SystemRandom
+
+import numpy as np
+
+from emad_ref.audit.decoding_checks import bridge
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.oracle import replay_document
+from emad_ref.audit.work import ObservedRequest, witness
+from emad_ref.benchmark.clock import active_tracers, time_pairs
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.models.matmul_counter import MatmulCounter
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt, Unsupported
+from emad_ref.record import READOUTS, Ints, Work
+from emad_ref.replay import depths
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.units import ByPair
+
+PROBED, PROBED_TOKENS = 12, 32
+PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
+NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that needs no avoiding
+BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is held against the decoder
+BRIDGED_TOKENS = 64
+SPOTS, SPOT_TOKENS = 6, 12  # sequences of each kind that are checked again, and tokens: depth comes down at once
+LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
+NEVER_NATS = -1.0  # a threshold that no entropy passes
+
+
+class ReplayValidity:
+    """One subject's bridge and probing points, made when first asked for and kept."""
+
+    def __init__(self, subject: ModelUnderTest):
+        self.subject = subject
+        self._checked: dict[OperatingPoint, Finding] = {}
+
+    @cached_property
+    def probing_point(self) -> OperatingPoint:
+        """A point whose depth comes down in many steps on this run's text: for invariants, not for quality.
+
+        Thresholds are quantiles of the model's own entropies. Among a few quantiles it is the one under which short
+        documents use half the layers on average, as long as hardly any signal lies so near its threshold that rounding
+        decides. Shallow probes, because there depth changes what is emitted.
+        """
+        short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.sequences("validate", PROBED)]
+        trace = take_trace(self.subject.stepper, short)
+        layers = self.subject.stepper.layers
+        probes = tuple(range(1, layers, max(1, layers // 6)))
+        entropy = trace.entropy_nats[:, np.array(probes, dtype=np.int64) - 1]
+        candidates = []
+        for quantile in PROBING_QUANTILES:
+            thresholds = np.quantile(entropy, quantile, axis=0)
+            # signals that crowd around any low quantile (entropies near zero) decide by rounding: leave that layer out
+            crowded = (np.abs(entropy - thresholds) <= self.subject.tolerance).mean(axis=0) > NEAR_TIES
+            thresholds = np.where(crowded, NEVER_NATS, thresholds)
+            point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
+            near = float((np.abs(entropy - thresholds) <= self.subject.tolerance).any(axis=1).mean())
+            away = abs(float(depths(trace, point).mean()) - layers / 2)
+            candidates.append((max(near, NEAR_TIES), away, quantile, point))
+        return min(candidates)[-1]
+
+    @cached_property
+    def shallow_point(self) -> OperatingPoint:
+        """Every token exits after the first third of the layers: depth matters most, and full-depth tokens show."""
+        layers = self.subject.stepper.layers
+        return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((LARGEST_NATS,),))
+
+    @cached_property
+    def bridge(self) -> Finding:
+        """Whether replay speaks for the decoder under test."""
+        return self.bridged(self.probing_point)
+
+    def bridged(self, point: OperatingPoint) -> Finding:
+        """Whether replay of ``point`` speaks for the decoder under test."""
+        subject = self.subject
+        whole = subject.sequences("evaluate", BRIDGED)[:BRIDGED]
+        sequences = [replace(sequence, tokens=sequence.tokens[:BRIDGED_TOKENS]) for sequence in whole]
+        replayed = [replay_document(subject.stepper, sequence, point, subject.tolerance) for sequence in sequences]
+        with subject.open(point) as decoder:
+            return bridge(decoder, point, replayed, subject.tolerance)
+
+    def spot_checked(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
+        """The bridge at ``point`` on a few of each kind of ``sequences`` from which a verdict reads by replay.
+
+        The operating system's entropy draws them, and where in each the decoder begins to decide: no seed tells. They
+        are drawn once for each point. Ties are counted and excused: the point is not chosen to avoid them, and so few
+        positions show no share.
+        """
+        if point not in self._checked:
+            draw, subject = SystemRandom(), self.subject
+            chosen = [
+                _cut_sequence(draw, one) for kind in sequences for one in draw.sample(kind, min(SPOTS, len(kind)))
+            ]
+            replayed = [replay_document(subject.stepper, each, point, subject.tolerance) for each in chosen]
+            with subject.open(point) as decoder:
+                self._checked[point] = bridge(decoder, point, replayed, subject.tolerance, needed=0, excuses_ties=True)
+        return self._checked[point]
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing may be concluded from replay about this decoder; empty where replay speaks for it."""
+        return (
+            "" if self.bridge.passed is not False else f"replay does not speak for this decoder: {self.bridge.detail}"
+        )
+
+
+def _cut_sequence(draw: SystemRandom, sequence: TokenSequence) -> TokenSequence:
+    """``SPOT_TOKENS`` decided positions of ``sequence`` from a drawn place on, or all from its first decided one."""
+    first, last = sequence.adaptive_from, len(sequence.tokens) - 1 - SPOT_TOKENS
+    start = draw.randint(first, last) if first < last else first
+    return replace(sequence, tokens=sequence.tokens[: start + SPOT_TOKENS + 1], adaptive_from=start)
+
+
+SHORTEST, LONGEST = 6, 24  # tokens of a watched prompt, and new ones
+ROWS = (1, 3, 2)  # of the watched requests: alone, and together
+PAIRS, FED, OPENING = 16, 8, 8  # timed pairs, tokens fed in each, and of the prompt before them
+SHOWN_SHARE, DENIED_SHARE = (
+    0.5,
+    0.2,
+)  # of the time that the FLOPs left out promise: what shows them, and what refutes them
+DEEP, SHALLOW = "full depth", "a quarter"
+
+
+class FlopVerification:
+    """Of one subject, looked at when first asked and kept."""
+
+    def __init__(self, bridging: ReplayValidity):
+        self._subject, self._bridging = bridging.subject, bridging
+
+    @property
+    def evidence(self) -> str:
+        """The word of ``study.FLOP_EVIDENCE`` that a FLOP verdict about this decoder says."""
+        if self.seen.passed:
+            return "witnessed"
+        return "timed" if self._left_to_the_clock and self.times.passed else "claimed"
+
+    @property
+    def finding(self) -> Finding:
+        """What refutes or shows the count: what was seen, else what was timed."""
+        return self.times if self._left_to_the_clock else self.seen
+
+    @property
+    def _left_to_the_clock(self) -> bool:
+        return self._subject.capabilities.counted and self.seen.passed is None
+
+    # ------------------------------------------------------------ watched
+
+    @cached_property
+    def seen(self) -> Finding:
+        """Of requests at two points: where depth comes down step by step, and where it is shallow at once."""
+        if not self._subject.capabilities.counted:
+            return Finding(
+                "witness", None, "the decoder does not count its work: nothing to hold what ran against", 0, 0
+            )
+        try:
+            return witness(self._requests())
+        except Unsupported as refusal:
+            return Finding("witness", None, f"nothing was watched: {refusal}", 0, 0)
+        except RuntimeError as error:  # some do not run under a dispatch mode; every other audit runs them as they are
+            return Finding("witness", None, f"it does not run while it is watched: {error}", 0, 0)
+
+    def _requests(self) -> list[ObservedRequest]:
+        rng = np.random.default_rng(self._subject.seed)
+        longest = max(SHORTEST, min(LONGEST, self._subject.window // 2 - 1))
+        requests = []
+        for point in (self._bridging.probing_point, self._bridging.shallow_point):
+            for rows in ROWS:
+                length, new = rng.integers(SHORTEST, longest + 1, 2).tolist()
+                with self._subject.open(point, max_rows=rows) as decoder:
+                    requests.append(self._watched(decoder, self._subject.prompts(rows, length), new))
+        return requests
+
+    def _watched(self, decoder: Decoder, prompts: list[Prompt], new: int) -> ObservedRequest:
+        """Raises RuntimeError where the decoder does not run under a dispatch mode."""
+        models = [each.model for each in (self._subject.loaded, *self._subject.lending.copies)]
+        with MatmulCounter(*models) as executed:
+            record = decoder.generate(prompts, new, frozenset())
+            decoder.synchronize()
+        assert record.work is not None, "a decoder that says it counts"
+        return ObservedRequest(prompts, executed.rows(), record.work[0])
+
+    # ------------------------------------------------------------ timed
+
+    @cached_property
+    def times(self) -> Finding:
+        """Of tokens that are forced to a quarter of the layers, beside the same tokens at full depth.
+
+        Verdicts that measure no time ask for it, too: they do without where a tracer or debugger is active.
+        """
+        if active := list(active_tracers()):
+            return Finding("witness by time", None, f"not timed beside {', '.join(active)}", 0, 0)
+        try:
+            ratio = self._speedup()
+        except Unsupported as refusal:
+            return Finding("witness by time", None, f"depths cannot be forced: {refusal}", 0, 0)
+        return judge_speedup(ratio, self._share(), self._quarter)
+
+    @property
+    def _quarter(self) -> int:
+        return max(1, self._subject.stepper.layers // 4)
+
+    def _share(self) -> float:
+        """FLOPs of a token at a quarter of the layers, of those at full depth."""
+        layers, geometry = self._subject.stepper.layers, self._subject.loaded.geometry
+        shallow, deep = (
+            flops(one_token(depth, layers, OPENING + FED), geometry).total for depth in (self._quarter, layers)
+        )
+        return shallow / deep
+
+    def _speedup(self) -> Estimate:
+        subject, rng = self._subject, np.random.default_rng([self._subject.seed, PAIRS])
+        tokens = rng.integers(0, subject.stepper.vocabulary, (PAIRS + 1, OPENING + FED))
+        with subject.open(subject.full) as decoder:
+            arms = {DEEP: subject.stepper.layers, SHALLOW: self._quarter}
+
+            def fed(depth: int, pair: int) -> float:
+                return fed_seconds(decoder, tokens[pair], depth)
+
+            timings = time_pairs(
+                {name: lambda pair, depth=depth: fed(depth, pair) for name, depth in arms.items()},  # type: ignore[misc]  # bound now
+                PAIRS, rng, warm_up=1, synchronize=decoder.synchronize,
+            )  # fmt: skip
+        return total_ratio(ByPair(timings.seconds[DEEP]), ByPair(timings.seconds[SHALLOW]))
+
+
+def fed_seconds(decoder: Decoder, tokens: Ints, depth: int) -> float:
+    """Seconds that a fresh session takes for all but the first ``OPENING`` of ``tokens``, one by one at ``depth``."""
+    session, _ = decoder.start([Prompt(tokens[:OPENING])])
+    decoder.synchronize()
+    start = time.perf_counter()
+    for token in tokens[OPENING:]:
+        session.feed(token[None, None], np.array([[depth]]))
+    decoder.synchronize()
+    elapsed = time.perf_counter() - start
+    session.close()
+    return elapsed
+
+
+def one_token(depth: int, layers: int, keys: int) -> Work:
+    """Work of one token that attends to ``keys`` and stops after ``depth``, its readout included."""
+    work = Work.none(layers)
+    work.tokens[:depth], work.context[:depth] = 1, keys
+    work.readout_rows[READOUTS.index("full"), depth - 1] = 1
+    return work
+
+
+def judge_speedup(speedup: Estimate, share: float, layers: int) -> Finding:
+    """``speedup``: time at full depth over time at ``layers``, which execute ``share`` of the FLOPs."""
+    took, low, high = 1 / speedup.value, 1 / speedup.high, 1 / speedup.low if speedup.low > 0 else np.inf
+    said = (
+        f"tokens forced to {layers} layers take {took:.2f} [{low:.2f}, {high:.2f}] of the time of full depth, and "
+        f"execute {share:.2f} of its FLOPs ({speedup.n} pairs)"
+    )
+    finding = Finding("witness by time", None, said, speedup.n, 0)
+    if low > 1 - DENIED_SHARE * (1 - share):
+        return replace(finding, passed=False, detail=f"layers that are said to be left out cost as much: {said}")
+    return replace(finding, passed=True) if high <= 1 - SHOWN_SHARE * (1 - share) else finding

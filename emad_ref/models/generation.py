@@ -1,0 +1,122 @@
+"""Baselines: plain greedy decoding by a model's own ``generate``, and ``torch.compile`` that fails instead of falling
+back.
+
+A model's generation_config may hold penalties, beams, forced tokens or a kind of cache. Each would change what a
+baseline
+emits or costs, so a fresh config replaces it for the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from emad_ref.models.tokenizers import BOS, EOS, PAD, START
+
+TOKEN_ID_KEYS = frozenset({START, BOS, EOS, PAD})
+OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")  # flags of a model's config, too
+MAX_SHOWN = 60  # characters of a value that a sentence shows
+
+
+def greedy_generate(
+    model: Any,
+    inputs: dict[str, Tensor | Any],
+    new: int,
+    *,
+    ends: Collection[int] = (),
+    padding: int | None = None,
+    assistant: Any | None = None,
+    **settings: Any,
+) -> Tensor:
+    """int64 [rows, prompt + at most ``new``]: what ``model.generate`` gives for ``inputs``, the call's own tensors.
+
+    ``ends``: ids that end a row; none by default, so that all rows do the same work. ``padding`` fills a row that has
+    ended: by default with its first end. ``assistant``: a model that drafts. ``settings``: of ``GenerationConfig``.
+    """
+    stops = sorted(ends)
+    fill = padding if padding is not None else stops[0] if stops else 0
+    chosen = GenerationConfig(
+        max_new_tokens=new, do_sample=False, eos_token_id=stops or None, pad_token_id=fill, **settings
+    )
+    helped = {} if assistant is None else {"assistant_model": assistant}
+    with torch.inference_mode(), _default_generation_config(model, *helped.values()):
+        found: Tensor = model.generate(**inputs, generation_config=chosen, **helped)
+    return found
+
+
+def ignored_settings(model: Any) -> dict[str, Any]:
+    """Name → value of what the model's files say of generation beyond ids of special tokens and transformers' defaults.
+
+    What ``greedy`` leaves out, and what would have changed its tokens or its work.
+    """
+    defaults, known = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
+    flags = {name: True for name in OUTPUT_FLAGS if getattr(model.config, name, False)}
+    return flags | {
+        name: value
+        for name, value in sorted(model.generation_config.to_dict().items())
+        if name in known
+        and not (name.startswith("_") or name in TOKEN_ID_KEYS or name == "transformers_version")
+        and not (value is None or value == defaults.get(name, False))
+    }
+
+
+def describe_ignored(settings: dict[str, Any]) -> str:
+    """The sentence that a run says of ``settings_left_out``; empty where there are none."""
+    if not settings:
+        return ""
+    listed = ", ".join(f"{name}={_shorten(value)}" for name, value in settings.items())
+    return f"its files say {listed}: left out of every baseline, which decodes plainly greedily"
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def disable_collection(model: Any) -> None:
+    """Switch off what the config says to return of every layer: it costs time, and nothing here reads it."""
+    for name in OUTPUT_FLAGS:
+        if getattr(model.config, name, False):
+            setattr(model.config, name, False)
+
+
+@contextmanager
+def _default_generation_config(*models: Any) -> Iterator[None]:
+    """Models without settings of their own, as long as the block lasts."""
+    kept = [(model, model.generation_config) for model in models]
+    try:
+        for model in models:
+            model.generation_config = GenerationConfig()
+        yield
+    finally:
+        for model, config in kept:
+            model.generation_config = config
+
+
+@contextmanager
+def strict_compilation() -> Iterator[None]:
+    """What runs inside is compiled, or raises.
+
+    Raises:
+        RuntimeError: more shapes than TorchDynamo compiles one function for.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    try:
+        with config.patch(fail_on_recompile_limit_hit=True):
+            yield
+    except FailOnRecompileLimitHit as limit:
+        raise RuntimeError(f"more shapes than TorchDynamo compiles a step for: {limit}") from limit
+
+
+def count_traced_graphs() -> int:
+    """Graphs that TorchDynamo has traced in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

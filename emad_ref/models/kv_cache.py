@@ -1,0 +1,238 @@
+"""K/V per layer, each layer with its own rows and its own valid length per row.
+
+Slot = position: the key of a row's token at position p lies in slot p of every layer that ran it. Nothing is padded on
+the left, and slots at or above a row's length hold nothing that a mask lets through (a ragged prompt's padding, say),
+so that rollback by any number of tokens per row only lowers lengths.
+
+Under adaptive depth layers hold different numbers of tokens. A block that runs for position p needs exactly p entries
+of that row below it; anything else would attend to wrong or missing keys and give silently wrong logits, so it raises
+``MissingEntry`` instead. Under the monotone schedule (EMAD) it never does: that is the claim "no K/V repair".
+
+This module knows no model, no mask and no depth rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.record import Ints, Work
+
+
+class MissingEntry(EmadError):
+    """A layer does not hold exactly the entries of all earlier positions of a row.
+
+    ``layer`` counts from 1; ``held`` is the row's length there, None if the layer gave the row up.
+    """
+
+    def __init__(self, layer: int, row: int, position: int, held: int | None):
+        self.layer, self.row, self.position, self.held = layer, row, position, held
+        state = "gave this row up" if held is None else f"holds {held} entries of it"
+        super().__init__(
+            f"layer={layer}, but for position {position} of row {row} it must hold {position} entries and {state}; "
+            "fill the skipped positions first, truncate to the position, or keep depth from rising"
+        )
+
+
+class CacheWrite(Protocol):
+    """What the cache reads of a frame: which rows write, where each starts, and what each holds afterwards.
+
+    ``rows``, ``starts``, ``ends`` have one entry per row; ``start`` is the common start, None if rows differ;
+    ``queries`` the width n of the chunk, padding included; ``keys`` the slots every query is executed against.
+    """
+
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    start: int | None
+    queries: int
+    keys: int
+
+    def slots(self, device: torch.device) -> Tensor:
+        """int64 [rows, n] on ``device``."""
+
+
+def write_entries(
+    held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, frame: CacheWrite, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Put [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; what its queries attend over.
+
+    ``places`` int64 [rows] of the frame's rows in the buffers; None where they are all of them.
+    """
+    if places is not None:
+        # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
+        slots = frame.slots(keys.device)
+        held_keys[places[:, None], :, slots] = keys.transpose(1, 2)
+        held_values[places[:, None], :, slots] = values.transpose(1, 2)
+    elif frame.start is not None:
+        held_keys.narrow(2, frame.start, frame.queries).copy_(keys)
+        held_values.narrow(2, frame.start, frame.queries).copy_(values)
+    else:
+        at = frame.slots(keys.device)[:, None, :, None].expand_as(keys)
+        held_keys.scatter_(2, at, keys)
+        held_values.scatter_(2, at, values)
+    seen_keys, seen_values = held_keys.narrow(2, 0, frame.keys), held_values.narrow(2, 0, frame.keys)
+    return (seen_keys, seen_values) if places is None else (seen_keys[places], seen_values[places])
+
+
+class LayerKVCache:
+    """Keys and values of one layer, [rows, kv_heads, capacity, head_dim], for the session rows it still serves.
+
+    They lie on the device that wrote them: the one of the layer's weights.
+    """
+
+    def __init__(self, number: int, rows: int, capacity: int):
+        self._number, self._capacity = number, capacity
+        # tuples: one comparison with the frame's decides the common case, and frames can hand theirs over
+        self._rows: tuple[int, ...] = tuple(range(rows))
+        self._length: tuple[int, ...] = (0,) * rows
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def rows(self) -> Ints:
+        """int64 [present] session rows this layer serves, ascending."""
+        return np.array(self._rows, dtype=np.int64)
+
+    @property
+    def length(self) -> Ints:
+        """int64 [present] entries held per served row."""
+        return np.array(self._length, dtype=np.int64)
+
+    def entries(self, row: int) -> tuple[Tensor, Tensor]:
+        """(keys, values), each [kv_heads, length, head_dim], of a served session row that holds at least one."""
+        place = self._rows.index(row)
+        if self._keys is None or self._values is None:
+            raise BadArgument("row", row, "a row with entries", "nothing ran here yet")
+        held = self._length[place]
+        return self._keys[place, :, :held], self._values[place, :, :held]
+
+    def require(self, frame: CacheWrite) -> None:
+        """Raise MissingEntry unless every row of the frame holds exactly the entries below its first position."""
+        if self._rows == frame.rows and self._length == frame.starts:
+            return
+        held = dict(zip(self._rows, self._length, strict=True))
+        for row, start in zip(frame.rows, frame.starts, strict=True):
+            if held.get(row) != start:
+                raise MissingEntry(self._number, row, start, held.get(row))
+
+    def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
+        """Store [rows, kv_heads, n, head_dim] at the frame's slots; returns what its queries attend over.
+
+        That is [rows, kv_heads, frame.keys, head_dim]: a view of the buffer where all served rows take part.
+        """
+        if self._keys is None or self._values is None or self._keys.shape[2] < frame.keys:
+            self._make_room(keys, frame.keys)
+        assert self._keys is not None
+        assert self._values is not None
+        places: Tensor | None = None
+        if self._rows != frame.rows:
+            places = torch.tensor([self._rows.index(row) for row in frame.rows], device=keys.device)
+        seen = write_entries(self._keys, self._values, keys, values, frame, places)
+        self._hold(frame)
+        return seen
+
+    def truncate(self, length: Sequence[int]) -> None:
+        """Forget entries from ``length[session row]`` on."""
+        self._length = tuple(min(held, length[row]) for row, held in zip(self._rows, self._length, strict=True))
+
+    def keep(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
+        """Serve only these session rows from now on, calling each by its new number."""
+        places = [i for i, row in enumerate(self._rows) if row in set(rows)]
+        if len(places) < len(self._rows) and self._keys is not None and self._values is not None:
+            index = torch.tensor(places, dtype=torch.int64, device=self._keys.device)
+            self._keys = self._keys[index] if places else None
+            self._values = self._values[index] if places else None
+        self._length = tuple(self._length[i] for i in places)
+        self._rows = tuple(numbers[self._rows[i]] for i in places)
+
+    def _hold(self, frame: CacheWrite) -> None:
+        if self._rows == frame.rows:
+            self._length = frame.ends
+        else:
+            ends = dict(zip(frame.rows, frame.ends, strict=True))
+            self._length = tuple(ends.get(r, held) for r, held in zip(self._rows, self._length, strict=True))
+
+    def _make_room(self, like: Tensor, slots: int) -> None:
+        if self._keys is None or self._values is None:
+            shape = (len(self._rows), like.shape[1], max(self._capacity, slots), like.shape[3])
+            # zeros, not empty: masked slots are read, and NaN × 0 is NaN
+            self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
+        elif self._keys.shape[2] < slots:
+            self._keys, self._values = _grow(self._keys, slots), _grow(self._values, slots)
+
+
+class KVCache:
+    """K/V of one batch of sequences: session rows 0 … rows−1, ``layers`` layers.
+
+    ``layers[i]`` belongs to layer i + 1. Buffers are made at the first write and grow by doubling.
+
+    Raises:
+        BadArgument: fewer than one layer, row or slot.
+    """
+
+    def __init__(self, layers: int, rows: int, capacity: int = 256):
+        for name, value in (("layers", layers), ("rows", rows), ("capacity", capacity)):
+            if value < 1:
+                raise BadArgument(name, value, "at least 1")
+        self.rows = rows
+        self.layers = [LayerKVCache(i + 1, rows, capacity) for i in range(layers)]
+        self._caps: tuple[int, ...] | None = None  # of the last ``free``: the same caps again have nothing to free
+
+    def source_work(self) -> Work:
+        """What was executed for sources since the cache was made: nothing where there is no encoder."""
+        return Work.none(len(self.layers))
+
+    def require(self, first: int, last: int, frame: CacheWrite) -> None:
+        """Raise MissingEntry unless layers first+1 … last can all run the frame; nothing is written before that."""
+        for layer in self.layers[first:last]:
+            layer.require(frame)
+
+    def truncate(self, length: Ints) -> None:
+        """Forget, in every layer, entries from absolute position ``length`` [rows] on; shorter layers stay."""
+        wanted = self._per_row(length, "length", 0)
+        for layer in self.layers:
+            layer.truncate(wanted)
+
+    def free(self, caps: Ints) -> None:
+        """Give up the K/V above each row's cap [rows] for good: layers > cap never serve the row again."""
+        wanted = tuple(self._per_row(caps, "caps", 0))
+        if wanted == self._caps:
+            return
+        self._caps = wanted
+        same = {row: row for row in range(self.rows)}
+        for number, layer in enumerate(self.layers[min(wanted) :], start=min(wanted) + 1):
+            layer.keep([row for row in range(self.rows) if wanted[row] >= number], same)
+
+    def drop(self, rows: Ints) -> None:
+        """Remove session rows; the remaining keep their order and are renumbered from 0.
+
+        Raises:
+            BadArgument: a row that is not there, or all of them.
+        """
+        gone = set(np.atleast_1d(np.asarray(rows, dtype=np.int64)).tolist())
+        kept = [row for row in range(self.rows) if row not in gone]
+        if not gone <= set(range(self.rows)) or not kept:
+            raise BadArgument("rows", sorted(gone), f"some, not all, of 0–{self.rows - 1}", "make a new cache instead")
+        numbers = {row: i for i, row in enumerate(kept)}
+        for layer in self.layers:
+            layer.keep(kept, numbers)
+        self.rows = len(kept)
+
+    def _per_row(self, values: Ints, name: str, least: int) -> list[int]:
+        values = np.asarray(values)
+        if values.shape != (self.rows,) or (values < least).any():
+            raise BadArgument(name, values.tolist(), f"{self.rows} values ≥ {least}, one per row")
+        return values.tolist()
+
+
+def _grow(buffer: Tensor, slots: int) -> Tensor:
+    rows, heads, held, width = buffer.shape
+    bigger = buffer.new_zeros(rows, heads, max(slots, 2 * held), width)
+    bigger[:, :, :held] = buffer
+    return bigger

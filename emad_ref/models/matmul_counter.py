@@ -1,0 +1,150 @@
+"""What was really multiplied with a model's weights: rows through every matrix of every block, and through the head.
+
+PyTorch hands every operation to a dispatch mode before it runs, whoever asks for it: a module, a hook, a hand-written
+step. One operand of a matrix product that lies inside a weight of a watched model is that weight (or a slice or
+transpose of it), the other holds the rows. A product with a slice counts by the slice's share, so that Q, K and V taken
+one by one from a packed matrix are one row each; one with several weights that lie side by side is a row through each
+of them. Only matrices that every token of a block passes are watched: no experts, which see some tokens, and no K and V
+of a source, which see none.
+
+It cannot see weights that were copied, packed or quantised, other processes, kernels that are not PyTorch's, replayed
+graphs, other threads. What it has not seen was not shown to be absent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from emad_ref.models.families import anatomy_of
+from emad_ref.models.stepper import decoder_part
+from emad_ref.record import HEAD
+
+MATRIX_PRODUCTS = {  # operation → which of its arguments are multiplied; the inner size is the last of the first one's
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), (1, 2)),
+}
+CROSS_ATTENTION_KV = (".EncDecAttention.k.", ".EncDecAttention.v.")
+
+
+@dataclass(frozen=True)
+class WatchedMatrix:
+    """A weight of block ``layer`` (``HEAD``: of the head), [out, in], and where its bytes lie.
+
+    From ``start`` on, one output is ``out_step`` bytes from the next, one input ``in_step``.
+    """
+
+    layer: int
+    name: str
+    start: int
+    shape: tuple[int, int]
+    out_step: int
+    in_step: int
+
+    @property
+    def elements(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def after(self) -> int:
+        """Where one output more would lie."""
+        return self.start + self.shape[0] * self.out_step
+
+    def goes_on(self, other: WatchedMatrix) -> bool:
+        """Whether ``other``'s outputs are this one's, continued: one operand may reach over both."""
+        alike = (self.out_step, self.in_step, self.shape[1]) == (other.out_step, other.in_step, other.shape[1])
+        return alike and other.start == self.after
+
+
+@dataclass(frozen=True)
+class MatrixChain:
+    """Weights side by side, each going on where the one before it ends."""
+
+    matrices: tuple[WatchedMatrix, ...]
+
+    @property
+    def start(self) -> int:
+        return self.matrices[0].start
+
+    def met(self, operand: Tensor) -> dict[WatchedMatrix, float]:
+        """What share of ``operand`` each weight is; none where it begins elsewhere."""
+        first = self.matrices[0]
+        at, item = operand.data_ptr() - self.start, operand.element_size()
+        last = self.matrices[-1].after - self.start - first.out_step + (first.shape[1] - 1) * first.in_step
+        if at > last:
+            return {}
+        columns = first.out_step < first.in_step
+        begun = (at % first.in_step if columns else at) // first.out_step
+        steps = [(size, stride * item) for size, stride in zip(operand.shape, operand.stride(), strict=True)]
+        along = [(size, step) for size, step in steps if (step < first.in_step if columns else step >= first.out_step)]
+        ended = begun + 1 + sum((size - 1) * (step // first.out_step) for size, step in along)
+        shares, done = {}, 0
+        for matrix in self.matrices:
+            outputs = min(ended, done + matrix.shape[0]) - max(begun, done)
+            if outputs > 0:
+                shares[matrix] = outputs
+            done += matrix.shape[0]
+        return {matrix: outputs / sum(shares.values()) for matrix, outputs in shares.items()}
+
+
+class MatmulCounter(TorchDispatchMode):
+    """As a context: counts what meets the weights of ``models``, transformers LMs of our families, on this thread."""
+
+    def __init__(self, *models: Any):
+        super().__init__()
+        self._matrices = sorted((each for model in models for each in _matrices(model)), key=lambda each: each.start)
+        self._chains = list(_chains(self._matrices))
+        self._starts = [chain.start for chain in self._chains]
+        self._met: dict[tuple[int, str], float] = defaultdict(float)  # multiply-adds
+
+    def rows(self) -> dict[tuple[int, str], float]:
+        """(layer, name of the matrix within its block) → rows that were multiplied with it."""
+        return {(each.layer, each.name): self._met[each.layer, each.name] / each.elements for each in self._matrices}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        operands = MATRIX_PRODUCTS.get(func.overloadpacket.__name__)
+        if operands is None:
+            with self:  # a composite operation may hold products
+                made = func.decompose(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {})) if made is NotImplemented else made
+        product = func(*args, **(kwargs or {}))
+        met = [shares for at in operands if (shares := self._weights_in(args[at]))]
+        if len(met) == 1:  # two weights multiplied with each other are no token's
+            for matrix, share in met[0].items():
+                self._met[matrix.layer, matrix.name] += share * product.numel() * args[operands[0]].shape[-1]
+        return product
+
+    def _weights_in(self, operand: Tensor) -> dict[WatchedMatrix, float]:
+        at = bisect_right(self._starts, operand.data_ptr()) - 1
+        return self._chains[at].met(operand) if at >= 0 else {}
+
+
+def _chains(matrices: Iterable[WatchedMatrix]) -> Iterator[MatrixChain]:
+    """Of ``matrices`` in the order of their starts."""
+    chain: tuple[WatchedMatrix, ...] = ()
+    for matrix in matrices:
+        if chain and not chain[-1].goes_on(matrix):
+            yield MatrixChain(chain)
+            chain = ()
+        chain += (matrix,)
+    if chain:
+        yield MatrixChain(chain)
+
+
+def _matrices(model: Any) -> Iterator[WatchedMatrix]:
+    config = model.config.get_text_config()
+    blocks: Any = decoder_part(config.model_type, model.get_decoder(), anatomy_of(config).blocks)
+    parts = [(HEAD, model.get_output_embeddings()), *enumerate(blocks, start=1)]
+    for layer, part in parts:
+        for name, weight in part.named_parameters():
+            if weight.ndim == 2 and not any(source in f".{name}" for source in CROSS_ATTENTION_KV):
+                steps = [stride * weight.element_size() for stride in weight.stride()]
+                yield WatchedMatrix(layer, name, weight.data_ptr(), tuple(weight.shape), *steps)

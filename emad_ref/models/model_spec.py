@@ -1,0 +1,116 @@
+"""Where a model came from: how to load the same weights again, and the folder of safetensors that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from emad_ref.errors import EmadError
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.loading import LoadedModel, load
+
+
+class FingerprintMismatch(EmadError):
+    """A model that was loaded a second time is not the one that was loaded first."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Where a model came from, what it was made to, and which it has to be: no tensor, so that it travels."""
+
+    name: str
+    device: str
+    dtype: str
+    revision: str | None
+    seed: int
+    fingerprint: str
+    backend: str
+
+    @staticmethod
+    def of(loaded: LoadedModel) -> ModelSpec:
+        said = loaded.provenance
+        made = {key: said[key] for key in ("device", "dtype", "revision", "backend")}
+        return ModelSpec(loaded.name, seed=said["seed"] or 0, fingerprint=loaded.fingerprint, **made)
+
+    def load(self) -> LoadedModel:
+        """The same model from the same place, in the same precision and backend, on the same kind of device.
+
+        Raises:
+            OtherWeights: its fingerprint is another by now.
+        """
+        dtype = getattr(torch, self.dtype)
+        again = load(
+            self.name,
+            device=self.device,
+            dtype=dtype,
+            revision=self.revision,
+            seed=self.seed,
+            backend=self.backend,
+        )
+        if again.fingerprint != self.fingerprint:
+            raise FingerprintMismatch(
+                f"name={self.name!r}, but loaded a second time it has the fingerprint {again.fingerprint[:16]}… and "
+                f"the first time {self.fingerprint[:16]}…; leave its files alone while it is in use, and give every "
+                "machine the same"
+            )
+        return again
+
+
+_LOAD_LOCK = Lock()
+
+
+def load_cached(whence: ModelSpec) -> LoadedModel:
+    """The model, loaded when first asked for and kept until another one is: what a worker reads unit after unit by.
+
+    By one thread at a time: transformers patches its classes while it loads, and two loads at once leave them patched.
+    """
+    with _LOAD_LOCK:
+        return _load_last(whence)
+
+
+@lru_cache(maxsize=1)
+def _load_last(whence: ModelSpec) -> LoadedModel:
+    return whence.load()
+
+
+SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
+
+
+def stored_folder(loaded: LoadedModel) -> Path | None:
+    """The absolute folder that the model was read from, where it holds config.json and safetensors; else None."""
+    folder = _source_folder(loaded)
+    if (
+        folder is None
+        or not (folder / "config.json").is_file()
+        or not any((folder / name).is_file() for name in SAFETENSORS_FILES)
+    ):
+        return None
+    return folder.resolve()
+
+
+def save_model(loaded: LoadedModel, folder: Path) -> None:
+    """Write the model, in its own precision, and its tokenizer to ``folder``. Raises OSError."""
+    loaded.model.save_pretrained(folder)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(folder)
+
+
+def _source_folder(loaded: LoadedModel) -> Path | None:
+    source = loaded.provenance["source"]
+    if source == "bundled":
+        return weights_folder() / loaded.name
+    if source == "folder":
+        return Path(loaded.name)
+    if source == "hub":
+        where = {"revision": loaded.provenance["commit"], "local_files_only": True}
+        try:
+            return Path(hf_hub_download(loaded.provenance["hub_id"], "config.json", **where)).parent
+        except LocalEntryNotFoundError:  # the cache was emptied since
+            return None
+    return None

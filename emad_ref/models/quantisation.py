@@ -1,0 +1,55 @@
+"""An int8 copy of a model: weights of the blocks in eight bits, activations quantised as they come.
+
+EMAD, "Composability": depth is orthogonal to quantisation.
+
+PyTorch's dynamic quantisation on the CPU: one scale per tensor of activations, so that what a token gets depends on
+what else is in the forward. Decoding one token at a time is then not one plain pass, and the copy's own token-by-token
+full depth is its reference (``calibration.trace.trace_stepwise``). Embedding, norms and head stay as they are: the
+readout is the same instrument in both.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import warnings
+
+import torch
+from torch import nn
+from torch.ao.quantization import quantize_dynamic
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.families import anatomy_of
+from emad_ref.models.loading import LoadedModel
+
+
+def int8_copy(loaded: LoadedModel) -> LoadedModel:
+    """``loaded`` with the linear layers of its blocks in int8, under the name ``NAME int8``; the original is untouched.
+
+    Raises:
+        BadArgument: a model that is not float32 on the CPU, or whose blocks have no ``nn.Linear`` to quantise.
+    """
+    weight = next(loaded.model.parameters())
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        raise BadArgument("model", f"{weight.dtype} on {weight.device}", "float32 on the CPU", "load it so")
+    model = copy.deepcopy(loaded.model)
+    decoder, anatomy = model.get_decoder(), anatomy_of(model.config.get_text_config())
+    with warnings.catch_warnings():  # the maintained successor, torchao, is a dependency of its own, and for GPUs
+        warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+        blocks = quantize_dynamic(getattr(decoder, anatomy.blocks), {nn.Linear}, dtype=torch.qint8)
+    if not any(isinstance(module, torch.ao.nn.quantized.dynamic.Linear) for module in blocks.modules()):
+        raise BadArgument("model", loaded.name, "blocks made of nn.Linear", "GPT-2's Conv1D has no int8 kernel here")
+    setattr(decoder, anatomy.blocks, blocks)
+    int8 = dataclasses.replace(
+        loaded,
+        name=f"{loaded.name} int8",
+        model=model,
+        fingerprint=hashlib.sha256(f"int8 {loaded.fingerprint}".encode()).hexdigest(),
+        provenance={**loaded.provenance, "quantised": "int8 dynamic, blocks only"},
+    )
+    # cached steps and a plain pass differ by quantisation noise: the walk was checked on the original
+    int8.__dict__["stepper"] = CausalStepper(model, check=False)
+    return int8

@@ -1,0 +1,312 @@
+"""Checks of a tokenizer against its model, and the special tokens that count.
+
+    opening   generation_config, config, tokenizer: the first that declares a beginning-of-text token; else an end
+    ends      every end that any of the three declares, an int or a list
+    padding   the first of the three that declares one
+
+The order is that of transformers. In an encoder-decoder the opening is the decoder's start token. Of a config file
+only
+what it says counts: transformers fills in defaults of the class, whatever the tokenizer. An opening must be a special
+token of the tokenizer and must not have another role. ``remarks`` name what was left out and where files disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from emad_ref.errors import BadArgument
+
+if TYPE_CHECKING:
+    from emad_ref.models.loading import LoadedModel
+
+
+SAMPLE = "The quick brown fox jumps over the lazy dog, 1 2 3.\nAnd then it sleeps."
+REMEDY = "use the tokenizer that the model was trained with"
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    """A text that two tokenizers share where they read every text alike."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return str(backend.to_str())
+    told = {
+        "class": type(tokenizer).__name__,
+        "vocabulary": sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])),
+        "settings": {key: str(value) for key, value in sorted(tokenizer.init_kwargs.items()) if "path" not in key},
+    }
+    return json.dumps(told)
+
+
+def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
+    """Refuse a tokenizer that cannot be the model's; what it loses of a sample, in words, or "".
+
+    Parameters
+    ----------
+    rows: of the model's embedding: ids are 0 … rows − 1.
+
+    Raises
+    ------
+    BadArgument: it gives no token for plain text, ids without a row, or cannot read its own tokens back. Special tokens
+        without a row are let through, for no text gives them: a padding token is often added and never trained.
+    """
+    try:
+        ids = list(tokenizer.encode(SAMPLE, add_special_tokens=False))
+        back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
+        special = set(tokenizer.all_special_ids) | {
+            number for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
+        outside = {number for number in tokenizer.get_vocab().values() if not 0 <= number < rows} - special
+    except Exception as error:  # a damaged one raises whatever its backend raises
+        said = f"{type(error).__name__}: {str(error)[:120]}; {REMEDY}"
+        raise BadArgument("name", name, "a tokenizer that reads plain text", said) from error
+    if not ids:
+        raise BadArgument("name", name, "a tokenizer that reads plain text", f"it gives no token for it: {REMEDY}")
+    highest = max(ids)
+    if outside or not 0 <= highest < rows:
+        said = f"{len(outside)} of its tokens have others, up to {max([*outside, highest])}: {REMEDY}"
+        raise BadArgument("name", name, f"a tokenizer whose ids are rows of the embedding, 0–{rows - 1}", said)
+    if _without_spaces(back) == _without_spaces(SAMPLE):
+        return ""
+    return f"the tokenizer loses text: {SAMPLE[:43]!r} comes back as {str(back)[:60]!r}"
+
+
+def describe_loss_above_chance(loss_nats: float, vocabulary: int) -> str:
+    """What a mean loss per token above ln V means, in words; "" where it is not above.
+
+    No refusal: untrained weights, or a text of another language, do as badly.
+    """
+    if not loss_nats > math.log(vocabulary):
+        return ""
+    return (
+        f"the model's loss at full depth, {loss_nats:.2f} nats a token, is above that of a guess among its "
+        f"{vocabulary:,} tokens ({math.log(vocabulary):.2f}): it is untrained, the text is not of its kind, or this is "
+        "not its own tokenizer (a permuted vocabulary reads every text and gives it back)"
+    )
+
+
+def _without_spaces(text: str) -> str:
+    """What has to come back: most tokenizers normalise spaces on purpose."""
+    return "".join(str(text).split())
+
+
+START, BOS, EOS, PAD = "decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"
+PARTS = ("decoder", "generator", "text_config")  # of a composite config, as transformers looks for them
+FILES = ("generation_config", "config")
+TOKENIZER = "tokenizer"
+DeclaredToken = tuple[str, int]  # who declares it, the id
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """``opening`` the id that opens every sequence, or None; ``ends`` ids that end a text; ``padding`` or None.
+
+    ``remarks``: sentences about ids that were left out, and about files that disagree.
+    """
+
+    opening: int | None
+    ends: frozenset[int]
+    padding: int | None
+    remarks: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"opening": self.opening, "ends": sorted(self.ends), "padding": self.padding}
+
+
+def special_tokens_of(
+    model: Any, tokenizer: Any | None = None, declared: Mapping[str, Any] | None = None
+) -> SpecialTokens:
+    """The ids that count for ``model``, a transformers model.
+
+    ``declared``: what config.json says, where it was read from a file; None: all that ``model.config`` holds.
+
+    Raises:
+        BadArgument: an id that is no whole number, an opening outside the vocabulary, an encoder-decoder without a
+            start token or with one that is no special token of the tokenizer.
+    """
+    config = model.config
+    said = config.to_dict() if declared is None else declared
+    reading = _TokenDeclarations(
+        config.get_text_config().vocab_size, model.generation_config.to_dict(), said, tokenizer
+    )
+    ends = reading.ends()
+    opening = reading.start() if config.is_encoder_decoder else reading.opening(ends)
+    return SpecialTokens(opening, frozenset(i for _, i in ends), reading.padding(), tuple(reading.remarks))
+
+
+class _TokenDeclarations:
+    def __init__(self, vocabulary: int, generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any):
+        parts = (config.get(name) for name in PARTS)
+        self._files = {
+            "generation_config": [generation],
+            "config": [config, *(part for part in parts if isinstance(part, Mapping))],
+        }
+        self._vocabulary, self._tokenizer = vocabulary, tokenizer
+        self.remarks: list[str] = []
+
+    # ------------------------------------------------------------ what counts
+
+    def ends(self) -> list[DeclaredToken]:
+        """Every declared end inside the vocabulary, in order of precedence."""
+        found = [each for each in self._declared(EOS) if self._is_inside(EOS, each)]
+        ordinary = {token: who for who, token in reversed(found) if who != TOKENIZER and not self._is_special(token)}
+        for token, who in ordinary.items():
+            shown = self._shown(token)
+            self._remark(f"{who}.{EOS} names {shown}, no special token of the tokenizer: texts end there, too")
+        by = {who: {i for other, i in found if other == who} for who, _ in found}
+        if any(not later <= earlier for earlier, later in zip([*by.values()], [*by.values()][1:], strict=False)):
+            each = "; ".join(f"{who} {', '.join(map(self._shown, sorted(ids)))}" for who, ids in by.items())
+            self._remark(f"ends of a text differ ({each}): a text ends at each of them")
+        return found
+
+    def opening(self, ends: Sequence[DeclaredToken]) -> int | None:
+        """A beginning-of-text token that is one to the tokenizer, too; else the first end that may open a text."""
+        refused: dict[int, str] = {}
+        taken: DeclaredToken | None = None
+        for who, token in self._declared(BOS):
+            if who == TOKENIZER and not self._is_inside(BOS, (who, token)):
+                continue  # added to the tokenizer, and never trained
+            self._require_inside(who, BOS, token)
+            if why := self._why_no_opening(token):
+                refused.setdefault(token, f"{who}.{BOS} is {self._shown(token)}, {why}")
+            elif taken is None:
+                taken = who, token
+        spare = next((each for each in ends if not self._why_no_opening(each[1], end=True)), None)
+        found = taken or spare
+        opens = "texts open with no token" if found is None else f"texts open with {self._shown(found[1])}"
+        for why in refused.values():
+            self._remark(f"{why}: left out, {opens}")
+        if taken is not None:
+            self._compare_opening(*taken, set(refused))
+        return None if found is None else found[1]
+
+    def _compare_opening(self, who: str, token: int, refused: Collection[int]) -> None:
+        """Say so where another file, or the tokenizer, says something else of ``token``, which ``who`` declares."""
+        self._compare(BOS, (who, token), refused)
+        own = self._own(BOS)
+        if who != TOKENIZER and self._tokenizer is not None and token != own:
+            theirs = "has no bos_token" if own is None else f"says {self._shown(own)}"
+            self._remark(f"texts open with {self._shown(token)}, as {who}.{BOS} says; the tokenizer {theirs}")
+
+    def start(self) -> int:
+        """The decoder's start token.
+
+        Raises BadArgument as ``special_tokens_of``.
+        """
+        declared = [
+            (who, name, token) for name in (START, BOS) for who, token in self._declared(name) if who != TOKENIZER
+        ]
+        if not declared:
+            raise BadArgument(START, None, "a token id", "add it to generation_config.json; that of T5 is pad_token_id")
+        who, name, token = declared[0]
+        self._require_inside(who, name, token)
+        if not self._is_special(token):
+            raise BadArgument(
+                f"{who}.{name}", token, "a special token of the tokenizer", f"to it this is {self._named(token)}"
+            )
+        self._compare(name, (who, token))
+        return token
+
+    def padding(self) -> int | None:
+        found = [each for each in self._declared(PAD) if self._is_inside(PAD, each)]
+        return found[0][1] if found else None
+
+    # ------------------------------------------------------------ what is declared
+
+    def _declared(self, name: str) -> Iterator[DeclaredToken]:
+        for who in FILES:
+            for part in self._files[who]:
+                for token in _token_ids(f"{who}.{name}", part.get(name), several=name == EOS):
+                    yield who, token
+        if (own := self._own(name)) is not None:
+            yield TOKENIZER, own
+
+    def _own(self, name: str) -> int | None:
+        """The tokenizer's id of that role."""
+        found = getattr(self._tokenizer, name, None)
+        return found if isinstance(found, int) else None
+
+    def _compare(self, name: str, taken: DeclaredToken, refused: Collection[int] = ()) -> None:
+        """Say so where a file of lower precedence declares another id."""
+        for who, token in self._declared(name):
+            if who not in (TOKENIZER, taken[0]) and token != taken[1] and token not in refused:
+                first, second = self._shown(taken[1]), self._shown(token)
+                self._remark(f"{taken[0]}.{name} is {first}, {who}.{name} is {second}: the first is taken")
+
+    # ------------------------------------------------------------ what an id is
+
+    def _why_no_opening(self, token: int, *, end: bool = False) -> str:
+        """Why no text may open with ``token``; empty where one may. ``end``: said of an end of a text."""
+        if self._tokenizer is None:
+            return ""
+        if not self._is_special(token):
+            return "no special token of the tokenizer"
+        bos, eos = self._own(BOS), self._own(EOS)
+        if token == bos or (token == eos and (end or bos is None)):
+            return ""
+        roles = ("unk", "mask") if bos is None else ("unk", "mask", "eos", "pad", "sep", "cls")
+        role = next((role for role in roles if self._own(f"{role}_token_id") == token), None)
+        return "" if role is None else f"the tokenizer's {role}_token"
+
+    def _is_special(self, token: int) -> bool:
+        """Whether it is a special token of the tokenizer; of a model without one, whether nothing speaks against it."""
+        if self._tokenizer is None or token in self._tokenizer.all_special_ids:
+            return True
+        added = self._tokenizer.added_tokens_decoder.get(token)
+        return bool(added is not None and added.special)
+
+    def _is_inside(self, name: str, declared: DeclaredToken) -> bool:
+        who, token = declared
+        if 0 <= token < self._vocabulary:
+            return True
+        self._remark(f"{who}.{name} names {token}, outside the vocabulary of {self._vocabulary}: it is left out")
+        return False
+
+    def _require_inside(self, who: str, name: str, token: int) -> None:
+        if not 0 <= token < self._vocabulary:
+            expected = f"0–{self._vocabulary - 1}, as vocab_size says"
+            raise BadArgument(
+                f"{who}'s first token id", token, expected, f"mend {name} in config.json and generation_config.json"
+            )
+
+    # ------------------------------------------------------------ words
+
+    def _named(self, token: int) -> str:
+        return repr(self._tokenizer.convert_ids_to_tokens(token))
+
+    def _shown(self, token: int) -> str:
+        return str(token) if self._tokenizer is None else f"{token} ({self._named(token)})"
+
+    def _remark(self, sentence: str) -> None:
+        if sentence not in self.remarks:
+            self.remarks.append(sentence)
+
+
+def _token_ids(name: str, value: Any, *, several: bool) -> list[int]:
+    """The ids that one entry of a file declares.
+
+    Raises:
+        BadArgument: it holds anything else.
+    """
+    listed = value if several and isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+        raise BadArgument(name, value, f"a token id{', or a list of them' if several else ''}", "mend the file")
+    return listed
+
+
+def require_decoder_only(loaded: LoadedModel) -> None:
+    """Raises BadArgument for an encoder-decoder, which does not continue documents."""
+    if loaded.model.config.is_encoder_decoder:
+        raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
+
+
+def required_tokenizer(loaded: LoadedModel) -> Any:
+    """Raises BadArgument where the model came without one."""
+    if loaded.tokenizer is None:
+        raise BadArgument("model", loaded.name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
+    return loaded.tokenizer

@@ -1,0 +1,161 @@
+"""Memory layout of weights: by columns where that speeds up products with few tokens, packed side by side, on large
+pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PAGE = 2 << 20  # bytes of a large page on x86-64 and most of Arm
+LARGE = 2 * PAGE  # from where on a weight gets pages of its own: less than a third of them lies idle
+_ON_LARGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone
+
+
+def fills_large_pages(values: int) -> bool:
+    """Whether ``values`` float32 numbers fill two large pages."""
+    return values * 4 >= LARGE
+
+
+def allocate(values: int) -> Callable[[int, int], Tensor]:
+    """Memory of its own for ``values`` float32 numbers, at the begin of a large page if they are many.
+
+    As a function: (first number, how many) → a tensor over them, with a storage of its own; each keeps the memory.
+    """
+    held, first = (
+        _allocate_large_pages(values)
+        if fills_large_pages(values) and _ON_LARGE_PAGES
+        else (np.empty(values, np.float32), 0)
+    )
+    return lambda at, count: torch.frombuffer(held, dtype=torch.float32, count=count, offset=first + 4 * at)
+
+
+def is_page_aligned(weight: Tensor) -> bool:
+    """Whether a float32 ``weight`` lies where ``memory_for`` would begin it."""
+    return _ON_LARGE_PAGES is None or not fills_large_pages(weight.numel()) or weight.data_ptr() % PAGE == 0
+
+
+def _allocate_large_pages(values: int) -> tuple[Any, int]:
+    """A buffer, and the byte of it where a large page begins and ``values`` numbers have room from."""
+    assert _ON_LARGE_PAGES is not None
+    held = mmap.mmap(-1, values * 4 + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held.madvise(_ON_LARGE_PAGES)
+    return held, -torch.frombuffer(held, dtype=torch.uint8, count=1).data_ptr() % PAGE
+
+
+# children that one module asks about the same states, in every family of ours that names them so
+PACKED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+RUN_GAP = 64  # numbers
+LONG_RUN, CACHE_STRIDE = (
+    2048,
+    512,
+)  # numbers: from where on a gap costs a token alone nothing; where runs meet in the cache
+
+
+def packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
+    """Linear layers of ``model`` over the same states, all with a bias or all without, none twice."""
+    for module in model.modules():
+        for names in PACKED_NAMES:
+            found = [layer for name in names if type(layer := getattr(module, name, None)) is nn.Linear]
+            if len(found) == len(names) and _has_equal_inputs(found):
+                yield tuple(found)
+
+
+def pack_weights(layers: Sequence[nn.Linear]) -> None:
+    """Lay weights and biases of ``siblings`` side by side, in place."""
+    for name in ("weight", "bias"):
+        parts = [getattr(layer, name) for layer in layers]
+        if parts[0] is not None:
+            for part, moved in zip(parts, column_major(parts), strict=True):
+                part.data = moved
+
+
+def column_major(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The same weights [out, in], or biases [out], side by side in memory of their own; as they are if they lie so.
+
+    Each is over a storage of its own, which reaches to the end of all.
+    """
+    total, width = sum(map(len, parts)), parts[0].numel() // len(parts[0])  # 1 of biases
+    run = (
+        total + RUN_GAP
+        if fills_large_pages(total * width) and total >= LONG_RUN and total % CACHE_STRIDE == 0
+        else total
+    )
+    whole = packed_view(parts)
+    if whole is not None and whole.stride() == (1, run)[: whole.dim()] and is_page_aligned(whole):
+        return list(parts)
+    memory, moved, at = allocate(run * width), [], 0
+    for part in parts:
+        own = memory(at, run * width - at).as_strided(part.shape, (1, run)[: part.dim()])
+        moved.append(own.copy_(part.detach()))
+        at += len(part)
+    return moved
+
+
+def packed_view(parts: Sequence[Tensor]) -> Tensor | None:
+    """[all outs, in] over weights [out, in], or [all outs] over biases [out], that lie side by side; else None."""
+    first, total = parts[0], sum(map(len, parts))
+    inputs, run = (first.shape[1], first.stride(1)) if first.dim() > 1 else (1, total)
+    if first.stride(0) != 1 or run < total:
+        return None
+    address = first.data_ptr()
+    for part in parts:
+        if part.stride() != first.stride() or part.shape[1:] != first.shape[1:] or part.data_ptr() != address:
+            return None
+        address += len(part) * part.element_size()
+    reach = first.storage_offset() + (inputs - 1) * run + total
+    if reach * first.element_size() > first.untyped_storage().nbytes():
+        return None  # neighbours by chance
+    return first.detach().as_strided((total, *first.shape[1:]), first.stride())
+
+
+def _has_equal_inputs(layers: Sequence[nn.Linear]) -> bool:
+    different = len({id(layer.weight) for layer in layers}) == len(layers)
+    return different and len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
+
+
+def lay_out_weight(weight: Tensor) -> Tensor:
+    """``weight`` [out, in] of a linear layer, by columns if out ≥ in, else by rows; float32 on a CPU, or as it is."""
+    if not _can_move(weight):
+        return weight
+    return column_major([weight])[0] if _is_tall([weight]) else _row_major(weight)
+
+
+@torch.no_grad()
+def lay_out_weights(model: nn.Module) -> None:
+    """Lay the weights of all linear layers out, in place; those that embeddings share, read by rows, stay by rows."""
+    embeddings = {id(each.weight): each for each in model.modules() if isinstance(each, nn.Embedding)}
+    for embedding in embeddings.values():
+        if _can_move(embedding.weight):
+            embedding.weight.data = _row_major(embedding.weight.data)
+    done = set(embeddings)
+    for layers in packable_layers(model):
+        weights = [layer.weight for layer in layers]
+        large = fills_large_pages(sum(weight.numel() for weight in weights))
+        if large and _is_tall(weights) and all(map(_can_move, weights)) and done.isdisjoint(map(id, weights)):
+            pack_weights(layers)
+            done |= set(map(id, weights))
+    for module in model.modules():
+        if type(module) is nn.Linear and id(module.weight) not in done:
+            module.weight.data = lay_out_weight(module.weight.data)
+
+
+def _is_tall(weights: Sequence[Tensor]) -> bool:
+    """Whether weights that lie side by side have at least as many outputs as inputs."""
+    return sum(map(len, weights)) >= weights[0].shape[1]
+
+
+def _can_move(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def _row_major(weight: Tensor) -> Tensor:
+    """``weight`` contiguous, on large pages if it fills two; itself if it lies so already."""
+    if weight.is_contiguous() and is_page_aligned(weight):
+        return weight
+    return allocate(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)

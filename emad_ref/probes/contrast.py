@@ -1,0 +1,130 @@
+"""Contrastive confidence: a deep readout minus what a shallower one already said (early-exit LLMs, "Contrastive").
+
+    H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``in_head``
+    p_LCD    softmax(log p_ℓ − log p_m), normalised over H
+    p_DCD    p_LCD on H, p_ℓ outside                                  ``contrasted``
+    c        top-1 minus top-2 of p_DCD
+
+p_ℓ is the expert, the readout of the layer reached; p_m the amateur, of a layer m < ℓ of the same token:
+
+    weighted   m = ⌊ℓ/2⌋
+    JSD        m = argmax over j ≤ m < ℓ of JSD(p_ℓ, p_m) / (ℓ − m), j the minimum exit layer
+
+p_DCD holds the mass 1 on H besides what p_ℓ has outside: it is a score. The authors' code scales p_LCD to the mass of H
+(``rescale``), which makes it a distribution. The smaller α, the more tokens of which neither layer thinks much decide:
+α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
+
+Distributions are given as logarithms [rows, V], over the whole vocabulary or over a part of it, the same in p_ℓ and
+p_m; a token at −inf is in neither. Where there is no amateur yet (JSD after layer j, any layer below j), the signal is
+NaN: no other rule stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from emad_ref.point import Confidence
+from emad_ref.probes.signal_values import ProbeOutput, require_finite, softmax_response
+from emad_ref.signals import HALF_DEPTH, SIGNALS, SINCE_MINIMUM, SignalInputs, at_least_float32, top2_margin
+
+ScoreFunction = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], ProbeOutput]
+"""(parameters, layer ℓ, logits z_ℓ [rows, n], {m: z_m [rows, n]} of shallower layers) → signal [rows] and logits."""
+
+
+def plausible_tokens(log_p: Tensor, alpha: Tensor) -> Tensor:
+    """bool [rows, V]: p ≥ α·max p; ``alpha`` [rows], 0 takes every token that has a probability."""
+    least = alpha.log()[:, None] + log_p.amax(dim=-1, keepdim=True)
+    return log_p >= least.clamp(min=torch.finfo(log_p.dtype).min)  # -inf ≥ -inf would let pruned tokens in
+
+
+def plausibility_share(confidence: Confidence, layer: int, logits: Tensor) -> Tensor:
+    """α, or α′ where a decay rate is given: [rows], for expert logits [rows, V] after ``layer``."""
+    response = softmax_response(logits)
+    if confidence.alpha_decay is None:
+        return torch.full_like(response, confidence.alpha)
+    return confidence.alpha / (1 + confidence.alpha_decay * layer) * (1 - response)
+
+
+def contrast_log_p(log_p: Tensor, log_q: Tensor, head: Tensor, rescale: bool) -> Tensor:
+    """log p_DCD [rows, V] of the expert's and the amateur's log-probabilities, on ``head`` bool [rows, V] and off it.
+
+    ``rescale``: scale the part on the head set to its mass under p.
+    """
+    score = torch.log_softmax(torch.where(head, log_p - log_q, -torch.inf), dim=-1)
+    if rescale:
+        score = score + torch.where(head, log_p, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return torch.where(head, score, log_p)
+
+
+def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """JSD(p, q) = ½·KL(p ‖ m) + ½·KL(q ‖ m), m = ½(p + q), in nats: [..., V] → [...]; symmetric, 0 … ln 2."""
+    limits = torch.finfo(log_p.dtype)
+    p, q = log_p.exp(), log_q.exp()
+    log_m = ((p + q) / 2).clamp(min=limits.tiny).log()
+    # a token without probability adds 0 times a finite number: −inf − (−inf) would be none
+    divergences = p * (log_p.clamp(min=limits.min) - log_m) + q * (log_q.clamp(min=limits.min) - log_m)
+    return divergences.sum(dim=-1) / 2
+
+
+def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+    """(m int64 [rows], log p_m [rows, V]): per row, the amateur of largest JSD per layer of distance to ``layer``."""
+    layers = torch.tensor(sorted(amateurs), device=log_p.device)
+    candidates = torch.stack([amateurs[m] for m in sorted(amateurs)])  # [candidates, rows, V]
+    per_layer = jensen_shannon_nats(log_p[None], candidates) / (layer - layers)[:, None]
+    best = per_layer.argmax(dim=0)
+    return layers[best], candidates[best, torch.arange(len(log_p), device=log_p.device)]
+
+
+def weighted_contrast(
+    confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]
+) -> ProbeOutput:
+    """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
+    if layer < confidence.minimum:
+        return _undefined_output(logits, layer)
+    return _contrast_with(confidence, layer, logits, _log_p(shallower[layer // 2]))
+
+
+def jsd_contrast(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> ProbeOutput:
+    """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
+    if layer <= confidence.minimum:
+        return _undefined_output(logits, layer)
+    amateurs = {m: _log_p(z) for m, z in shallower.items() if confidence.minimum <= m < layer}
+    return _contrast_with(confidence, layer, logits, most_different(_log_p(logits), amateurs, layer)[1])
+
+
+CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: weighted_contrast, SINCE_MINIMUM: jsd_contrast}
+
+
+def score_function(signal: str) -> ScoreFunction:
+    """How readouts give ``signal``: a contrast, or what one layer's logits say, which emits p_ℓ and asks no other."""
+    row = SIGNALS[signal]
+    if not row.alone:
+        return CONTRASTS[row.needs]
+    return lambda confidence, layer, logits, shallower: _require_finite_output(
+        ProbeOutput(row.of(logits), logits), layer
+    )
+
+
+def _contrast_with(confidence: Confidence, layer: int, logits: Tensor, log_q: Tensor) -> ProbeOutput:
+    log_p = _log_p(logits)
+    head = plausible_tokens(log_p, plausibility_share(confidence, layer, logits))
+    score = contrast_log_p(log_p, log_q, head, confidence.rescale)
+    emitted = logits if confidence.emit == "expert" else score.to(logits.dtype)
+    return _require_finite_output(ProbeOutput(top2_margin(score), emitted), layer)
+
+
+def _log_p(logits: Tensor) -> Tensor:
+    return torch.log_softmax(at_least_float32(logits), dim=-1)
+
+
+def _undefined_output(logits: Tensor, layer: int) -> ProbeOutput:
+    require_finite(logits.amax(dim=-1), f"after layer {layer}")
+    return ProbeOutput(torch.full_like(at_least_float32(logits[:, 0]), torch.nan), logits)
+
+
+def _require_finite_output(seen: ProbeOutput, layer: int) -> ProbeOutput:
+    require_finite(seen.signal, f"after layer {layer}")
+    return seen

@@ -1,0 +1,96 @@
+"""What a draft reads of a state after its layer, for a loop that only wants the likeliest token, and the gate's word.
+
+    gate   w·norm(h) + c [rows], √nats, the state as it is
+    token  S[argmax(W_S·norm(T(h)) + b_S)], T the lens' translator, S the pruned vocabulary
+
+W_S is gathered once. A full T is applied as one product, (I + A)·h + b; a softcap, which keeps the order, is left out:
+so a draft may differ from what a decoder would emit through the lens where two tokens are as likely up to rounding.
+Charged is what runs: E multiply-adds a gate, D² or 2·D·r a translator, k·E a pruned head (kind ``subset``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.models.weight_layout import lay_out_weight
+from emad_ref.point import Estimator
+from emad_ref.probes.estimators import linear_probe
+from emad_ref.probes.lens import Translator, attached_lens
+from emad_ref.record import READOUTS, Ints, Work
+from emad_ref.signals import at_least_float32
+
+FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "linear"))
+
+
+class DraftReader:
+    """Reads states [rows, D] after ``layer`` of the model that ``stepper`` walks.
+
+    ``lens``: digest of an attached lens, ``gate``: linear with one probe, ``vocabulary`` int64 [k] ids; None: none of
+    it, and all of V.
+
+    Raises:
+        BadArgument: a lens that is not attached or does not translate ``layer``, a gate of another width.
+    """
+
+    def __init__(self, stepper: Stepper, layer: int, lens: str | None, gate: Estimator | None, vocabulary: Ints | None):
+        self._stepper, self._at = stepper, layer - 1
+        tuned = attached_lens(stepper, lens)
+        if tuned is not None and layer not in tuned.translators:
+            has = ", ".join(map(str, tuned.translators))
+            raise BadArgument("drafting.layer", layer, f"a layer that the lens translates ({has})", "fit it there too")
+        self._translator = None if tuned is None else tuned.translators[layer]
+        self._gate = None if gate is None else linear_probe(gate.weights, 1, stepper.unembedding)
+        geometry = stepper.geometry
+        projected = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0
+        self._gate_macs = geometry.embedding_width + projected
+        # gathered outside inference mode, as all that outlives one forward
+        with torch.inference_mode(False), torch.no_grad():
+            self._moved = None if self._translator is None else _single_matrix(self._translator)
+            self._ids = None if vocabulary is None else torch.from_numpy(vocabulary).to(stepper.device)
+            self._rows, self._bias = _head_rows(stepper, self._ids)
+        self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
+
+    def expected(self, hidden: Tensor, work: Work) -> Tensor:
+        """The gate's √KL in √nats [rows] of states [rows, D]; as ``readout.linear`` has it, whatever it is."""
+        assert self._gate is not None, "a drafting without a gate asks none"
+        work.readout_rows[LINEAR, self._at] += len(hidden)
+        work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate_macs
+        return self._gate(self._stepper.normed(hidden), 0)
+
+    def tokens(self, hidden: Tensor, work: Work) -> Tensor:
+        """int64 [rows]: the likeliest token of the vocabulary by each state [rows, D]."""
+        kind = FULL if self._ids is None else SUBSET
+        work.readout_rows[kind, self._at] += len(hidden)
+        work.readout_macs[kind, self._at] += len(hidden) * self._head_macs
+        if self._translator is not None:
+            work.readout_macs[FULL, self._at] += len(hidden) * self._translator.macs
+            hidden = self._translated(hidden)
+        best = F.linear(self._stepper.normed(hidden), self._rows, self._bias).argmax(dim=-1)
+        return best if self._ids is None else self._ids[best]
+
+    def _translated(self, hidden: Tensor) -> Tensor:
+        assert self._translator is not None
+        if self._moved is None:
+            return self._translator(hidden)
+        return F.linear(at_least_float32(hidden), self._moved, self._translator.bias).to(hidden.dtype)
+
+
+def _single_matrix(translator: Translator) -> Tensor | None:
+    """I + A of a full translator; None of a low-rank one, whose two products are cheaper."""
+    if translator.rank is not None:
+        return None
+    (matrix,) = translator.factors
+    return lay_out_weight(matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+
+
+def _head_rows(stepper: Stepper, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows of the head and its bias: of ``ids``, or all."""
+    weight, bias = stepper.unembedding.detach(), stepper.unembedding_bias
+    bias = None if bias is None else bias.detach()
+    if ids is None:
+        return weight, bias
+    return lay_out_weight(weight.index_select(0, ids)), None if bias is None else bias.index_select(0, ids)

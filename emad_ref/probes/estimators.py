@@ -1,0 +1,686 @@
+"""Entropy estimators of a probe (EMAD, "Entropy estimation at inference"): full softmax, top-K, low-rank, linear.
+
+    Ĥ_ℓ = slope_ℓ·estimate(norm(h_ℓ)) + intercept_ℓ
+
+The decode loop and the lens trace use the same ``EntropyReader``, so replay and decoding compare the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.geometry import Geometry
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator
+from emad_ref.probes.signal_values import entropy_nats
+from emad_ref.record import Floats, Ints
+
+
+def full_softmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(entropy in nats, top-1 token int64, top-1 probability), each [...], of ``logits`` [..., V].
+
+    The probability is the exponential of log_softmax, as in the lens trace: conditioning bins built from either agree
+    to the bit.
+    """
+    best = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1).max(dim=-1)
+    return entropy_nats(logits), best.indices, best.values.exp()
+
+
+SHARE_SEARCHED = 1 / 8  # of the lists, where the caller names no number
+ROWS_PER_K = 2  # at least this many rows are read for each one returned
+
+
+class FaissMissing(EmadError):
+    """FAISS is asked for and not installed."""
+
+
+class RowIndex(Protocol):
+    """Rows of an unembedding, searchable."""
+
+    def macs_per_row(self, k: int) -> int:
+        """Multiply-adds executed per state searched for, to return ``k`` rows."""
+
+    @property
+    def found(self) -> int:
+        """Rows that every search is sure to find: the largest K."""
+
+    def wide_enough(self, k: int) -> RowIndex:
+        """Itself, or the same rows searched in more lists, so that 2·K rows or all are read."""
+
+    def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(values, ids int64), each [rows, k], by falling value, for ``states`` [rows, E]."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactIndex:
+    """All rows [V, E], bias [V] or None."""
+
+    rows: Tensor
+    bias: Tensor | None = None
+
+    def macs_per_row(self, k: int) -> int:
+        return self.rows.numel()
+
+    @property
+    def found(self) -> int:
+        return len(self.rows)
+
+    def wide_enough(self, k: int) -> ExactIndex:
+        return self
+
+    def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        best = F.linear(states, self.rows, self.bias).topk(k, dim=-1)
+        return best.values, best.indices
+
+
+class IvfIndex:
+    """Inverted lists of one size (the last rows padded), so that every state costs the same; a list is one block.
+
+    Room for uneven lists did not pay for its padding: at equal cost recall was the same.
+    Holds a copy of the unembedding, sorted by list.
+
+    Args:
+        rows: [V, E]; bias: [V] or None.
+        lists_searched: per state; an eighth of all lists by default.
+        lists: √V by default.
+        seed: of k-means.
+
+    Raises:
+        BadArgument: more lists than rows, or a number of lists searched outside 1…lists.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        bias: Tensor | None = None,
+        *,
+        lists_searched: int | None = None,
+        lists: int | None = None,
+        seed: int = 0,
+    ):
+        lists, self.lists_searched = list_sizes(len(rows), lists, lists_searched)
+        keys = with_bias(rows, bias)
+        self._ids = equal_lists(keys, lists, math.ceil(len(rows) / lists), seed).to(rows.device)
+        present = self._ids >= 0
+        self._keys = keys[self._ids.clamp(min=0)].masked_fill_(~present[..., None], 0)  # [lists, size, E (+ 1)]
+        held = present.sum(dim=1)
+        self._centres = self._keys.sum(dim=1) / held.clamp(min=1)[:, None].to(rows.dtype)
+        self._found: Ints = held.sort().values.cumsum(dim=0).cpu().numpy()  # by the smallest n lists
+        self._padding = torch.zeros_like(present, dtype=rows.dtype).masked_fill_(~present, -torch.inf)
+        self._biased = bias is not None
+
+    def macs_per_row(self, k: int) -> int:
+        lists, size, width = self._keys.shape
+        return (lists + self.lists_searched * size) * width
+
+    @property
+    def found(self) -> int:
+        return int(self._found[self.lists_searched - 1])
+
+    def wide_enough(self, k: int) -> IvfIndex:
+        wider = copy.copy(self)
+        wider.lists_searched = max(self.lists_searched, lists_needed(self._found, k))
+        return wider
+
+    def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        states = with_one(states, self._biased)
+        searched = (states @ self._centres.T).topk(self.lists_searched, dim=-1).indices
+        best = self._scores(states, searched).topk(k, dim=-1)
+        return best.values, self._ids[searched].flatten(start_dim=1).gather(1, best.indices)
+
+    def _scores(self, states: Tensor, searched: Tensor) -> Tensor:
+        """[rows, lists searched · size]: one product per list that any state asks for, no gathered copy of rows."""
+        asked, size = searched.flatten(), self._keys.shape[1]
+        scores = states.new_empty(len(asked), size)
+        order = asked.argsort()
+        lists, counts = torch.unique_consecutive(asked[order], return_counts=True)
+        for number, pairs in zip(lists.tolist(), torch.split(order, counts.tolist()), strict=True):
+            scores[pairs] = torch.addmm(
+                self._padding[number], states[pairs // self.lists_searched], self._keys[number].T
+            )
+        return scores.view(len(states), -1)
+
+
+class FaissIndex:
+    """Inverted lists of FAISS over float32 rows; arguments and errors as ``Ivf``. States travel to the CPU and back.
+
+    Its lists differ in size: ``macs_per_row`` charges the largest that can be searched, an upper bound.
+
+    Raises:
+        FaissMissing: the extra is not installed.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        bias: Tensor | None = None,
+        *,
+        lists_searched: int | None = None,
+        lists: int | None = None,
+        seed: int = 0,
+    ):
+        faiss = _faiss()
+        lists, self.lists_searched = list_sizes(len(rows), lists, lists_searched)
+        keys = _float32(with_bias(rows, bias))
+        width = keys.shape[1]
+        # the index does not own its quantizer in Python: without this reference it would be collected
+        self._quantizer = faiss.IndexFlatIP(width)
+        self._index = faiss.IndexIVFFlat(self._quantizer, width, lists, faiss.METRIC_INNER_PRODUCT)
+        self._index.cp.seed = seed
+        self._index.train(keys)
+        self._index.add(keys)
+        held = np.sort([self._index.invlists.list_size(number) for number in range(lists)])
+        self._found: Ints = held.cumsum()  # by the smallest n lists
+        self._read: Ints = held[::-1].cumsum()  # by the largest n
+        self._biased = bias is not None
+
+    def macs_per_row(self, k: int) -> int:
+        width: int = self._index.d
+        return (len(self._read) + int(self._read[self.lists_searched - 1])) * width
+
+    @property
+    def found(self) -> int:
+        return int(self._found[self.lists_searched - 1])
+
+    def wide_enough(self, k: int) -> FaissIndex:
+        wider = copy.copy(self)
+        wider.lists_searched = max(self.lists_searched, lists_needed(self._found, k))
+        return wider
+
+    def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        how = _faiss().SearchParametersIVF(nprobe=self.lists_searched)
+        values, ids = self._index.search(_float32(with_one(states, self._biased)), k, params=how)
+        return torch.from_numpy(values).to(states), torch.from_numpy(ids).to(states.device)
+
+
+def recall(found: Tensor, exact: Tensor) -> Tensor:
+    """Share of ``exact`` ids [rows, K] that are among ``found`` [rows, K]: recall@K, float64 [rows]."""
+    if found.shape != exact.shape or found.ndim != 2:
+        raise BadArgument("found", tuple(found.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
+    both = torch.cat([found, exact], dim=1).sort(dim=1).values  # ids are distinct in each: a pair is a hit
+    return (both[:, 1:] == both[:, :-1]).sum(dim=1).double() / exact.shape[1]
+
+
+def list_sizes(rows: int, lists: int | None, lists_searched: int | None) -> tuple[int, int]:
+    """(lists, lists searched) with their defaults."""
+    lists = round(math.sqrt(rows)) if lists is None else lists
+    if not 1 <= lists <= rows:
+        raise BadArgument("lists", lists, f"1–{rows}, the rows of the unembedding")
+    searched = max(1, round(SHARE_SEARCHED * lists)) if lists_searched is None else lists_searched
+    if not 1 <= searched <= lists:
+        raise BadArgument("lists_searched", searched, f"1–{lists}, all lists")
+    return lists, searched
+
+
+def lists_needed(found: Ints, k: int) -> int:
+    """Lists to search for 2·K rows, or all; ``found`` [lists]: rows in the smallest n."""
+    return int(np.searchsorted(found, min(ROWS_PER_K * k, found[-1]))) + 1
+
+
+def with_bias(rows: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows [V, E], or [V, E + 1] with the bias as the last coordinate."""
+    return rows if bias is None else torch.cat([rows, bias[:, None]], dim=1)
+
+
+def with_one(states: Tensor, biased: bool) -> Tensor:
+    """States [rows, E], or [rows, E + 1] with a 1 that meets the bias."""
+    return torch.cat([states, torch.ones_like(states[:, :1])], dim=1) if biased else states
+
+
+def equal_lists(keys: Tensor, lists: int, size: int, seed: int) -> Tensor:
+    """int64 [lists, size] row numbers of each list, −1 for padding: every row once, near its k-means centre.
+
+    Clustered are the directions of the rows from their mean: the common part moves no row up or down, and rows of
+    unlike length that a state prefers together belong together. (On emad-tiny, a quarter of the lists searched, plain
+    k-means lost the top token 15 times in 100 states, this 3 times.) Rows ask for the nearest list that has room, and
+    a list takes the nearest of those who ask, until all are placed.
+    """
+    from sklearn.cluster import MiniBatchKMeans
+    from sklearn.preprocessing import normalize
+
+    points = _float32(keys)
+    points = normalize(points - points.mean(axis=0))
+    means = MiniBatchKMeans(lists, random_state=seed, n_init=1, batch_size=4096, max_iter=20).fit(points)
+    distance: Floats = torch.cdist(torch.from_numpy(points), torch.from_numpy(means.cluster_centers_)).numpy()
+    members: Ints = np.full((lists, size), -1, dtype=np.int64)
+    held = np.zeros(lists, dtype=np.int64)
+    waiting = np.arange(len(points))
+    while len(waiting):
+        distance[:, held == size] = np.inf
+        asked = distance[waiting].argmin(axis=1)
+        order = np.lexsort((distance[waiting, asked], asked))
+        asked, ordered = asked[order], waiting[order]
+        place = held[asked] + np.arange(len(asked)) - np.searchsorted(asked, asked)
+        placed = place < size
+        members[asked[placed], place[placed]] = ordered[placed]
+        held += np.bincount(asked[placed], minlength=lists)
+        waiting = ordered[~placed]
+    return torch.from_numpy(members)
+
+
+def _float32(tensor: Tensor) -> Any:
+    """A contiguous float32 array on the CPU."""
+    return np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as reason:
+        raise FaissMissing(
+            "estimator.search='faiss', but the module faiss is not installed; pip install 'pytest-emad[faiss]', or "
+            "search='ivf', which needs PyTorch only"
+        ) from reason
+    return faiss
+
+
+def tail_bounded(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
+    """(Ĥ in nats, top-1 probability), each [...], from retrieved logits [..., K], descending, and V − K = ``rest``.
+
+    float32, or float64 for float64 logits. A logit that is no number gives an entropy that is none.
+    """
+    z = values if values.dtype == torch.float64 else values.float()
+    if rest == 0:
+        return entropy_nats(z), torch.softmax(z, dim=-1)[..., 0]
+    groups = torch.cat([z, z[..., -1:] + math.log(rest)], dim=-1)
+    p = torch.softmax(groups, dim=-1)
+    return entropy_nats(groups) + math.log(rest) * p[..., -1], p[..., 0]
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c·tanh(z/c), or z itself without a cap c."""
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+@dataclass(frozen=True, eq=False)
+class TopKEntropy:
+    """Ĥ from the ``k`` largest logits that ``index`` finds among ``vocabulary`` rows.
+
+    Raises:
+        BadArgument: k outside 1…the rows that every search is sure to find.
+    """
+
+    index: RowIndex
+    k: int
+    vocabulary: int
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.index.found:
+            raise BadArgument(
+                "estimator.k", self.k, f"1–{self.index.found}, the rows that any search finds", "search more lists"
+            )
+
+    @property
+    def macs_per_row(self) -> int:
+        """Multiply-adds of one search: it computes the logits it returns."""
+        return self.index.macs_per_row(self.k)
+
+    def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(Ĥ in nats, top-1 token, top-1 probability), each [rows], of the head's input [rows, E]."""
+        values, ids = self.index.search(normed, self.k)
+        entropy, probability = tail_bounded(capped(values, self.softcap), self.vocabulary - self.k)
+        return entropy, ids[:, 0], probability
+
+
+CHUNK = 8192  # rows raised to float64 at a time: all of a Llama's would take 4 GB
+GATHERED_ENTRIES = 2**24  # entries of gathered rows at a time
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankFactors:
+    """``inner`` A [E, r], ``outer`` B [r, V] contiguous, ``mean`` μ [E], in the unembedding's dtype."""
+
+    inner: Tensor
+    outer: Tensor
+    mean: Tensor
+
+
+def low_rank_factors(unembedding: Tensor, rank: int) -> LowRankFactors:
+    """The best rank-``rank`` factors of ``unembedding`` [V, E] less its mean row, in least squares.
+
+    Raises:
+        BadArgument: a rank outside 1…E.
+    """
+    width = unembedding.shape[1]
+    if not 1 <= rank <= width:
+        raise BadArgument("estimator.rank", rank, f"1–{width}, the width of the unembedding")
+    mean = unembedding.mean(dim=0, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64, device=unembedding.device)
+    for rows in torch.split(unembedding, CHUNK):
+        gram += (rows - mean).T @ (rows - mean)
+    inner = torch.linalg.eigh(gram).eigenvectors.flip(-1)[:, :rank]
+    outer = torch.cat([((rows - mean) @ inner).T.to(rows.dtype) for rows in torch.split(unembedding, CHUNK)], dim=1)
+    return LowRankFactors(inner.to(unembedding.dtype).contiguous(), outer, mean.to(unembedding.dtype))
+
+
+def approximate_logits(factors: LowRankFactors, normed: Tensor, bias: Tensor | None) -> Tensor:
+    """(x·A)·B + b, [rows, V]: the approximate logits less x·μ, which is the same for all tokens."""
+    logits = (normed @ factors.inner) @ factors.outer
+    return logits if bias is None else logits + bias
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankIndex:
+    """Exact logits of the rows whose approximate logits are largest; ``rows`` [V, E], ``bias`` [V] or None."""
+
+    rows: Tensor
+    factors: LowRankFactors
+    bias: Tensor | None = None
+
+    def macs_per_row(self, k: int) -> int:
+        """E·r + r·V to find, K·E for the logits."""
+        return self.factors.inner.numel() + self.factors.outer.numel() + k * self.rows.shape[1]
+
+    @property
+    def found(self) -> int:
+        return len(self.rows)
+
+    def wide_enough(self, k: int) -> LowRankIndex:
+        return self
+
+    def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        ids = approximate_logits(self.factors, states, self.bias).topk(k, dim=-1).indices
+        share = max(1, GATHERED_ENTRIES // (k * self.rows.shape[1]))
+        pairs = zip(torch.split(states, share), torch.split(ids, share), strict=True)
+        values = torch.cat([(self.rows[found] @ x[:, :, None])[..., 0] for x, found in pairs])
+        best = (values if self.bias is None else values + self.bias[ids]).sort(dim=1, descending=True)
+        return best.values, ids.gather(1, best.indices)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankEntropy:
+    """Ĥ from the ``k`` largest approximate logits; ``bias`` [V] or None.
+
+    Raises:
+        BadArgument: k outside 1…V.
+    """
+
+    factors: LowRankFactors
+    k: int
+    bias: Tensor | None = None
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        vocabulary = self.factors.outer.shape[1]
+        if not 1 <= self.k <= vocabulary:
+            raise BadArgument("estimator.k", self.k, f"1–{vocabulary}, the size of the vocabulary")
+
+    @property
+    def macs_per_row(self) -> int:
+        """E·r + r·V for the factors, E for the mean row."""
+        return self.factors.inner.numel() + self.factors.outer.numel() + self.factors.mean.numel()
+
+    def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(Ĥ in nats, top-1 token, top-1 probability), each [rows], of the head's input [rows, E]."""
+        logits = approximate_logits(self.factors, normed, self.bias)
+        best = logits.topk(self.k, dim=-1)
+        values = best.values + (normed @ self.factors.mean)[:, None]
+        entropy, probability = tail_bounded(capped(values, self.softcap), logits.shape[-1] - self.k)
+        return entropy, best.indices[:, 0], probability
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProbe:
+    """Per probe its ``weights`` [E] and ``intercepts``."""
+
+    weights: tuple[Tensor, ...]
+    intercepts: tuple[float, ...]
+
+    @property
+    def macs_per_row(self) -> int:
+        return self.weights[0].shape[0]
+
+    def __call__(self, normed: Tensor, probe: int) -> Tensor:
+        """Ĥ in nats [rows] of the head's input [rows, E] at the ``probe``-th probe (from 0)."""
+        weights = self.weights[probe]
+        states = normed if normed.dtype == weights.dtype else normed.to(weights.dtype)
+        return torch.mv(states, weights) + self.intercepts[probe]
+
+
+def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) -> LinearProbe:
+    """The probe with ``weights`` [probes][E + 1], the intercept last, on the device of the unembedding ``like`` [V, E].
+
+    float32, or float64 for float64 models: a sum of E terms in half precision loses the second digit.
+
+    Raises:
+        BadArgument: another number of probes or of weights.
+    """
+    width = like.shape[1]
+    if [len(row) for row in weights] != [width + 1] * probes:
+        raise BadArgument(
+            "estimator.weights",
+            [len(row) for row in weights],
+            f"for each of {probes} probes {width} weights and an intercept",
+            "fit them for this model and these probes",
+        )
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    table = torch.tensor([list(row) for row in weights], dtype=dtype, device=like.device)
+    intercepts = table[:, -1].tolist()  # numbers, rounded as the weights are: a tensor of one costs a lookup a probe
+    return LinearProbe(table[:, :-1].contiguous().unbind(), tuple(intercepts))
+
+
+UNKNOWN_TOKEN = -1
+SEARCHES: dict[str, Callable[[Tensor, Tensor | None, Estimator], RowIndex]] = {
+    "exact": lambda rows, bias, _: ExactIndex(rows, bias),
+    "ivf": lambda rows, bias, _: IvfIndex(rows, bias),
+    "faiss": lambda rows, bias, _: FaissIndex(rows, bias),
+    "lowrank": lambda rows, bias, asked: LowRankIndex(rows, low_rank_factors(rows, asked.rank), bias),
+}
+
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True, eq=False)
+class EntropyReading:
+    """What one probe says about each row.
+
+    ``entropy_nats``      [rows] the estimate, corrected where the estimator has a correction for the probe.
+    ``top1``              int64 [rows] the predicted token as the estimator sees it; −1 where it sees none.
+    ``top1_probability``  [rows], NaN where unknown.
+    ``logits``            [rows, V] of the full readout, which is also the output distribution; None for the others.
+    """
+
+    entropy_nats: Tensor
+    top1: Tensor
+    top1_probability: Tensor
+    logits: Tensor | None = None
+
+
+class EntropyReader(Protocol):
+    """One estimator on one model, at the probes of one point."""
+
+    @property
+    def kind(self) -> str:
+        """Row of ``record.READOUTS``."""
+
+    @property
+    def macs_per_row(self) -> int:
+        """Multiply-adds executed per row, retrieval included; 0 for ``full``, which the geometry charges as a head."""
+
+    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
+        """Read states [rows, D] after the ``probe``-th probe (from 0)."""
+
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        """That of ``read`` alone [rows], which is all that a decision takes."""
+
+    def raw(self, hidden: Tensor) -> EntropyReading:
+        """Read states [rows, D] after any layer, without correction.
+
+        Raises:
+            BadArgument: a linear estimator, whose weights belong to a probe.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class FullSoftmaxReader:
+    """All logits; needs no correction."""
+
+    stepper: Stepper
+    kind: str = "full"
+    macs_per_row: int = 0
+
+    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
+        return self.raw(hidden)
+
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        return self.read(hidden, probe).entropy_nats
+
+    def raw(self, hidden: Tensor) -> EntropyReading:
+        logits = self.stepper.logits(hidden)
+        return EntropyReading(*full_softmax(logits), logits)
+
+
+@dataclass(frozen=True, eq=False)
+class LogitEstimateReader:
+    """Some logits, or approximate ones: top-K and low-rank."""
+
+    stepper: Stepper
+    kind: str
+    estimate: TopKEntropy | LowRankEntropy
+    macs_per_row: int
+    correction: tuple[tuple[float, float], ...]
+
+    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
+        raw = self.raw(hidden)
+        return replace(raw, entropy_nats=apply_correction(raw.entropy_nats, self.correction, probe))
+
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        return self.read(hidden, probe).entropy_nats
+
+    def raw(self, hidden: Tensor) -> EntropyReading:
+        return EntropyReading(*self.estimate(self.stepper.normed(hidden)))
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProbeReader:
+    """No logits at all."""
+
+    stepper: Stepper
+    estimate: LinearProbe
+    macs_per_row: int
+    correction: tuple[tuple[float, float], ...]
+    kind: str = "linear"
+
+    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
+        entropy = self.entropy_nats(hidden, probe)
+        token = torch.full(entropy.shape, UNKNOWN_TOKEN, device=entropy.device)
+        return EntropyReading(entropy, token, torch.full_like(entropy, torch.nan))
+
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        return apply_correction(self.estimate(self.stepper.normed(hidden), probe), self.correction, probe)
+
+    def raw(self, hidden: Tensor) -> EntropyReading:
+        raise BadArgument("estimator.kind", "linear", "an estimator that reads any layer", "read it at its probes")
+
+
+def apply_correction(entropy: Tensor, correction: Sequence[tuple[float, float]], probe: int) -> Tensor:
+    """``entropy`` with the line of ``probe`` applied; itself where there is none."""
+    if not correction:
+        return entropy
+    slope, intercept = correction[probe]
+    return slope * entropy + intercept
+
+
+def entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence[int]) -> EntropyReader:
+    """The reader of ``estimator`` on this model; ``probes``: the layers its corrections and weights belong to.
+
+    Raises:
+        BadArgument: k or rank beyond the model's sizes, corrections or weights for other probes or another width.
+        FaissMissing: ``search="faiss"`` without the extra.
+    """
+    if estimator.correction and (estimator.kind == "full" or len(estimator.correction) != len(probes)):
+        expected = "none for the full softmax" if estimator.kind == "full" else f"one per probe ({len(probes)})"
+        raise BadArgument("estimator.correction", estimator.correction, expected)
+    return READERS[estimator.kind](stepper, estimator, len(probes))
+
+
+def _full_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+    return FullSoftmaxReader(stepper)
+
+
+def _topk_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+    search = SEARCHES[estimator.search]
+    key = ("index", estimator.search, estimator.rank)
+    index = _cached(stepper, key, lambda rows: search(rows, _bias(stepper), estimator))
+    estimate = TopKEntropy(index.wide_enough(estimator.k), estimator.k, len(stepper.unembedding), stepper.softcap)
+    return LogitEstimateReader(
+        stepper, "topk", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
+    )
+
+
+def _lowrank_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+    parts = _cached(stepper, ("factors", estimator.rank), lambda rows: low_rank_factors(rows, estimator.rank))
+    estimate = LowRankEntropy(parts, estimator.k, _bias(stepper), stepper.softcap)
+    return LogitEstimateReader(
+        stepper, "lowrank", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
+    )
+
+
+def _linear_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
+    estimate = linear_probe(estimator.weights, probes, stepper.unembedding)
+    return LinearProbeReader(stepper, estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction)
+
+
+READERS: dict[str, Callable[[Stepper, Estimator, int], EntropyReader]] = {
+    "full": _full_reader,
+    "topk": _topk_reader,
+    "lowrank": _lowrank_reader,
+    "linear": _linear_reader,
+}
+
+_CACHE: WeakKeyDictionary[Stepper, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def _cached(stepper: Stepper, key: Hashable, build: Callable[[Tensor], Built]) -> Built:
+    """What ``build`` makes of the unembedding, made once per stepper: weights are taken to stay as they are."""
+    held = _CACHE.setdefault(stepper, {})
+    if key not in held:
+        # as in the stepper's tables: tensors made in inference mode could not be used outside it
+        with torch.inference_mode(False), torch.no_grad():
+            held[key] = build(stepper.unembedding.detach())
+    built: Built = held[key]
+    return built
+
+
+def _bias(stepper: Stepper) -> Tensor | None:
+    return None if stepper.unembedding_bias is None else stepper.unembedding_bias.detach()
+
+
+def _with_projection(stepper: Stepper, macs: int) -> int:
+    """``macs`` and the projection in front of the head, which a family with D ≠ E runs at every readout (OPT-350m)."""
+    hidden, width = stepper.geometry.hidden, stepper.geometry.embedding_width
+    return macs + (hidden * width if hidden != width else 0)
+
+
+def probe_flops(geometry: Geometry, estimator: Estimator) -> int:
+    """FLOPs of one row read by ``estimator``.
+
+    Raises:
+        BadArgument: a search whose cost depends on how the rows fall into lists.
+    """
+    width, vocabulary = geometry.embedding_width, geometry.vocabulary
+    low = width * estimator.rank + estimator.rank * vocabulary
+    projected = geometry.hidden * width if geometry.hidden != width else 0
+    macs = {
+        ("full", "exact"): geometry.head_flops() // 2 - projected,
+        ("topk", "exact"): vocabulary * width,
+        ("topk", "lowrank"): low + estimator.k * width,
+        ("lowrank", "exact"): low + width,
+        ("linear", "exact"): width,
+    }
+    asked = (estimator.kind, estimator.search)
+    if asked not in macs:
+        raise BadArgument("estimator.search", estimator.search, "exact or lowrank", "build the index to know its cost")
+    return 2 * (macs[asked] + projected)

@@ -1,0 +1,426 @@
+"""Tuned lenses and state translators: affine maps of hidden states, attached to the stepper that walks their model.
+
+    z_ℓ = head(norm(T_ℓ(h_ℓ)))     T_ℓ(h) = h + A_ℓ·h + b_ℓ       lens, Belrose et al., 2303.08112
+    ĥ_ℓ = h_e + U·(Vᵀ·h_e) + b     1 ≤ e < ℓ < L                  state translator of the pair (e, ℓ)
+
+A is D × D, or U·Vᵀ of rank r. The state translator estimates the state above an exit, for the K and V that later
+tokens
+attend to. Operating points name both by digest; the tensors are held once per stepper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint
+from emad_ref.record import READOUTS, Ints, Work
+from emad_ref.signals import at_least_float32
+
+DIGEST_DIGITS = 12  # digits of a digest in messages
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class AttachedTensors(Generic[T]):
+    """Of one field of points: ``named``, e.g. ``lens``; ``what``, e.g. ``a tuned lens``, for messages."""
+
+    named: str
+    what: str
+    held: WeakKeyDictionary[Stepper, dict[str, T]] = field(default_factory=WeakKeyDictionary)
+
+    def __post_init__(self) -> None:
+        _FIELDS.append(self)
+
+    def put(self, stepper: Stepper, digest: str, thing: T) -> str:
+        """Hold ``thing`` under ``digest``, which is returned."""
+        self.held.setdefault(stepper, {})[digest] = thing
+        return digest
+
+    def get(self, stepper: Stepper, digest: str) -> T:
+        """What is held of that name.
+
+        Raises:
+            BadArgument: nothing is.
+        """
+        held = self.held.get(stepper, {})
+        if digest not in held:
+            known = ", ".join(name[:DIGEST_DIGITS] for name in held) or "none is"
+            expected = f"{self.what} attached to this model ({known})"
+            raise BadArgument(f"point.{self.named}", shorten(digest), expected, "attach it first")
+        return held[digest]
+
+    def lend(self, own: Stepper, copy: Stepper) -> None:
+        """Hold for ``copy`` copies of all that is held for ``own``: what is written into those reaches no original."""
+        held = self.held.setdefault(copy, {})
+        for digest, thing in self.held.get(own, {}).items():
+            if digest not in held:
+                held[digest] = deepcopy(thing)
+
+
+_FIELDS: list[AttachedTensors[Any]] = []
+
+
+def copy_attachments(own: Stepper, copy: Stepper) -> None:
+    """Attach to ``copy``, which walks a copy of the model of ``own``, copies of all that is attached to ``own``."""
+    for each in _FIELDS:
+        each.lend(own, copy)
+
+
+def attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
+    """Field of points → digest → what is held of that name: all that is attached, to be taken to another process."""
+    return {each.named: dict(each.held.get(stepper, {})) for each in _FIELDS}
+
+
+def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
+    """What ``attached_to`` gave of the same model elsewhere."""
+    for each in _FIELDS:
+        for digest, thing in things[each.named].items():
+            each.put(stepper, digest, thing)
+
+
+def require_same_model(
+    name: str, mine: Sequence[object], asked: Sequence[object], remedy: str = "fit it for this model"
+) -> None:
+    """Refuse what was fitted on another model: (fingerprint, dtype, layers, width), ``mine`` and ``asked``.
+
+    Raises:
+        BadArgument: one of them is another, by name.
+    """
+    for part, own, wanted in zip(("fingerprint", "dtype", "layers", "width"), mine, asked, strict=True):
+        if own != wanted:
+            raise BadArgument(f"{name}.{part}", shorten(own), f"{shorten(wanted)} of this model", remedy)
+
+
+def dtype_of(stepper: Stepper) -> str:
+    """Of the weights, as files and lenses say it: ``float32``."""
+    return str(stepper.dtype).removeprefix("torch.")
+
+
+def raised_dtype(stepper: Stepper) -> torch.dtype:
+    """In which fitted maps of its states are computed: float32 at least."""
+    return torch.float64 if stepper.dtype == torch.float64 else torch.float32
+
+
+def shorten(value: object) -> object:
+    """A digest cut short; anything else as it is."""
+    return value[:DIGEST_DIGITS] if isinstance(value, str) else value
+
+
+FULL = READOUTS.index("full")
+
+
+@dataclass(frozen=True, eq=False)
+class Translator:
+    """T(h) = h + A·h + b. ``factors``: (A [D, D],), (U [D, r], V [D, r]) of A = U·Vᵀ, or () of A = 0; ``bias`` [D]."""
+
+    factors: tuple[Tensor, ...]
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        width, shapes = len(self.bias), [tuple(factor.shape) for factor in self.factors]
+        full, low = shapes == [(width, width)], len(shapes) == 2 and shapes[0] == shapes[1] == (width, self.rank)
+        if shapes and not full and not (low and self.rank):
+            expected = f"none, one of [{width}, {width}], or two of [{width}, r ≥ 1]"
+            raise BadArgument("translator.factors", shapes, expected, "as wide as the bias")
+
+    @property
+    def rank(self) -> int | None:
+        """r, 0 without factors, or None of a full matrix."""
+        if not self.factors:
+            return 0
+        return None if len(self.factors) == 1 else self.factors[0].shape[1]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds per row: D², or 2·D·r; 0 of a bias alone."""
+        return sum(factor.numel() for factor in self.factors)
+
+    def placed(self, device: torch.device, dtype: torch.dtype) -> Translator:
+        """A copy there."""
+        return Translator(tuple(factor.to(device, dtype) for factor in self.factors), self.bias.to(device, dtype))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """T of states [..., D], in their dtype; computed in float32 at least. Zeros give the states, bit for bit."""
+        x = at_least_float32(hidden)
+        if not self.factors:
+            return (x + self.bias).to(hidden.dtype)
+        first, *others = reversed(self.factors)
+        moved = x @ (first if others else first.T)
+        for factor in others:
+            moved = moved @ factor.T
+        return (x + (moved + self.bias)).to(hidden.dtype)
+
+
+class TranslatorKind(NamedTuple):
+    """What translators that are used together share: ``width`` D of the states, ``rank`` as of each, ``dtype``."""
+
+    width: int
+    rank: int | None
+    dtype: torch.dtype
+
+
+def translator_kind(name: str, translators: Mapping[Any, Translator], each: str) -> TranslatorKind:
+    """The one kind of these, of which there is one at least.
+
+    Raises:
+        BadArgument: several widths, ranks or dtypes; ``name`` is what holds them, one for ``each`` of its keys.
+    """
+    kinds = {TranslatorKind(len(one.bias), one.rank, one.bias.dtype) for one in translators.values()}
+    if len(kinds) > 1:
+        found = sorted(str(tuple(kind)) for kind in kinds)
+        raise BadArgument(name, found, f"one width, rank and dtype in all {each}")
+    return kinds.pop()
+
+
+def translator_digest(model: str, translators: Mapping[Any, Translator]) -> str:
+    """sha256 of ``model`` and of every number of ``translators``, each beside its key."""
+    said = sha256(model.encode())
+    for key, translator in translators.items():
+        for tensor in (*translator.factors, translator.bias):
+            said.update(f" {key} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+            said.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return said.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class TunedLens:
+    """Translators by layer, all of one kind, for the model with this ``fingerprint`` and ``dtype``, of L ``layers``.
+
+    Raises:
+        BadArgument: no translators, or of layers outside 1…L − 1, of several widths, ranks or dtypes.
+    """
+
+    fingerprint: str
+    dtype: str
+    layers: int
+    translators: Mapping[int, Translator]
+    kind: TranslatorKind = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = list(self.translators)
+        if not known or known != sorted(known) or not all(1 <= layer < self.layers for layer in known):
+            expected = f"some layers in 1–{self.layers - 1}, ascending"
+            raise BadArgument("lens.translators", known, expected, "the last layer is what a lens is fitted to")
+        object.__setattr__(self, "kind", translator_kind("lens.translators", self.translators, "layers"))
+        if self.rank == 0:
+            raise BadArgument("lens.translators", "biases alone", "full matrices, or a rank ≥ 1")
+
+    @property
+    def width(self) -> int:
+        """D, of the states it reads."""
+        return self.kind.width
+
+    @property
+    def rank(self) -> int | None:
+        """r of every translator, or None of full ones."""
+        return self.kind.rank
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the model it belongs to and of every number in it: its name in points."""
+        return translator_digest(f"{self.fingerprint} {self.dtype} {self.layers}", self.translators)
+
+    def macs(self, layer: int) -> int:
+        """Multiply-adds per row in front of a head after ``layer``."""
+        return self.translators[layer].macs if layer in self.translators else 0
+
+    def __call__(self, hidden: Tensor, layer: int) -> Tensor:
+        """What the head reads of states [..., D] after ``layer``."""
+        return self.translators[layer](hidden) if layer in self.translators else hidden
+
+    def charged(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        """The same, for a head that runs next: its multiply-adds go into ``work``, beside that head's rows."""
+        work.readout_macs[FULL, layer - 1] += hidden.shape[:-1].numel() * self.macs(layer)
+        return self(hidden, layer)
+
+    def require(self, fingerprint: str, dtype: str, layers: int, width: int) -> None:
+        """Refuse another model than the one it was fitted on.
+
+        Raises:
+            BadArgument: another fingerprint, dtype, number of layers or width.
+        """
+        mine = (self.fingerprint, self.dtype, self.layers, self.width)
+        require_same_model("lens", mine, (fingerprint, dtype, layers, width), "fit one for this model: emad lens")
+
+    def placed(self, device: torch.device, dtype: torch.dtype) -> TunedLens:
+        """A copy there; not a lens of another name: ``digest`` is asked of the one that was fitted."""
+        moved = {layer: each.placed(device, dtype) for layer, each in self.translators.items()}
+        return replace(self, translators=moved)
+
+
+_LENSES: AttachedTensors[TunedLens] = AttachedTensors("lens", "a tuned lens that is")
+
+
+def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
+    """Let points with this lens be read on ``stepper``, as long as it lives; returns what such points name it by.
+
+    ``fingerprint``: of the model that ``stepper`` walks (``Loaded.fingerprint``).
+
+    Raises:
+        BadArgument: a lens of another model, dtype, number of layers or width.
+    """
+    lens.require(fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden)
+    return _LENSES.put(stepper, lens.digest, lens.placed(stepper.device, raised_dtype(stepper)))
+
+
+def attached_lens(stepper: Stepper, digest: str | None) -> TunedLens | None:
+    """The attached lens of that name; None for None, the model's own head.
+
+    Raises:
+        BadArgument: none of that name is attached.
+    """
+    return None if digest is None else _LENSES.get(stepper, digest)
+
+
+def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
+    """The lens that ``point`` reads by.
+
+    Raises:
+        BadArgument: as ``lens_named``; a probe that the lens has no translator for.
+    """
+    lens = attached_lens(stepper, point.lens)
+    if lens is not None:
+        missing = [probe for probe in point.probes if probe not in lens.translators]
+        if missing:
+            has = ", ".join(map(str, lens.translators))
+            raise BadArgument(
+                "point.probes", missing, f"layers that its lens translates ({has})", "fit it at these too"
+            )
+    return lens
+
+
+def lens_macs(lens: TunedLens | None, layers: int) -> Ints:
+    """int64 [L] multiply-adds per row in front of a head after each layer: nothing without a lens."""
+    ahead: Ints = np.zeros(layers, dtype=np.int64)
+    if lens is not None:
+        for layer in lens.translators:
+            ahead[layer - 1] = lens.macs(layer)
+    return ahead
+
+
+Pair = tuple[int, int]  # (exit, layer): from the state after the one to the state after the other
+
+
+@dataclass(frozen=True, eq=False)
+class StateTranslators:
+    """Translators by pair, all of one kind, for the model with this ``fingerprint`` and ``dtype``, of L ``layers``.
+
+    ``pairs``: ascending; an exit e that has one has all of (e, e + 1) … (e, L − 1). Exits without are copied.
+
+    Raises:
+        BadArgument: no pairs, others than those, of several widths, ranks or dtypes.
+    """
+
+    fingerprint: str
+    dtype: str
+    layers: int
+    pairs: Mapping[Pair, Translator]
+    kind: TranslatorKind = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = list(self.pairs)
+        if not known or known[0][0] < 1 or known != pairs_above(self.exits, self.layers):
+            expected = f"of each exit e in 1–{self.layers - 2} all pairs (e, e + 1) … (e, {self.layers - 1}), ascending"
+            raise BadArgument("translators.pairs", known, expected)
+        object.__setattr__(self, "kind", translator_kind("translators.pairs", self.pairs, "pairs"))
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Layers that tokens may leave after, ascending."""
+        return tuple(sorted({at for at, _ in self.pairs}))
+
+    @property
+    def width(self) -> int:
+        """D, of the states."""
+        return self.kind.width
+
+    @property
+    def rank(self) -> int | None:
+        """r of every translator, 0 of biases alone, or None of full ones."""
+        return self.kind.rank
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the model they belong to and of every number in them: their name in points."""
+        return translator_digest(f"states {self.fingerprint} {self.dtype} {self.layers}", self.pairs)
+
+    def macs(self, exit_: int, layer: int) -> int:
+        """Multiply-adds per row of the state after ``layer`` of a token that left after ``exit_``."""
+        return self.pairs[exit_, layer].macs if (exit_, layer) in self.pairs else 0
+
+    def macs_below(self, layer: int) -> Ints:
+        """int64 [L] multiply-adds per row that a K/V-only pass of ``layer`` asks for, by the exit (column e − 1)."""
+        return np.array([self.macs(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
+
+    def below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
+        """What stands in for the states below ``layer``, [rows, n, D], of tokens that left with ``states`` after
+        ``exits`` int64 [rows], all below ``layer``; charged to ``work``.
+        """
+        moved = states
+        for exit_ in np.unique(exits).tolist():
+            translator = self.pairs.get((exit_, layer - 1))
+            if translator is None:
+                continue
+            chosen = np.flatnonzero(exits == exit_)
+            work.fill_macs[layer - 1] += len(chosen) * states.shape[1] * translator.macs
+            if len(chosen) == len(states):
+                return translator(states)
+            if moved is states:
+                moved = states.clone()
+            index = torch.from_numpy(chosen).to(states.device)
+            moved[index] = translator(states[index])
+        return moved
+
+    def placed(self, device: torch.device, dtype: torch.dtype) -> StateTranslators:
+        """A copy there; not of another name: ``digest`` is asked of those that were fitted."""
+        return replace(self, pairs={pair: each.placed(device, dtype) for pair, each in self.pairs.items()})
+
+
+def pairs_above(exits: tuple[int, ...], layers: int) -> list[Pair]:
+    """All pairs of these exits, ascending: of one right below the last layer there is none."""
+    return [(exit_, layer) for exit_ in exits for layer in range(exit_ + 1, layers)]
+
+
+_TRANSLATORS: AttachedTensors[StateTranslators] = AttachedTensors("translators", "state translators")
+
+
+def attach_translators(stepper: Stepper, translators: StateTranslators, fingerprint: str) -> str:
+    """Let points with these translators be decoded on ``stepper``, as long as it lives; returns what they name them by.
+
+    ``fingerprint``: of the model that ``stepper`` walks (``Loaded.fingerprint``).
+
+    Raises:
+        BadArgument: translators of another model, dtype, number of layers or width.
+    """
+    mine = (translators.fingerprint, translators.dtype, translators.layers, translators.width)
+    require_same_model("translators", mine, (fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden))
+    placed = translators.placed(stepper.device, raised_dtype(stepper))
+    return _TRANSLATORS.put(stepper, translators.digest, placed)
+
+
+def point_translators(stepper: Stepper, point: OperatingPoint) -> StateTranslators | None:
+    """The attached translators that ``point`` names; None where it names none.
+
+    Raises:
+        BadArgument: none of that name are attached; a probe that they do not know as an exit.
+    """
+    if point.translators is None:
+        return None
+    found = _TRANSLATORS.get(stepper, point.translators)
+    missing = [probe for probe in point.probes if probe < point.ceiling - 1 and probe not in found.exits]
+    if missing:
+        has = ", ".join(map(str, found.exits))
+        raise BadArgument("point.probes", missing, f"exits that its translators know ({has})", "fit them at these too")
+    return found

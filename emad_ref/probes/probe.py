@@ -1,0 +1,238 @@
+"""The probe of an operating point: reads a signal per row after a layer, and the logits a stopping row emits from.
+
+``read`` evaluates states after a probe layer and charges its work; ``emit`` is the readout of rows that stop without
+logits.
+Some probes remember shallower layers of the same step: ``begin`` forgets them, ``keep`` drops the rows that stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Confidence, OperatingPoint
+from emad_ref.probes.contrast import score_function
+from emad_ref.probes.estimators import EntropyReader, entropy_reader
+from emad_ref.probes.lens import point_lens
+from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_size, full_head
+from emad_ref.probes.signal_values import ProbeOutput, require_finite, saturation, softmax_response, to_host_finite
+from emad_ref.record import READOUTS, Work
+from emad_ref.signals import (
+    HALF_DEPTH,
+    LAYER_LOGITS,
+    PREVIOUS_PROBE,
+    SIGNALS,
+    SINCE_MINIMUM,
+    STATE_BELOW,
+    LogitsReadout,
+    SignalInputs,
+)
+
+
+class HeadProbe:
+    """What all watches share: nothing to remember, and a full head at the exit, through the point's lens if it has one.
+
+    ``heads``: how readouts are computed; the stepper's own by default.
+
+    Raises:
+        BadArgument: a lens that is not attached to the stepper, or that lacks one of the probes.
+    """
+
+    def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
+        self.stepper, self.point, self.heads = stepper, point, heads or SeparateHeads(stepper)
+        self.lens = point_lens(stepper, point)
+
+    def begin(self) -> None:
+        """Nothing is remembered from probe to probe."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Nothing is remembered from probe to probe."""
+
+    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        read = hidden if self.lens is None else self.lens.charged(hidden, layer, work)
+        return full_head(self.heads, read, layer, work)
+
+
+class SaturationProbe(HeadProbe):
+    """Compares with the layer below, so probes are consecutive; at the first of them there is nothing to compare."""
+
+    def begin(self) -> None:
+        self.below: Tensor | None = None
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        below, self.below = self.below, hidden
+        if below is None:
+            return ProbeOutput(torch.full_like(hidden[:, 0], torch.nan), None)
+        require_aligned(len(below), len(hidden))
+        return ProbeOutput(to_host_finite(saturation(hidden, below), f"after layer {self.point.probes[probe]}"), None)
+
+    def keep(self, rows: Tensor) -> None:
+        self.below = None if self.below is None else self.below[rows]
+
+
+class ContrastProbe(HeadProbe):
+    """Remembers logits [rows, V] by layer."""
+
+    def begin(self) -> None:
+        self.shallower: dict[int, Tensor] = {}
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[probe]
+        for logits in self.shallower.values():
+            require_aligned(len(logits), len(hidden))
+        logits = self.emit(hidden, layer, work)
+        seen = score_function(self.point.signal)(_parameters(self.point), layer, logits, self.shallower)
+        self.shallower[layer] = logits
+        return seen
+
+    def keep(self, rows: Tensor) -> None:
+        self.shallower = {layer: logits[rows] for layer, logits in self.shallower.items()}
+
+
+class PrunedProbe(HeadProbe):
+    """Remembers the race: the tokens still in it, row by row, and their logits by layer.
+
+    Raises:
+        BadArgument: an adaptive rule that, sure of its token, would keep less than two of this vocabulary.
+    """
+
+    def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
+        super().__init__(stepper, point, heads)
+        shrink = _parameters(point).shrink
+        if shrink is not None and adaptive_size(stepper.vocabulary, shrink, 1.0) < 2:
+            expected = f"a share that leaves 2 of {stepper.vocabulary} tokens at full confidence"
+            raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
+
+    def begin(self) -> None:
+        self.race: CandidateTokens | None = None
+        self.confidence: Tensor | None = None  # [rows] of the last probe: what the adaptive k depends on
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        layer, parameters = self.point.probes[probe], _parameters(self.point)
+        if layer == parameters.minimum:
+            logits = self.emit(hidden, layer, work)
+            self.race = CandidateTokens.of_all(layer, logits)
+            # the JSD contrast is not defined yet: the readout's own response is the only confidence there is
+            self.confidence = softmax_response(logits)
+            return score_function(self.point.signal)(parameters, layer, logits, {})
+        assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
+        require_aligned(len(self.race), len(hidden))
+        self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
+        shallower = {m: z for m, z in self.race.logits.items() if m < layer}
+        seen = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], shallower)
+        self.confidence = seen.signal
+        assert seen.logits is not None, "scores of readouts give logits"
+        return ProbeOutput(seen.signal, self.race.spread(seen.logits), self.race.macs(self.stepper.geometry))
+
+    def keep(self, rows: Tensor) -> None:
+        if self.race is not None and self.confidence is not None:
+            self.race, self.confidence = self.race.keep(rows), self.confidence[rows]
+
+    def _sizes(self, probe: int) -> list[int]:
+        parameters = _parameters(self.point)
+        assert self.confidence is not None, "set at the minimum layer"
+        if parameters.shrink is None:
+            # the first probe is the minimum layer, which prunes nothing
+            return [parameters.kept[probe - 1]] * len(self.confidence)
+        vocabulary, shrink = self.stepper.vocabulary, parameters.shrink
+        return [adaptive_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
+
+
+def _parameters(point: OperatingPoint) -> Confidence:
+    assert point.confidence is not None, "only points with a confidence have these watches"
+    return point.confidence
+
+
+def require_aligned(remembered: int, shown: int) -> None:
+    """The rows shown must be those remembered: ``keep`` is owed wherever some rows stop and others go on."""
+    assert remembered == shown, f"{remembered} rows are remembered, {shown} are shown"
+
+
+def confidence_probe(
+    stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None
+) -> SaturationProbe | ContrastProbe | PrunedProbe:
+    """The watch of a point with a ``confidence``; ``heads`` as of ``HeadWatch``."""
+    return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).pruned](stepper, point, heads)
+
+
+# (what the signal needs, whether the vocabulary is pruned) → what remembers it; points refuse the other combinations
+CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | ContrastProbe | PrunedProbe]] = {
+    (STATE_BELOW, False): SaturationProbe,
+    (HALF_DEPTH, False): ContrastProbe,
+    (SINCE_MINIMUM, False): ContrastProbe,
+    (SINCE_MINIMUM, True): PrunedProbe,
+    (LAYER_LOGITS, True): PrunedProbe,
+}
+
+
+class Probe(Protocol):
+    def begin(self) -> None:
+        """A new step: forget what shallower probes showed."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        """Read states [rows, D] after ``point.probes[probe]``. Raises NotFinite."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows (int64 indices into those still running) go on to deeper probes."""
+
+    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        """Logits [..., V] of states [..., D] that stop after ``layer``."""
+
+
+class FullSoftmaxProbe(HeadProbe):
+    """A full softmax: its logits give any signal of one layer, and are what a row emits from."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[probe]
+        logits = self.emit(hidden, layer, work)
+        return ProbeOutput(to_host_finite(SIGNALS[self.point.signal].of(logits), f"after layer {layer}"), logits)
+
+
+class EstimatorProbe(HeadProbe):
+    """An estimate of the entropy; the head is run once, where the row stops."""
+
+    def __init__(self, stepper: Stepper, point: OperatingPoint):
+        super().__init__(stepper, point)
+        self.reader: EntropyReader = entropy_reader(stepper, point.estimator, point.probes)
+        self.kind = READOUTS.index(self.reader.kind)
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[probe]
+        rows = hidden.shape[0]
+        work.readout_rows[self.kind, layer - 1] += rows
+        work.readout_macs[self.kind, layer - 1] += rows * self.reader.macs_per_row
+        return ProbeOutput(to_host_finite(self.reader.entropy_nats(hidden, probe), f"after layer {layer}"), None)
+
+
+class AgreementProbe(HeadProbe):
+    """A full softmax that remembers the top-1 token of the probe before, row by row."""
+
+    def begin(self) -> None:
+        self.before: Tensor | None = None
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        layer = self.point.probes[probe]
+        logits = self.emit(hidden, layer, work)
+        log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2)
+        require_finite(log_p, f"after layer {layer}")
+        before, self.before = self.before, best
+        if before is None:
+            return ProbeOutput(torch.zeros_like(log_p), logits)
+        require_aligned(len(before), len(hidden))
+        return ProbeOutput(torch.where(best == before, log_p.exp(), 0.0), logits)
+
+    def keep(self, rows: Tensor) -> None:
+        self.before = None if self.before is None else self.before[rows]
+
+
+def make_probe(stepper: Stepper, point: OperatingPoint) -> Probe:
+    """The watch that a point asks for."""
+    if point.confidence is not None:
+        return confidence_probe(stepper, point)
+    if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
+        return AgreementProbe(stepper, point)
+    return FullSoftmaxProbe(stepper, point) if point.estimator.kind == "full" else EstimatorProbe(stepper, point)

@@ -1,0 +1,177 @@
+"""Readouts of all tokens or of a few, and the choice of the few: pruned vocabularies (early-exit LLMs, "Softmax").
+
+    z_S = W_S·norm(h)     S the tokens still in the race, per row; k = |S| inner products instead of |V|
+
+S at the next layer is the best k of S by logit: of all of V after the minimum layer j, whose head is the last full one
+below the exit. "Best" is by logit and never by id, and what was pruned is not read again. Rows differ in S, and under
+the adaptive rule in k: each row gathers its own rows of W, rows of equal k in one batched product. No row is padded to
+the k of another, for that would be executed and belong to nobody (``OwnHeads``). Where nobody counts what is executed,
+as in a trace of thousands of rows, one product with all of W is faster, and gives the same logits (``SharedHeads``).
+
+Every readout charges the ledger k·E multiply-adds a row. Choosing the best k compares numbers; it multiplies nothing.
+Which k stands in the operating point; nothing here knows thresholds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.models.geometry import Geometry
+from emad_ref.models.stepper import Stepper
+from emad_ref.probes.estimators import capped
+from emad_ref.record import READOUTS, Ints, Work
+
+FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
+GATHERED_ENTRIES = 2**22  # entries of W that one product gathers: 16 MB of float32, beyond which nothing gets faster
+
+
+class ReadoutHeads(Protocol):
+    """How readouts are computed; what they are charged is the same however it is done."""
+
+    stepper: Stepper
+
+    def full(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of states [..., D]."""
+
+    def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Logits [rows, widest] of states [rows, D] for each row's first k = sizes[row] of ``ids``, −inf beyond."""
+
+
+class SeparateHeads:
+    """What is charged is executed: V·E multiply-adds a row for a full head, k·E for a pruned one."""
+
+    def __init__(self, stepper: Stepper):
+        self.stepper = stepper
+
+    def full(self, hidden: Tensor) -> Tensor:
+        return self.stepper.logits(hidden)
+
+    def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        normed = self.stepper.normed(hidden)
+        if len(set(sizes)) == 1:
+            return _inner_products(self.stepper, normed, ids)
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)  # rows of equal k side by side: slices, no copies
+        normed, ids = normed[order], ids[order]
+        logits, first = normed.new_full(ids.shape, -torch.inf), 0
+        for k, alike in groupby(sizes[row] for row in order):
+            rows = slice(first, first := first + len(list(alike)))
+            logits[rows, :k] = _inner_products(self.stepper, normed[rows], ids[rows, :k])
+        return logits[np.argsort(order)]
+
+
+class SharedHeads:
+    """One full head for all that is asked of the same states in a row: for many rules on thousands of tokens at once.
+
+    Pruned logits are picked from it. Nobody may count what is executed here.
+    """
+
+    def __init__(self, stepper: Stepper):
+        self.stepper = stepper
+        self._of: Tensor | None = None
+
+    def full(self, hidden: Tensor) -> Tensor:
+        if hidden is not self._of:
+            self._of, self._logits = hidden, self.stepper.logits(hidden)
+        return self._logits
+
+    def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        whole = self.full(hidden)
+        none = whole.new_full((len(whole), 1), -torch.inf)  # the logit of id V, no token
+        return torch.cat([whole, none], dim=1).gather(1, ids)
+
+
+def full_head(heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> Tensor:
+    """Logits [..., V] of states [..., D] after ``layer``; charged as full heads."""
+    work.readout_rows[FULL, layer - 1] += hidden.shape[:-1].numel()
+    return heads.full(hidden)
+
+
+def adaptive_size(vocabulary: int, shrink: float, confidence: float) -> int:
+    """k = ⌊|V|·(1 − s·c)⌋, c ∈ [0, 1] the confidence at the layer below."""
+    return math.floor(vocabulary * (1 - shrink * confidence))
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateTokens:
+    """Each row's tokens still in the race, and their logits after each layer read so far.
+
+    ``ids`` int64 [rows, widest], the best by the layer below first; ``sizes`` k of each row; ``logits``: layer →
+    [rows, widest]. From place k of a row on there is no token: its id is ``vocabulary``, its logits −inf.
+    """
+
+    vocabulary: int
+    ids: Tensor
+    sizes: tuple[int, ...]
+    logits: Mapping[int, Tensor]
+
+    @staticmethod
+    def of_all(layer: int, logits: Tensor) -> CandidateTokens:
+        """Every token of the vocabulary, by ``logits`` [rows, V] of a full head after ``layer``."""
+        rows, vocabulary = logits.shape
+        ids = torch.arange(vocabulary, device=logits.device).expand(rows, vocabulary)
+        return CandidateTokens(vocabulary, ids, (vocabulary,) * rows, {layer: logits})
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def narrowed(self, sizes: Sequence[int]) -> CandidateTokens:
+        """The best ``sizes`` [rows] by the logits of the deepest layer read; a row that has fewer keeps them all."""
+        kept = tuple(min(size, own) for size, own in zip(sizes, self.sizes, strict=True))
+        if kept == self.sizes:
+            return self
+        best = self.logits[max(self.logits)].topk(max(kept)).indices
+        ids = self.ids.gather(1, best)
+        logits = {layer: z.gather(1, best) for layer, z in self.logits.items()}
+        if min(kept) < max(kept):
+            none = torch.arange(max(kept), device=ids.device) >= torch.tensor(kept, device=ids.device)[:, None]
+            ids = ids.masked_fill(none, self.vocabulary)
+            logits = {layer: z.masked_fill(none, -torch.inf) for layer, z in logits.items()}
+        return CandidateTokens(self.vocabulary, ids, kept, logits)
+
+    def read(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
+        """With the logits of states ``hidden`` [rows, D] after one more ``layer``; charged as pruned readouts."""
+        work.readout_rows[SUBSET, layer - 1] += len(self)
+        work.readout_macs[SUBSET, layer - 1] += int(self.macs(heads.stepper.geometry).sum())
+        logits = heads.pruned(hidden, self.ids, self.sizes)
+        return CandidateTokens(self.vocabulary, self.ids, self.sizes, {**self.logits, layer: logits})
+
+    def macs(self, geometry: Geometry) -> Ints:
+        """int64 [rows] multiply-adds of reading each row out once: k·E.
+
+        And the projection in front of the head in families that have one (OPT-350m, D ≠ E).
+        """
+        wide, narrow = geometry.hidden, geometry.embedding_width
+        return np.array(self.sizes) * narrow + (wide * narrow if wide != narrow else 0)
+
+    def keep(self, rows: Tensor) -> CandidateTokens:
+        """These rows (int64 indices) alone."""
+        sizes = tuple(self.sizes[row] for row in rows.tolist())
+        widest = max(sizes)  # the widest row may have left
+        logits = {layer: z[rows, :widest] for layer, z in self.logits.items()}
+        return CandidateTokens(self.vocabulary, self.ids[rows, :widest], sizes, logits)
+
+    def spread(self, scores: Tensor) -> Tensor:
+        """[rows, V] with ``scores`` [rows, widest] at their ids and −inf elsewhere: what was pruned is not emitted."""
+        room = scores.new_full((len(self), self.vocabulary + 1), -torch.inf)  # the last column is for no token
+        return room.scatter(1, self.ids, scores)[:, :-1]
+
+
+def _inner_products(stepper: Stepper, normed: Tensor, ids: Tensor) -> Tensor:
+    """Logits [rows, k] of head inputs [rows, E] for ``ids`` [rows, k]."""
+    rows = max(1, GATHERED_ENTRIES // (ids.shape[1] * normed.shape[1]))
+    parts = [
+        torch.bmm(stepper.unembedding.index_select(0, some.flatten()).view(*some.shape, -1), states[:, :, None])[..., 0]
+        for some, states in zip(torch.split(ids, rows), torch.split(normed, rows), strict=True)
+    ]
+    logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if stepper.unembedding_bias is not None:
+        logits = logits + stepper.unembedding_bias[ids]
+    return capped(logits, stepper.softcap)

@@ -1,0 +1,114 @@
+"""Signal values of logits and states, their transfer to the host, and reading of many rows block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from emad_ref.errors import EmadError
+from emad_ref.record import Floats, Ints
+from emad_ref.signals import ENTROPY, RESPONSE, at_least_float32
+
+FEW = 32  # entries that Python adds up in less time than a call into torch takes
+
+
+class NotFinite(EmadError):
+    """Logits hold NaN or +inf: nothing can be decided from them."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeOutput:
+    """What a probe shows: ``signal`` [rows], NaN where none is defined; ``logits`` [rows, V] to emit from, or None.
+
+    ``signal`` lies on the host where nothing else reads it (``shown``), else where its states do. None means that a
+    head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where rows may differ in
+    it (pruned vocabularies), else None.
+    """
+
+    signal: Tensor
+    logits: Tensor | None
+    macs: Ints | None = None
+
+
+def entropy_nats(logits: Tensor) -> Tensor:
+    """Entropy of softmax(z), in nats; logits [..., V] → float32 [...] (float64 for float64 logits)."""
+    return ENTROPY.of(logits)
+
+
+def softmax_response(logits: Tensor) -> Tensor:
+    """Top-1 minus top-2 probability (CALM); logits [..., V] → float32 or float64 [...]."""
+    return RESPONSE.of(logits)
+
+
+def saturation(hidden: Tensor, below: Tensor) -> Tensor:
+    """cos(h_ℓ, h_{ℓ−1}) (CALM, "hidden-state saturation"); states [..., D] of one token → float32 [...].
+
+    float64 for float64 states. A state of length zero, or one that is not finite, gives NaN.
+    """
+    here, there = at_least_float32(hidden), at_least_float32(below)
+    lengths = torch.linalg.vector_norm(here, dim=-1) * torch.linalg.vector_norm(there, dim=-1)
+    cosine: Tensor = (here * there).sum(dim=-1) / lengths
+    return cosine
+
+
+def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
+    log_q = torch.log_softmax(at_least_float32(logits), dim=-1)
+    # where the final distribution has nothing, nothing can be missed: 0·(−inf) would be NaN
+    terms = (final_log_p.exp() * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
+    return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below it
+
+
+def require_finite(entropy: Tensor, where: str) -> None:
+    """Raise NotFinite when an entropy is not a number; ``where`` names the place for the message."""
+    # one sum sees what is not finite in a third of the calls; of float16 values it must not overflow by itself
+    few = entropy.is_cpu and entropy.numel() <= FEW
+    if not math.isfinite(sum(entropy.flatten().tolist()) if few else entropy.sum(dtype=torch.float64).item()):
+        bad = int((~torch.isfinite(entropy)).sum())
+        raise NotFinite(
+            f"logits {where}: {bad} of {entropy.numel()} rows give no finite entropy, but expected finite logits; "
+            "check the weights and the dtype (float16 overflows where bfloat16 or float32 do not)"
+        )
+
+
+def to_host_finite(signal: Tensor, where: str) -> Tensor:
+    """``signal`` [rows] on the host, float64: the one transfer that a decision costs. Raises NotFinite."""
+    values = torch.from_numpy(to_host(signal))  # before it is looked at: a look on the device would be a second one
+    require_finite(values, where)
+    return values
+
+
+def to_host(signal: Tensor) -> Floats:
+    """``signal``, or logits, as NumPy, float64; nothing is run where it is so already."""
+    if signal.dtype != torch.float64:
+        signal = signal.double()
+    return (signal if signal.is_cpu else signal.cpu()).numpy()
+
+
+CACHED_BYTES = 2**18  # of logits: with log-probabilities, probabilities and their product they fill 1 MiB
+
+
+def row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
+    """Slices of the rows of ``logits`` [n, V], in order: two rows or more, of ``cached`` bytes for each thread.
+
+    ``cached``: None: ``CACHED_BYTES``.
+
+    Never one row of several: a sum over a single row is split among threads, and so added up in another order. Devices
+    other than CPUs take all rows at once: what costs there is another kernel.
+    """
+    rows, at_once = len(logits), len(logits)
+    if logits.device.type == "cpu":
+        held = CACHED_BYTES if cached is None else cached
+        at_once = max(2, held * torch.get_num_threads() // (logits.shape[1] * logits.element_size()))
+    firsts = list(range(0, max(rows - 1, 1), at_once))  # a last row by itself joins the block before it
+    for first, end in zip(firsts, [*firsts[1:], rows], strict=True):
+        yield slice(first, end)
+
+
+def read_in_blocks(logits: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+    """``read(logits)`` [n, …] of ``logits`` [n ≥ 1, V]."""
+    return torch.cat([read(logits[rows]) for rows in row_blocks(logits)])

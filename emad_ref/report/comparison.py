@@ -1,0 +1,562 @@
+"""What a run is called by people, and in what two runs differ besides what was found: their settings and surroundings.
+
+A comparison is like for like where nothing but the decoder, the model or the commit differs, which the labels name.
+
+Two reports against each other: which verdicts changed, which numbers moved beyond chance, for worse or for better.
+
+``old`` and ``new`` may be of two commits, decoders, models or machines, of schema 1 or 2. What is compared:
+
+claims    by id and model; where a claim has one row left on either side, these two, whatever their models are called.
+points    by model and name, else by the role they are put forward in.
+tests     of the suites, by node id, where both reports list them: invariants and fidelity give no verdicts.
+
+A **verdict** got worse where a claim had survived and does not any more, or is falsified and was not. A gating claim
+that had survived and is not in the new report got worse too; any other row that only one report has did neither.
+
+A **number** moved where ``shift.moved`` says so of the two intervals; for worse where it moved to the side on which its
+claim fails, which the outcomes and p-values of its legs tell. A claim's number is that of the leg that decided: where
+another leg did, that leg is looked up in the old report, and where it is not there either, nothing is said of a move.
+Without intervals nothing is known but that two numbers are not the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+from emad_ref.report.schema import BadReport, Report
+from emad_ref.report.tables import ABSENT, claim_rows, point_rows
+from emad_ref.statistics.run_difference import BoundedNumber, significant_change
+
+# options that say whom a run judges, where it writes and what fails it, not how anything is measured
+NOT_MEASUREMENT_OPTIONS = frozenset(
+    {"models", "backend", "decoder", "decoder_timeout", "expect_decoder", "waive", "report", "golden", "update_golden"}
+    | {"process_timeout", "gate", "gate_claims", "inconclusive", "require"}
+)
+SURROUNDINGS = ("platform", "machine", "torch_threads", "extensions")
+PLUGIN_RELEASE = re.compile(
+    r"hook of plugin \S+ \((?:.*, )?(.+)\)"
+)  # of ``hook of plugin mylib (mylib.hooks, mylib 1.2)``
+NOT_SET = "not set"
+COMMIT_DIGITS = 7  # hexadecimal digits of a commit
+
+
+def run_label(report: Report) -> str:
+    """``emad-tiny · mylib 1.2 · myproject 3f2a91c · 2026-11-22 16:58``: models, decoder, commit, begin, where known."""
+    models = [short_name(model["name"]) for model in report["models"]]
+    named = ", ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
+    parts = [named or "no model"]
+    if report["schema"] > 1:
+        parts.append(_decoder_label(report["decoder"]["name"]))
+    parts.append(_commit_label(report))
+    if report["schema"] > 1:
+        parts.append(report["run"]["started"][: len("2026-11-22T16:58")].replace("T", " "))
+    return " · ".join(part for part in parts if part)
+
+
+def short_name(name: str) -> str:
+    """The last part of a folder's path; a name of the hub as it stands."""
+    return PurePath(name).name if PurePath(name).is_absolute() else name
+
+
+def _decoder_label(name: str) -> str:
+    release = PLUGIN_RELEASE.fullmatch(name)
+    return release[1] if release else short_name(name.removeprefix("hook of ").removesuffix(" (ours)"))
+
+
+def _commit_label(report: Report) -> str:
+    """Of the project that was tested with us, else ours, else our version."""
+    project = report["run"]["project"] if report["schema"] > 1 else {}
+    if project.get("commit"):
+        return f"{PurePath(str(project.get('root') or '')).name} {_short_commit(str(project['commit']))}".strip()
+    ours = report["provenance"].get("commit")
+    version = _package_versions(report).get("pytest-emad")
+    return f"pytest-emad {_short_commit(str(ours)) if ours else version}" if ours or version else ""
+
+
+def _package_versions(report: Report) -> Mapping[str, Any]:
+    """Of packages; none where the report says it in another form."""
+    versions = report["provenance"].get("versions")
+    return versions if isinstance(versions, dict) else {}
+
+
+def _short_commit(commit: str) -> str:
+    digits, dash, dirty = commit.partition("-")
+    return f"{digits[:COMMIT_DIGITS]}{dash}{dirty}"
+
+
+def setting_differences(old: Report, new: Report) -> list[str]:
+    """One phrase for everything that makes the comparison unlike, ``seed 0 → 1``; what measures stands first."""
+    return [
+        f"{name} {_value_text(before)} → {_value_text(after)}"
+        for name, before, after in _compared_facts(old, new)
+        if before is not None and after is not None and before != after
+    ] + _one_sided_settings(old, new)
+
+
+def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
+    """(name, old, new), None where a report of an earlier version does not say."""
+    for name in dict.fromkeys([*old["settings"], *new["settings"]]):
+        if name not in NOT_MEASUREMENT_OPTIONS:
+            yield name, _setting_value(old, name), _setting_value(new, name)
+    before, after = (_tests_asked(report) for report in (old, new))
+    yield "asked", before, after
+    before, after = (_claims_file(report) for report in (old, new))
+    yield "claims file", before, after
+    prints = [
+        {
+            model["name"]: str(model["fingerprint"])[:COMMIT_DIGITS]
+            for model in report["models"]
+            if model.get("fingerprint")
+        }
+        for report in (old, new)
+    ]
+    for name in prints[0]:
+        yield f"weights of {short_name(name)}", prints[0][name], prints[1].get(name)
+    releases = [_package_versions(report) for report in (old, new)]
+    for name in dict.fromkeys([*releases[0], *releases[1]]):
+        yield name, releases[0].get(name), releases[1].get(name)
+    for name in SURROUNDINGS:
+        yield name.replace("_", " "), old["provenance"].get(name), new["provenance"].get(name)
+
+
+def _setting_value(report: Report, name: str) -> Any:
+    """None where the report knows no such option; an option that was not given is a value like others."""
+    return (
+        (NOT_SET if report["settings"][name] is None else report["settings"][name])
+        if _has_setting(report, name)
+        else None
+    )
+
+
+def _has_setting(report: Report, name: str) -> bool:
+    return name in report["settings"]
+
+
+def _tests_asked(report: Report) -> Any:
+    return None if report["schema"] == 1 else report["run"]["asked"]
+
+
+def _claims_file(report: Report) -> Any:
+    """The beginning of its hash."""
+    if report["schema"] == 1:
+        return None
+    file: Mapping[str, Any] | None = report["run"]["claims_file"]
+    return NOT_SET if file is None else str(file.get("sha256"))[:COMMIT_DIGITS]
+
+
+def _one_sided_settings(old: Report, new: Report) -> list[str]:
+    names = [name for name in old["settings"] | new["settings"] if name not in NOT_MEASUREMENT_OPTIONS]
+    once = [name for name in names if _has_setting(old, name) != _has_setting(new, name)]
+    return [f"only one of them knows {', '.join(once)}"] if once else []
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_value_text, value)) or NOT_SET
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+RowKind = Literal["claim", "point", "test"]
+# of a verdict; "" as before
+VerdictTurn = Literal["worse", "better", "changed", ""]
+# of a number; "moved" where its better side is not known; "another" leg's; "within" chance; "changed", but without
+# intervals; "" identical
+NumberMove = Literal["worse", "better", "moved", "another", "within", "changed", ""]
+
+# what a row comes to, worst first
+AS_BEFORE = "as before"
+MOVE_STATUS: dict[NumberMove, str] = {
+    "worse": "moved for worse",
+    "better": "moved for the better",
+    "moved": "moved",
+    "another": "another leg",
+    "within": "within chance",
+    "changed": "another number",
+    "": AS_BEFORE,
+}
+STATUSES = (
+    *("worse", "moved for worse", "better", "changed", "moved", "moved for the better"),
+    *("only new", "only old", "another leg", "within chance", "another number", AS_BEFORE),
+)
+
+Entry = Mapping[str, Any]
+BROKEN = ("failed", "error")
+CLAIM_TEST = "::test_claim"
+
+
+@dataclass(frozen=True)
+class ComparisonSide:
+    """One report's half of a row; ``verdict`` "" of a point; ``shown``: the number as tables set it."""
+
+    there: bool = True
+    verdict: str = ""
+    shown: str = ABSENT
+
+
+ABSENT_SIDE = ComparisonSide(there=False)
+
+
+@dataclass(frozen=True)
+class ReportChange:
+    """One row of both reports. ``unit``: of the new number; ``note`` says what a reader of the numbers must know."""
+
+    kind: RowKind
+    name: str
+    model: str
+    gate: bool
+    old: ComparisonSide
+    new: ComparisonSide
+    unit: str
+    turn: VerdictTurn
+    move: NumberMove
+    note: str = ""
+
+    @property
+    def status(self) -> str:
+        """One of ``STATUSES``: of the verdict where it turned, else of the number."""
+        if self.turn in ("worse", "better"):
+            return self.turn
+        if not (self.old.there and self.new.there):
+            return "only new" if self.new.there else "only old"
+        return self.turn or MOVE_STATUS[self.move]
+
+    @property
+    def verdicts(self) -> str:
+        """``survived → falsified``, one word where both say it, "" of a point."""
+        before, after = (side.verdict or ABSENT for side in (self.old, self.new))
+        return "" if self.kind == "point" else before if before == after else f"{before} → {after}"
+
+    @property
+    def numbers(self) -> str:
+        """Both numbers and their unit; "" where neither report has one."""
+        shown = self.old.shown, self.new.shown
+        return "" if set(shown) == {ABSENT} else f"{' → '.join(shown)}  {self.unit}"
+
+    @property
+    def title(self) -> str:
+        """The name, with a ``*`` after that of a claim that gates."""
+        return f"{self.name}{'*' if self.gate and self.kind == 'claim' else ''}"
+
+    def row(self) -> dict[str, str]:
+        """As tables set it: texts by column."""
+        return {
+            "change": self.status,
+            "row": self.title,
+            "on": self.model,
+            "verdict": self.verdicts,
+            "old": self.old.shown,
+            "new": self.new.shown,
+            "unit": self.unit,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class ReportComparison:
+    """``old`` and ``new``: what people call the runs. ``unlike``: why it is not like for like, a phrase each.
+
+    ``tests``: how many tests that ask no claim ended alike in both; those that did not are among ``changes``.
+    """
+
+    old: str
+    new: str
+    unlike: list[str]
+    changes: list[ReportChange]
+    tests: int
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything stands in both reports."""
+        return self.tests > 0 or any(change.old.there and change.new.there for change in self.changes)
+
+
+def compare_reports(old: Report, new: Report) -> ReportComparison:
+    """Every claim and operating point of both, and the tests that changed; in the order of ``new``, then of ``old``.
+
+    Raises:
+        BadReport: a run that did not come to its end; ``require_complete`` names its file besides.
+    """
+    for name, report in (("old", old), ("new", new)):
+        require_complete(report, name)
+    claims = [_claim_change(*pair) for pair in _pair_rows(old["claims"], new["claims"], "id", ())]
+    points = [_point_change(*pair) for pair in _pair_rows(old["points"], new["points"], "name", ("roles",))]
+    pairs = list(_test_pairs(old, new))
+    tests = [_test_change(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
+    rows = [*claims, *points, *tests]
+    return ReportComparison(
+        run_label(old), run_label(new), setting_differences(old, new), rows, len(pairs) - len(tests)
+    )
+
+
+def changed_rows(old: Report, new: Report) -> list[dict[str, str]]:
+    """The rows of ``compare`` that are not as before, as a page sets them: worst first. Raises BadReport as it does."""
+    found = sorted(compare_reports(old, new).changes, key=lambda change: STATUSES.index(change.status))
+    return [change.row() for change in found if change.status != AS_BEFORE]
+
+
+def require_complete(report: Report, where: object) -> None:
+    """Raises BadReport unless the run came to its end; schema 1 was written by no other."""
+    state = report.get("state", "complete")
+    if state != "complete":
+        raise BadReport(f"{where}: state={state!r}, but expected 'complete': let the run come to its end, or run again")
+
+
+# ---------------------------------------------------------------- which rows belong together
+
+
+def _pair_rows(
+    old: Sequence[Entry], new: Sequence[Entry], name: str, roles: Sequence[str]
+) -> Iterator[tuple[Entry | None, Entry | None]]:
+    """Rows of both: under one name and model, else the only ones left of one name (or, of points, of one role)."""
+    left = list(old)
+    found: list[tuple[Entry | None, Entry]] = []
+    for entry in new:
+        same = next((o for o in left if (o[name], o.get("model")) == (entry[name], entry.get("model"))), None)
+        if same is not None:
+            left.remove(same)
+        found.append((same, entry))
+    for key in (name, *roles):
+        lone = [entry for before, entry in found if before is None]
+        for number, (before, entry) in enumerate(found):
+            if before is None and entry.get(key) and _count(lone, key, entry) == _count(left, key, entry) == 1:
+                same = next(o for o in left if o.get(key) == entry[key])
+                left.remove(same)
+                found[number] = (same, entry)
+    yield from found
+    yield from ((entry, None) for entry in left)
+
+
+def _count(entries: Iterable[Entry], key: str, wanted: Entry) -> int:
+    return sum(entry.get(key) == wanted[key] for entry in entries)
+
+
+def _model(old: Entry | None, new: Entry | None) -> str:
+    names = [short_name(str(entry.get("model") or ABSENT)) for entry in (old, new) if entry is not None]
+    return " → ".join(dict.fromkeys(names))
+
+
+# ---------------------------------------------------------------- claims
+
+
+def _claim_change(old: Entry | None, new: Entry | None) -> ReportChange:
+    given = new if new is not None else old
+    assert given is not None
+    gate = any(entry is not None and entry["gate"] for entry in (old, new))
+    return ReportChange(
+        kind="claim",
+        name=given["id"],
+        model=_model(old, new),
+        gate=gate,
+        old=_claim_side(old),
+        new=_claim_side(new),
+        unit=given["unit"],
+        turn=_verdict_turn(old, new, gate),
+        move="" if old is None or new is None else _claim_move(old, new),
+        note="; ".join(_claim_notes(old, new)),
+    )
+
+
+def _claim_side(entry: Entry | None) -> ComparisonSide:
+    if entry is None:
+        return ABSENT_SIDE
+    row = claim_rows([entry])[0]
+    bounds = f" {row['[95 %]'].text}" if entry["interval"] is not None else ""
+    return ComparisonSide(True, entry["verdict"], row["estimate"].text + bounds)
+
+
+def _verdict_turn(old: Entry | None, new: Entry | None, gate: bool) -> VerdictTurn:
+    if old is None:
+        return "changed"
+    if new is None:
+        return "worse" if gate and old["verdict"] == "survived" else "changed"
+    before, after = old["verdict"], new["verdict"]
+    if before == after:
+        return ""
+    if before == "survived" or after == "falsified":
+        return "worse"
+    if after == "survived" or (before, after) == ("falsified", "inconclusive"):
+        return "better"
+    return "changed"
+
+
+def _claim_move(old: Entry, new: Entry) -> NumberMove:
+    """Of the number that decides in ``new``."""
+    if old["unit"] != new["unit"]:
+        return ""
+    before, after = (_deciding_leg(entry) for entry in (old, new))
+    if before is None or after is None or before["name"] == after["name"]:
+        return _move(old, new, _bad_side(old, new))
+    same = _same_leg(old, after)
+    return "another" if same is None else _move(same, after, _bad_side(new, old))
+
+
+def _same_leg(entry: Entry, leg: Entry) -> Entry | None:
+    """The leg of ``entry`` that is ``leg`` by name and unit."""
+    named = (leg["name"], leg["unit"])
+    return next((one for one in entry["legs"] if (one["name"], one["unit"]) == named), None)
+
+
+def _move(old: Entry, new: Entry, bad: int) -> NumberMove:
+    """``bad``: the side on which more is worse, +1, −1, or 0 where it is not known."""
+    if old["estimate"] is None or new["estimate"] is None:
+        return ""
+    if old["interval"] is None or new["interval"] is None:
+        same = (old["estimate"], old["interval"]) == (new["estimate"], new["interval"])
+        return "" if same else "changed"
+    where = significant_change(_estimate_bounds(old), _estimate_bounds(new))
+    if where == 0:
+        return "" if (old["estimate"], old["interval"]) == (new["estimate"], new["interval"]) else "within"
+    if bad == 0:
+        return "moved"
+    return "worse" if where == bad else "better"
+
+
+def _estimate_bounds(entry: Entry) -> BoundedNumber:
+    low, high = entry["interval"]
+    return BoundedNumber(entry["estimate"], -math.inf if low is None else low, math.inf if high is None else high)
+
+
+def _bad_side(*entries: Entry | None) -> int:
+    """On which side of its threshold a claim fails: +1 above, −1 below, 0 where no leg in this unit tells."""
+    for entry in entries:
+        if entry is not None:
+            legs = [leg for leg in (_deciding_leg(entry), *entry["legs"]) if leg and leg["unit"] == entry["unit"]]
+            for one in ({**entry, "outcome": entry["verdict"]}, *legs):
+                if side := _bad_side_of_leg(one):
+                    return side
+    return 0
+
+
+def _bad_side_of_leg(leg: Entry) -> int:
+    """An outcome tells the side of its estimate; what decided nothing tells by the smaller of its p-values."""
+    if leg["estimate"] is None or leg["threshold"] is None or leg["estimate"] == leg["threshold"]:
+        return 0
+    side = 1 if leg["estimate"] > leg["threshold"] else -1
+    if leg["outcome"] in ("falsified", "survived"):
+        return side if leg["outcome"] == "falsified" else -side
+    falsify, survive = leg.get("p_falsify"), leg.get("p_survive")
+    if falsify is None or survive is None or falsify == survive:
+        return 0
+    return side if falsify < survive else -side
+
+
+def _deciding_leg(entry: Entry) -> Entry | None:
+    """The leg whose numbers the row shows."""
+    return next((leg for leg in entry["legs"] if _numbers_of(leg) == _numbers_of(entry)), None)
+
+
+def _claim_notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
+    if old is None or new is None:
+        return
+    if old["gate"] != new["gate"]:
+        yield "gates only in the new report" if new["gate"] else "gated only in the old report"
+    if old["verdict"] != new["verdict"] and (why := new.get("refused") or new["reason"]):
+        yield str(why).partition("\n")[0]
+    if old["unit"] != new["unit"]:
+        yield f"another quantity: {old['unit']} → {new['unit']}"
+        return
+    if None not in (old["threshold"], new["threshold"]) and old["threshold"] != new["threshold"]:
+        yield f"another threshold: {_threshold(old)} → {_threshold(new)}"
+    before, after = (_deciding_leg(entry) for entry in (old, new))
+    if before and after and before["name"] != after["name"]:
+        same = _same_leg(old, after)
+        was = "" if same is None else f" (before {claim_rows([{**old, **_numbers_of(same)}])[0]['estimate'].text})"
+        yield f"another leg decides: {before['name']} → {after['name']}{was}"
+
+
+def _numbers_of(leg: Entry) -> dict[str, Any]:
+    return {key: leg[key] for key in ("estimate", "interval", "n", "unit")}
+
+
+def _threshold(entry: Entry) -> str:
+    return claim_rows([entry])[0]["threshold"].text
+
+
+# ---------------------------------------------------------------- operating points
+
+
+def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
+    """Judged by the rise of perplexity, the one number of a point with an interval; whatever else differs is a note."""
+    given = new if new is not None else old
+    assert given is not None
+    shown = [{} if entry is None else point_rows([entry])[0] for entry in (old, new)]
+    move: NumberMove = "" if old is None or new is None else _move(_rise_estimate(old), _rise_estimate(new), 1)
+    differing = [
+        column
+        for column, cell in shown[1].items()
+        if column in shown[0] and column not in ("model", "rise [95 %]") and cell.text != shown[0][column].text
+    ]
+    if differing and move == "":
+        move = "changed"
+    notes = [f"{column} {_cell_difference(shown[0][column].text, shown[1][column].text)}" for column in differing]
+    return ReportChange(
+        kind="point",
+        name=given["name"],
+        model=_model(old, new),
+        gate=False,
+        old=_point_side(old),
+        new=_point_side(new),
+        unit="rise of perplexity",
+        turn="changed" if old is None or new is None else "",
+        move=move,
+        note="; ".join(notes),
+    )
+
+
+def _cell_difference(old: str, new: str) -> str:
+    """``new, before old``; of cells of several lines those that differ, where they have as many."""
+    lines = [text.split("\n") for text in (old, new)]
+    if len(lines[0]) == len(lines[1]):
+        differ = [place for place, (before, after) in enumerate(zip(*lines, strict=True)) if before != after]
+        lines = [[side[place] for place in differ] for side in lines]
+    return f"{', '.join(lines[1])} (before {', '.join(lines[0])})"
+
+
+def _rise_estimate(entry: Entry) -> Entry:
+    return {"estimate": entry.get("perplexity_rise"), "interval": entry.get("interval")}
+
+
+def _point_side(entry: Entry | None) -> ComparisonSide:
+    if entry is None:
+        return ABSENT_SIDE
+    return ComparisonSide(shown=point_rows([entry])[0]["rise [95 %]"].text)
+
+
+# ---------------------------------------------------------------- tests
+
+
+def _test_pairs(old: Report, new: Report) -> Iterator[tuple[Entry, Entry]]:
+    """Shipped tests of both, but for those that ask a claim: its verdict is a row already."""
+    asked = [entry for entry in old.get("tests", ()) if entry["shipped"] and CLAIM_TEST not in entry["shipped"]]
+    before = {entry["nodeid"]: entry for entry in asked}
+    yield from ((before[entry["nodeid"]], entry) for entry in new.get("tests", ()) if entry["nodeid"] in before)
+
+
+def _test_change(old: Entry, new: Entry) -> ReportChange:
+    return ReportChange(
+        kind="test",
+        name=new["nodeid"],
+        model="",
+        gate=True,
+        old=ComparisonSide(verdict=old["outcome"]),
+        new=ComparisonSide(verdict=new["outcome"]),
+        unit="",
+        turn=_test_turn(old, new),
+        move="",
+        note=str(new["reason"]).partition("\n")[0],
+    )
+
+
+def _test_turn(old: Entry, new: Entry) -> VerdictTurn:
+    """Worse where it broke, or had passed and is not decided any more, for another reason than an absent premise."""
+    if new["outcome"] in BROKEN:
+        return "changed" if old["outcome"] in BROKEN else "worse"
+    if new["outcome"] in ("passed", "xpassed"):
+        return "better"
+    return "worse" if old["outcome"] == "passed" and new["kind"] != "not applicable" else "changed"

@@ -1,0 +1,75 @@
+"""The tests that this version ships, and why a run left some of them out. A shipped test is named by file and
+function, whatever its parameters. Nothing is imported to find them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import emad_ref
+
+ABOVE_BUDGET = "above the budget"
+NO_PAIR = "no pair was named"
+NO_EXIT = "no exit was brought"  # not told: nothing is missing where nobody has one
+LEFT_OUT = "left out by --emad-only"
+
+MAX_CLAIMS = 12  # claims that are named; more are counted
+REASON_TEXTS = {
+    LEFT_OUT: LEFT_OUT,
+    NO_PAIR: f"not applicable: {NO_PAIR}; --emad-pair SMALL,LARGE",
+    ABOVE_BUDGET: "gate nothing and take long; asked with --emad-all-claims or a larger --emad-budget",
+}
+
+
+def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """One line for each reason, with the claims it concerns. ``deselected``: as ``report.json`` has them."""
+    entries = list(deselected)
+    for why, words in REASON_TEXTS.items():
+        left = [entry for entry in entries if entry["why"] == why]
+        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry["claim"]))
+        others = sum(not entry["claim"] for entry in left)
+        named = ", ".join(claims) if len(claims) <= MAX_CLAIMS else f"{len(claims)} claims"
+        parts = [named] if claims else []
+        parts += [f"{others} test{'s' if others > 1 else ''} of no claim"] if others else []
+        if parts:
+            yield f"{' and '.join(parts)}: {words}"
+
+
+HOME = Path(emad_ref.__file__).resolve().parents[1]
+SUITES = (HOME / "suites", HOME / "pytest_emad" / "suites")  # checkout, wheel
+PREFIX = "suites"
+
+
+def shipped_name(path: Path, suites: Iterable[Path] = SUITES) -> str | None:
+    """``suites/…`` for a file or folder of ours, None for any other."""
+    for folder in suites:
+        if path.is_relative_to(folder):
+            return "/".join((PREFIX, *path.relative_to(folder).parts))
+    return None
+
+
+def shipped_tests(suites: Iterable[Path] = SUITES) -> list[str]:
+    """Every test function below the first of ``suites`` that exists, by name and in order."""
+    folder = next((folder for folder in suites if folder.is_dir()), None)
+    if folder is None:
+        return []
+    files = sorted(folder.rglob("test_*.py"))
+    return [f"{shipped_name(file, [folder])}::{function}" for file in files for function in _test_functions(file)]
+
+
+def suite_names(suites: Iterable[Path] = SUITES) -> list[str]:
+    """``invariants``, ``fidelity`` and so on: the folders of shipped tests."""
+    return list(dict.fromkeys(name.split("/")[1] for name in shipped_tests(suites)))
+
+
+def is_below(name: str, asked: Iterable[str]) -> bool:
+    """Whether the shipped test ``name`` is, or lies in, a function, file or folder of ``asked``."""
+    return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in asked)
+
+
+def _test_functions(file: Path) -> list[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]

@@ -1,0 +1,446 @@
+"""What a run says in forty lines: gates, the points put forward, the rest counted and named, and what follows from it.
+
+Read from ``report.json`` alone, so that the run that wrote it, ``emad report --text`` and a job summary say the same.
+Nothing is sorted by merit: gates and ids stand in the register's order. Whatever else is left out for want of room, the
+ids of what was falsified are not.
+
+The summary as lines of text: at most forty, none wider than the terminal.
+
+``LEVELS`` say in which order things give way where room is short: survivors beside the gates, reasons, then points and
+lines on the run. Gates that do not hold keep their numbers, and ids of falsified rows stay at every level: forty lines
+may be passed for them alone.
+
+The summary as Markdown, for a page that shows what a job of continuous integration found.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tabulate import tabulate
+
+from emad_ref.report.deselection import deselection_lines
+from emad_ref.report.gaps import declined_tests
+from emad_ref.report.markdown import escape_markdown
+from emad_ref.report.provenance import not_offered
+from emad_ref.report.schema import Report
+from emad_ref.statistics import goldens, number_format
+from emad_ref.statistics.gate import UNDECIDED, measurement, title_of
+from emad_ref.statistics.verdicts import Claim, Outcome, load_register
+
+
+@dataclass(frozen=True)
+class GateSummary:
+    """One row that gates. ``of``: its model where it is not the run's only one; ``why``: what would decide it."""
+
+    id: str
+    of: str
+    verdict: Outcome
+    title: str
+    measured: str
+    why: str
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """What was found and needed, and what would decide it."""
+        return self.measured, self.why
+
+
+@dataclass(frozen=True)
+class PointSummary:
+    """An operating point put forward, ``said`` its cost and quality."""
+
+    name: str
+    said: str
+
+
+@dataclass(frozen=True)
+class ClaimGroup:
+    """Rows of one outcome that share a reason, ``why``; "" where none is told."""
+
+    ids: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """``rest``: outcome → its groups, rows beside the gates. ``more``: what would decide some of them, in a sentence.
+
+    ``record``, ``about``: lines on known verdicts and on the run. ``failures``: why the run fails though no test may.
+    """
+
+    models: str
+    gates: tuple[GateSummary, ...]
+    points: tuple[PointSummary, ...]
+    rest: Mapping[Outcome, tuple[ClaimGroup, ...]]
+    more: str
+    record: tuple[str, ...]
+    about: tuple[str, ...]
+    failures: tuple[str, ...]
+
+    def without_gates(self) -> RunSummary:
+        """All else, for a page that shows the gates by itself."""
+        return replace(self, gates=())
+
+
+def run_summary(report: Report) -> RunSummary:
+    """Everything the summary has to say; how much of it fits is decided where it is set.
+
+    Args:
+        report: of either schema; parts that schema 1 lacks are left out.
+    """
+    register = load_register()
+    order = {name: place for place, name in enumerate(register)}
+    claims = sorted(report["claims"], key=lambda claim: order.get(claim["id"], len(order)))
+    gating = [claim for claim in claims if _is_gate(claim, report, register)]
+    rest = [claim for claim in claims if claim not in gating]
+    models = [str(name) for name in report["settings"].get("models", ())]
+    run = report.get("run") or {}
+    return RunSummary(
+        models=", ".join(models),
+        gates=tuple(_gate_summary(claim, models, register) for claim in gating),
+        points=tuple(_point_summaries(report["points"])),
+        rest=_group_rest(rest),
+        more=_larger_budget(rest, report),
+        record=tuple(_record_lines(report)),
+        about=tuple(_run_remarks(report)),
+        failures=tuple(run.get("failures", ())),
+    )
+
+
+def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Claim]) -> bool:
+    """Held against the record every row gates: shown are then those that gate otherwise."""
+    if report["settings"].get("gate") != "known":
+        return bool(claim["gate"])
+    row, named = register.get(claim["id"]), report["settings"].get("gate_claims", ())
+    return claim["id"] in named if row is None else row.gates(named)
+
+
+def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Mapping[str, Claim]) -> GateSummary:
+    return GateSummary(
+        id=claim["id"],
+        of="" if [claim["model"]] == list(models) else claim["model"],
+        verdict=claim["verdict"],
+        title=title_of(claim, register),
+        measured=measurement(claim),
+        why=_open_reason(claim) if claim["verdict"] == "inconclusive" else "",
+    )
+
+
+def _open_reason(claim: Mapping[str, Any]) -> str:
+    """Of a row that was left open; reports of earlier versions have no more than its whole reason."""
+    return str(claim.get("why", claim["reason"]))
+
+
+# ---------------------------------------------------------------- operating points
+
+
+def _point_summaries(points: Sequence[Mapping[str, Any]]) -> Iterator[PointSummary]:
+    """Those with a role; where none has one, none was put forward."""
+    forward = [point for point in points if point.get("roles")]
+    several = len({point.get("model") for point in points}) > 1
+    for point in forward:
+        parts = [f"{point['model']}:" if several else "", point["name"]]
+        yield PointSummary(" ".join(filter(None, parts)), "; ".join([", ".join(point["roles"]), *_point_facts(point)]))
+
+
+def _point_facts(point: Mapping[str, Any]) -> Iterator[str]:
+    if point.get("net_reduction") is not None:
+        yield f"{number_format.saved(point['net_reduction'])} FLOPs net"
+    if point.get("time_ratio"):
+        yield ", ".join(
+            f"{number_format.ratio(times)} as fast at batch {rows}" for rows, times in point["time_ratio"].items()
+        )
+    if point.get("perplexity") is not None:
+        rise, bounds = point.get("perplexity_rise"), point.get("interval")
+        parts = [number_format.percent(rise)] + ([number_format.interval(bounds, "relative rise")] if bounds else [])
+        values = number_format.change(point.get("perplexity_reference"), point["perplexity"])
+        yield f"perplexity {values}, {' '.join(parts)}"
+    yield from _worst_task(point.get("accuracy") or {}, point.get("not_counted") or {})
+
+
+def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mapping[str, str]) -> Iterator[str]:
+    lost = {
+        task: before - after
+        for task, (before, after) in accuracy.items()
+        if task not in left_out and before is not None and after is not None
+    }
+    if lost:
+        task = max(lost, key=lambda name: lost[name])
+        before, after = accuracy[task]
+        yield f"worst of {len(lost)} task{'s' * (len(lost) > 1)} {task} {number_format.change(before, after, '.3f')}"
+    elif accuracy:
+        yield f"no task of {len(accuracy)} counts"
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _group_rest(claims: Sequence[Mapping[str, Any]]) -> dict[Outcome, tuple[ClaimGroup, ...]]:
+    """Rows by outcome, and of those left open by what would decide them; asked of several models, with its own."""
+    ids = [claim["id"] for claim in claims]
+    outcomes: dict[Outcome, dict[str, list[str]]] = {}
+    for claim in claims:
+        verdict: Outcome = claim["verdict"]
+        why = _open_reason(claim) if verdict in ("inconclusive", *UNDECIDED) else ""
+        name = f"{claim['id']} of {claim['model']}" if ids.count(claim["id"]) > 1 else str(claim["id"])
+        outcomes.setdefault(verdict, {}).setdefault(why, []).append(name)
+    return {
+        verdict: tuple(ClaimGroup(tuple(ids), why) for why, ids in groups.items())
+        for verdict, groups in outcomes.items()
+    }
+
+
+def _larger_budget(claims: Iterable[Mapping[str, Any]], report: Report) -> str:
+    """How more text is asked for, where that would decide something."""
+    wanting = any(
+        claim["verdict"] == "inconclusive" and claim.get("enough") is not None
+        for claim in (*claims, *(claim for claim in report["claims"] if claim["gate"]))
+    )
+    larger = {"smoke": "standard", "standard": "full"}.get(report["settings"].get("budget", ""))
+    return f"--emad-budget {larger} reads more" if wanting and larger else ""
+
+
+# ---------------------------------------------------------------- the run
+
+
+def _record_lines(report: Report) -> Iterator[str]:
+    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
+    if updated:
+        kinds = [entry["outcome"] for entry in updated]
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        yield f"goldens updated: {counts}"
+    compared = report.get("known")
+    if report["settings"].get("gate") == "known" and not report["settings"].get("update_golden") and compared:
+        yield from goldens.comparison_summary(compared).split("\n")
+
+
+def _run_remarks(report: Report) -> Iterator[str]:
+    decoder = report.get("decoder") or {"providers": ()}
+    if any(provider["answered"] or provider["declined"] for provider in decoder["providers"]):
+        yield f"decoder judged: {decoder['name']}"
+    if "tests" in report and (declined := declined_tests(report)):
+        features = ", ".join(sorted(not_offered(decoder["providers"])))
+        yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
+    for model in report["models"]:
+        remarks = model.get("remarks")
+        yield from (f"{model['name']}: {remark}" for remark in (remarks if isinstance(remarks, list) else ()))
+    undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
+    for check in dict.fromkeys(audit["check"] for audit in undecided):
+        details = [audit["detail"] for audit in undecided if audit["check"] == check]
+        why = details[0].partition(" (")[0].partition(": ")[0]
+        yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
+    yield from deselection_lines(report.get("deselected", ()))
+    for waiver in report.get("waivers", ()):
+        yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
+
+
+def id_ranges(ids: Sequence[str]) -> str:
+    """Ids in a row, three or more that follow one another as a range.
+
+    >>> id_ranges(["EE-1", "EE-2", "EE-3", "EE-5", "EMAD-E1"])
+    'EE-1 to EE-3, EE-5, EMAD-E1'
+    """
+    runs: list[list[str]] = []
+    for name in ids:
+        if runs and _is_next_id(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def _is_next_id(before: str, name: str) -> bool:
+    ends = [re.fullmatch(r"(.*?)(\d+)", each) for each in (before, name)]
+    if not (ends[0] and ends[1]):
+        return False
+    return ends[0][1] == ends[1][1] and int(ends[0][2]) + 1 == int(ends[1][2])
+
+
+MAX_LINES = 40  # lines
+Tone = Literal["good", "bad", "open", ""]
+TONES: dict[Outcome, Tone] = {"survived": "good", "falsified": "bad", "inconclusive": "open"}
+NOT_DECIDED = "not decided"  # how not applicable and unmeasured rows are called together
+
+
+@dataclass(frozen=True)
+class SummaryLine:
+    """``tone``: for a terminal that has colours."""
+
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class DetailLevel:
+    """How much is said.
+
+    ``survivors``  whether ids of what survived or was measured are named
+    ``reason``     letters of a reason, 0 for none
+    ``holding``    whether gates that hold show their numbers
+    ``few``        points that are shown
+    ``failures``   reasons of the run's own to fail
+    """
+
+    survivors: bool
+    reason: int
+    holding: bool
+    few: int
+    failures: int
+
+
+DETAIL_LEVELS = (
+    DetailLevel(True, 160, True, 12, 40),
+    DetailLevel(True, 90, True, 6, 40),
+    DetailLevel(False, 90, True, 6, 12),
+    DetailLevel(False, 50, True, 4, 6),
+    DetailLevel(False, 0, True, 4, 4),
+    DetailLevel(False, 0, False, 4, 4),
+    DetailLevel(False, 0, False, 1, 2),
+)
+GATE_LETTERS = 100  # letters that hold what any gate found and needs
+
+
+def summary_lines(
+    brief: RunSummary, width: int, places: Sequence[str] = (), most: int = MAX_LINES
+) -> list[SummaryLine]:
+    """The fullest level that ``most`` lines hold, else the shortest.
+
+    Args:
+        width: letters in a line; only a word longer than that, say a path, runs over.
+        places: where the report lies, one sentence each.
+    """
+    for level in DETAIL_LEVELS:
+        found = [line for part in _text_parts(brief, level, places) for line in _wrap_part(*part, width)]
+        if len(found) <= most:
+            break
+    return found
+
+
+TextPart = tuple[str, str, Tone]  # text, what its further lines begin with, tone
+
+
+def _wrap_part(text: str, indent: str, tone: Tone, width: int) -> list[SummaryLine]:
+    wrapped = textwrap.wrap(
+        text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [SummaryLine(line, tone) for line in wrapped]
+
+
+def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) -> Iterator[TextPart]:
+    yield from _gate_lines(brief.gates, level)
+    if brief.points:
+        yield "operating points put forward:", "", ""
+    for point in brief.points[: level.few]:
+        yield f"  {point.name}: {point.said}", "    ", ""
+    if len(brief.points) > level.few:
+        yield f"  and {len(brief.points) - level.few} more: see -v or the report", "    ", ""
+    yield from _rest_lines(brief, level)
+    for text in (*brief.record, *brief.about):
+        yield text if text in brief.record else f"emad: {text}", "  ", ""
+    for failure in brief.failures[: level.failures]:
+        yield f"emad: FAILED: {failure}", "  ", "bad"
+    if len(brief.failures) > level.failures:
+        more = len(brief.failures) - level.failures
+        yield f"emad: FAILED: and for {more} more reason{'s' * (more > 1)}: see -v or the report", "  ", "bad"
+    for place in places:
+        yield f"emad: {place}", "  ", ""
+
+
+def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[TextPart]:
+    if not gates:
+        return
+    yield f"gates: {count_gates(gates)}", "  ", ""
+    names, words = (max(len(text) for text in texts) for texts in zip(*((g.id, g.verdict) for g in gates), strict=True))
+    for gate in gates:
+        title = f"{gate.title} ({gate.of})" if gate.of else gate.title
+        indent = " " * (names + 4)
+        yield f"  {gate.id:{names}}  {gate.verdict:{words}}  {title}", indent + " " * (words + 2), _tone(gate)
+        if level.holding or gate.verdict != "survived":
+            room = max(level.reason, GATE_LETTERS)
+            told = [textwrap.shorten(text, room, placeholder=" …") for text in gate.told if text]
+            yield indent + "; ".join(told), indent, ""
+
+
+def _tone(gate: GateSummary) -> Tone:
+    return TONES.get(gate.verdict, "")
+
+
+def count_gates(gates: Sequence[GateSummary]) -> str:
+    """``3 of 5 hold, 2 falsified``."""
+    verdicts = [gate.verdict for gate in gates]
+    parts = [f"{verdicts.count('survived')} of {len(gates)} hold"]
+    parts += [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts) if verdict != "survived"]
+    return ", ".join(parts)
+
+
+def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
+    if not brief.rest:
+        return
+    counts = {verdict: sum(len(group.ids) for group in groups) for verdict, groups in brief.rest.items()}
+    yield f"{count_outcomes(counts)}", "  ", ""
+    for words, outcomes in (
+        ("falsified", ("falsified",)),
+        ("inconclusive", ("inconclusive",)),
+        (NOT_DECIDED, UNDECIDED),
+    ):
+        groups = [group for outcome in outcomes for group in brief.rest.get(outcome, ())]  # type: ignore[call-overload]
+        if groups:
+            more = f" ({brief.more})" if brief.more and words == "inconclusive" else ""
+            yield f"  {words}: {_list_ids(groups, level.reason)}{more}", "    ", ""
+    if level.survivors:
+        for outcome in ("survived", "measured"):
+            if kept := brief.rest.get(outcome):
+                yield f"  {outcome}: {_list_ids(kept, 0)}", "    ", ""
+
+
+def count_outcomes(counts: dict[Outcome, int]) -> str:
+    """``of 36 claims 8 survived, 9 falsified, 5 inconclusive, 6 measured, 8 not decided``."""
+    undecided = sum(counts.get(outcome, 0) for outcome in UNDECIDED)
+    shown = ("survived", "falsified", "inconclusive", "measured")
+    parts = [f"{counts[outcome]} {outcome}" for outcome in shown if outcome in counts]
+    parts += [f"{undecided} {NOT_DECIDED}"] if undecided else []
+    total = sum(counts.values())
+    return f"of {total} claim{'s' * (total > 1)} {', '.join(parts)}"
+
+
+def _list_ids(groups: Sequence[ClaimGroup], reason: int) -> str:
+    if not reason:
+        return id_ranges([name for group in groups for name in group.ids])
+    return "; ".join(
+        id_ranges(group.ids) + (f" ({textwrap.shorten(group.why, reason, placeholder=' …')})" if group.why else "")
+        for group in groups
+    )
+
+
+PARAGRAPH_LETTERS = 10_000  # letters in a line: paragraphs wrap by themselves
+TABLE_LINES = 6  # lines around the table of gates: heading, blanks, its own head
+
+
+def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
+    """At most forty lines: the gates as a table, the rest as the terminal has it, a list item per line.
+
+    Args:
+        places: where the report lies, a sentence each.
+    """
+    parts = [f"## emad: {escape_markdown(brief.models)}" + (f", {count_gates(brief.gates)}" if brief.gates else "")]
+    if brief.gates:
+        rows = [_gate_row(gate) for gate in brief.gates]
+        parts.append(tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True))
+    rest = summary_lines(brief.without_gates(), PARAGRAPH_LETTERS, places, MAX_LINES - TABLE_LINES - len(brief.gates))
+    parts.append("\n".join(f"{_list_marker(line.text)}{escape_markdown(line.text.strip())}" for line in rest))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _list_marker(text: str) -> str:
+    return "  - " if text.startswith("  ") else "- "
+
+
+def _gate_row(gate: GateSummary) -> dict[str, str]:
+    claim = f"{gate.id} ({gate.of})" if gate.of else gate.id
+    told = {"gate": claim, "verdict": gate.verdict, "asks": gate.title, "found": "; ".join(filter(None, gate.told))}
+    return {key: escape_markdown(text) for key, text in told.items()}

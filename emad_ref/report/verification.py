@@ -1,0 +1,226 @@
+"""Does a report agree with itself: verdicts, audits, attempts, reported outcomes, exit status? One sentence where not.
+
+An outcome is what pytest reports of a test, and a mark, a hook or a plugin can change it. Verdicts, audits and what a
+body raised are recorded before that. A report holds both, and a gate passes only where each says so. No waiver excuses
+a contradiction: waivers are for what was not decided.
+
+- A gating verdict that fails, a failed audit, a first attempt that failed: the test must be reported as failed.
+- A test that is reported as failed must have a failing verdict, a failing audit or a reason.
+- A shipped test that passed must have an audit or a verdict on record, or what it is there to show.
+- One verdict a claim, model and run, from the first attempt. A second try has another error rate.
+- No part of the judge is replaced.
+
+What keeps a report from being proof that everything was judged, and passed: one sentence each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from emad_ref.report.deselection import is_below
+from emad_ref.report.gaps import find_gaps, is_waived, wrong_decoder
+from emad_ref.report.schema import Report
+from emad_ref.statistics.verdicts import load_register
+
+FAILED = ("failed", "error")
+PASSED = ("passed", "xpassed")
+TABLE_TESTS = ("suites/ablations", "suites/claims/test_tables.py")  # shipped tests that judge nothing, and show tables
+OUTCOME_REMEDY = "find the mark, hook or plugin that changed the outcome"
+MAX_NAMES = 3  # tests that one sentence names
+
+
+def contradictions(report: Report) -> list[str]:
+    """One sentence for each contradiction in ``report`` (schema 2), none where it agrees with itself."""
+    tests = {entry["nodeid"]: entry for entry in report["tests"]}
+    return [
+        *_replaced_parts(report),
+        *_gate_contradictions(report),
+        *_verdict_contradictions(report, tests),
+        *_audit_contradictions(report, tests),
+        *_attempt_contradictions(report),
+        *_repeat_contradictions(report),
+        *_unexplained_failures(report),
+        *_exit_status_contradictions(report),
+        *_tests_without_evidence(report),
+    ]
+
+
+def fails_test(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a verdict fails its test: as was recorded with it, or as gate and options say by themselves."""
+    gates = claim["gate"] and settings.get("gate", "paper") == "paper"
+    failing = claim["verdict"] == "falsified" or (
+        claim["verdict"] == "inconclusive" and settings.get("inconclusive") == "fail"
+    )
+    return bool(claim.get("fails")) or (gates and failing)
+
+
+def _gate_contradictions(report: Report) -> Iterator[str]:
+    """Under ``paper`` the register and the options say which rows gate; a register of the user's may say otherwise."""
+    settings = report["settings"]
+    if report["run"]["claims_file"] is not None or settings.get("gate", "paper") != "paper":
+        return
+    register = load_register()
+    for claim in report["claims"]:
+        row = register.get(claim["id"])
+        if row is not None and row.gates(settings.get("gate_claims") or ()) and not claim["gate"]:
+            yield f"{claim['id']} of {claim['model']} gates by the register, but is recorded with gate=false"
+
+
+def _verdict_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
+    for claim in report["claims"]:
+        if not fails_test(claim, report["settings"]):
+            continue
+        said = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
+        entry = tests.get(claim.get("test", ""))
+        if entry is None:
+            if report["run"]["exit_status"] == 0:
+                yield f"{said}, but exit_status=0 and its test is not on record; run again with this version"
+        elif _is_finished(report, entry) and entry["outcome"] not in FAILED:
+            test = f"its test {entry['nodeid']} is reported as {entry['outcome']}"
+            yield f"{said}, but {test}; {_contradiction_remedy(entry)}"
+
+
+def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
+    for audit in report["audits"]:
+        entry = tests.get(audit["test"])
+        if entry is None:
+            yield f"audit {audit['check']} is of {audit['test']}, but no such test is on record; run again"
+        elif audit["passed"] is False and entry["outcome"] not in FAILED and _is_finished(report, entry):
+            said = f"{entry['shipped'] or entry['nodeid']}: {entry['outcome']}, although audit {audit['check']}"
+            yield f"{said} refuted it ({audit['detail']}); {_contradiction_remedy(entry)}"
+
+
+def _attempt_contradictions(report: Report) -> Iterator[str]:
+    """Of shipped tests whose verdicts and audits do not say it already."""
+    refuted = {audit["test"] for audit in report["audits"] if audit["passed"] is False}
+    refuted |= {claim.get("test") for claim in report["claims"] if fails_test(claim, report["settings"])}
+    for entry in report["tests"]:
+        attempts = entry.get("attempts") or ()
+        if entry["shipped"] is None or not attempts or entry["outcome"] in FAILED or not _is_finished(report, entry):
+            continue
+        if entry["nodeid"] in refuted:
+            continue
+        first, *others = attempts
+        if first["outcome"] in FAILED or (entry["outcome"] in PASSED and first["outcome"] != "passed"):
+            then = f", then {', '.join(attempt['outcome'] for attempt in others)}" if others else ""
+            what = "its first attempt" if others else "its body"
+            yield (
+                f"{entry['nodeid']}: reported as {entry['outcome']}, although {what} {_attempt_text(first)}{then}; "
+                f"{_contradiction_remedy(entry)}"
+            )
+
+
+def _repeat_contradictions(report: Report) -> Iterator[str]:
+    """A verdict that only repeats the same fact in another test is no second try."""
+    further: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for repeat in report.get("repeats", ()):
+        if repeat["attempt"] > 1 or not repeat["alike"]:
+            further.setdefault((repeat["id"], repeat["model"]), []).append(repeat)
+    for (claim, model), repeats in further.items():
+        first = next((c["verdict"] for c in report["claims"] if (c["id"], c["model"]) == (claim, model)), "no verdict")
+        said = ", ".join(repeat["verdict"] for repeat in repeats)
+        yield (
+            f"{claim} of {model} was decided {len(repeats) + 1} times ({first}, then {said}): the first verdict "
+            "counts, and a second try has another error rate; ask each claim once a run"
+        )
+
+
+def _unexplained_failures(report: Report) -> Iterator[str]:
+    """Reported as failed, and nothing says why."""
+    settings = report["settings"]
+    bad = {audit["test"] for audit in report["audits"] if audit["passed"] is not True}
+    bad |= {claim["test"] for claim in report["claims"] if "test" in claim and fails_test(claim, settings)}
+    for entry in report["tests"]:
+        if entry["shipped"] is None or entry["outcome"] not in FAILED or entry["nodeid"] in bad:
+            continue
+        if not entry["reason"].strip():
+            yield (
+                f"{entry['nodeid']}: reported as {entry['outcome']}, although every verdict and audit of it holds and "
+                f"no reason is on record; {OUTCOME_REMEDY}"
+            )
+
+
+def _exit_status_contradictions(report: Report) -> Iterator[str]:
+    status = report["run"]["exit_status"]
+    mine = {audit["test"] for audit in report["audits"]} | {claim.get("test") for claim in report["claims"]}
+    failed = [
+        entry["nodeid"]
+        for entry in report["tests"]
+        if entry["outcome"] in FAILED and (entry["shipped"] is not None or entry["nodeid"] in mine)
+    ]
+    if status == 0 and failed:
+        remedy = "find the hook or plugin that changed the exit status"
+        yield f"exit_status=0, although {_first_names(failed)} failed; {remedy}"
+
+
+def _tests_without_evidence(report: Report) -> Iterator[str]:
+    recorded = {each["test"] for each in (*report["audits"], *report.get("repeats", ()))}
+    recorded |= {claim.get("test") for claim in report["claims"]}
+    empty: dict[str, list[str]] = {}
+    for entry in report["tests"]:
+        if entry["shipped"] is None or entry["outcome"] not in PASSED or entry["nodeid"] in recorded:
+            continue
+        if not (entry.get("shown") and is_below(entry["shipped"], TABLE_TESTS)):
+            empty.setdefault(entry["shipped"], []).append(entry["nodeid"])
+    for nodeids in empty.values():
+        yield (
+            f"{_first_names(nodeids)} passed, but put no audit and no verdict on record: that is no pass; find the "
+            "fixture, "
+            "hook or plugin that keeps body or audits from running"
+        )
+
+
+def _replaced_parts(report: Report) -> Iterator[str]:
+    parts = [f"{part['what']} by {part['by']}" for part in report.get("replaced", ())]
+    if parts:
+        yield (
+            f"replaced: {_first_names(parts)}: a run with another judge proves nothing; take the replacement out, or "
+            "provide the decoder by pytest_emad_make_decoder"
+        )
+
+
+def _is_finished(report: Report, entry: Mapping[str, Any]) -> bool:
+    """Whether the test had come to its end: a run that was stopped has one that had not, and is no pass anyhow."""
+    return bool(report["state"] == "complete" or entry["outcome"] != "not reported")
+
+
+def _contradiction_remedy(entry: Mapping[str, Any]) -> str:
+    return "the first attempt counts: run it once" if len(entry.get("attempts", ())) > 1 else OUTCOME_REMEDY
+
+
+def _attempt_text(attempt: Mapping[str, Any]) -> str:
+    ended = "never ended" if attempt["outcome"] == "not reported" else f"ended as {attempt['outcome']}"
+    return f"{ended} ({attempt['reason'].partition(chr(10))[0]})" if attempt["reason"] else ended
+
+
+def _first_names(nodeids: Sequence[str]) -> str:
+    more = f" and {len(nodeids) - MAX_NAMES} more" if len(nodeids) > MAX_NAMES else ""
+    return f"{', '.join(nodeids[:MAX_NAMES])}{more}"
+
+
+def faults(report: Report, asked: Sequence[str], shipped: Sequence[str], decoder: str | None) -> Iterator[str]:
+    """One sentence for each thing that keeps ``report`` from being proof; none where it is.
+
+    Args:
+        report: of schema 2.
+        asked: suites that must have run; what the run itself was told to run must have run in any case.
+        shipped: names of the tests that this version ships.
+        decoder: whose decoder must have been judged, None: anybody's.
+    """
+    if report["state"] != "complete":
+        yield f"state={report['state']!r}, but expected 'complete': the run did not come to its end"
+    run = report["run"]
+    if run["exit_status"] != 0:
+        yield f"exit_status={run['exit_status']!r}, but expected 0"
+    yield from (f"the run failed as a whole: {failure}" for failure in run["failures"])
+    for entry in report["tests"]:
+        if entry["outcome"] in ("failed", "error"):
+            yield f"{entry['nodeid']}: {entry['outcome']} ({entry['reason'].partition(chr(10))[0]})"
+    yield from (said for said in contradictions(report) if said not in run["failures"])
+    if decoder is not None and (judged := wrong_decoder(report, decoder)):
+        yield f"decoder={decoder!r} was required, but {judged}"
+    waivers = [waiver["of"] for waiver in report["waivers"]]
+    wanted = list(dict.fromkeys([*run["asked"], *asked]))
+    # whoever's decoder it was: a run of ours may leave tests out, a proof may not
+    yield from (str(gap) for gap in find_gaps(report, wanted, shipped, always=True) if not is_waived(gap, waivers))

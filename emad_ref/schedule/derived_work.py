@@ -1,0 +1,161 @@
+"""Work that depths imply: what decoding runs for each token of sequences that are fed one by one, each alone.
+
+Layer by layer: the block for tokens that a schedule runs there (``Schedule.ran``), K/V-only passes for those it fills,
+a readout where a probe is asked, and a head where a token leaves. Decoders *count* what they execute; that both are
+equal is a law (``tests/laws``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import OperatingPoint
+from emad_ref.probes.lens import StateTranslators
+from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
+from emad_ref.schedule.interface import LayerRun, TokenPositions, tokens_reaching
+from emad_ref.schedule.schedules import schedule_of
+
+FULL_HEAD = READOUTS.index("full")
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeCosts:
+    """What probes run, by layer.
+
+    ``heads`` bool [kinds, L] readouts of one probe. ``shows`` bool [L]: whether one shows what a token that leaves
+    there emits, so that no other head runs. ``macs`` int64 [tokens, L] multiply-adds of one, beside a full head's own.
+    """
+
+    heads: Bools
+    shows: Bools
+    macs: Ints
+
+
+def probe_costs(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int) -> ProbeCosts:
+    """One reading by the point's estimator at each probe, of which a full one shows what is emitted.
+
+    ``ahead`` int64 [L] multiply-adds in front of a full head after each layer; ``macs_per_row`` those of any other
+    reading.
+    """
+    kind = READOUTS.index(point.estimator.kind)
+    heads = np.zeros((len(READOUTS), point.layers), dtype=np.bool_)
+    heads[kind] = True
+    # a full head's own cost stands in the geometry
+    macs = ahead if kind == FULL_HEAD else np.full(point.layers, macs_per_row)
+    return ProbeCosts(heads, np.full(point.layers, kind == FULL_HEAD), np.broadcast_to(macs, (tokens, point.layers)))
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerRange:
+    """What layers ``below`` + 1 … ``top`` run, all alike; ``fill_macs`` [layers, tokens] in front of each fill."""
+
+    below: int
+    top: int
+    ran: LayerRun
+    fill_macs: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerReadout:
+    """What is read after ``layer``: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's.
+
+    ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
+    of its own, with ``ahead`` multiply-adds a row in front of it.
+    """
+
+    layer: int
+    heads: Bools
+    macs: Ints
+    probed: Bools | None
+    emitted: Bools
+    ahead: int
+
+
+def derive_work(
+    point: OperatingPoint, places: TokenPositions, depth: Ints, histogram: Ints, probed: ProbeCosts, ahead: Ints
+) -> Work:
+    """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys.
+
+    ``histogram`` int64 [L + 1]: tokens of each depth.
+    State translators are not in it: what stands in front of a fill depends on where its token left (``flops_at``).
+    """
+    schedule, work = schedule_of(point), Work.none(point.layers)
+    work.tokens[:], work.context[:], fills = schedule.counted(places, depth, histogram, point.ceiling)
+    if fills is not None:
+        work.fills[FILLS.index(schedule.fills)] = fills
+    asked = schedule.asked(point, places.decided)
+    of_asked = histogram if asked.all() else np.bincount(depth[asked], minlength=point.layers + 1)
+    probes = np.zeros(point.layers, dtype=np.bool_)
+    probes[np.array(point.probes, dtype=np.int64) - 1] = True
+    rows, alone = probes * tokens_reaching(of_asked), histogram[1:] - (probes & probed.shows) * of_asked[1:]
+    work.readout_rows[:] = probed.heads * rows
+    work.readout_macs[:] = probed.heads * _charged_macs(point, probed.macs, depth, asked, rows)
+    work.readout_rows[FULL_HEAD] += alone
+    work.readout_macs[FULL_HEAD] += alone * ahead
+    return work
+
+
+def derive_flops(
+    point: OperatingPoint,
+    places: TokenPositions,
+    depth: Ints,
+    probed: ProbeCosts,
+    ahead: Ints,
+    geometry: Geometry,
+    translators: StateTranslators | None = None,
+) -> Floats:
+    """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``work_at`` has in all."""
+    each, values = np.full(len(depth), float(geometry.input_flops())), np.flatnonzero(np.bincount(depth))
+    for run in _layer_ranges(point, places, depth, values, translators):
+        layers, (keys, fills) = run.top - run.below, run.ran
+        each += (keys > 0) * (layers * geometry.block_flops()) + keys * (layers * geometry.attention_flops())
+        if fills is not None:
+            each += fills * (layers * geometry.kv_fill_flops() + 2 * run.fill_macs.sum(axis=0))
+    for read in _layer_readouts(point, places, depth, values, probed, ahead):
+        each += read.emitted * (geometry.head_flops() + 2 * read.ahead)
+        if read.probed is not None:
+            head = int(read.heads[FULL_HEAD]) * geometry.head_flops()
+            each += read.probed * (head + 2 * int(read.heads.sum()) * read.macs)
+    return each
+
+
+def _layer_ranges(
+    point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, translators: StateTranslators | None
+) -> Iterator[_LayerRange]:
+    """From the first layer on; between two ``values`` of ``depth``, on one side of the ceiling, all run the same."""
+    schedule, nothing = schedule_of(point), np.broadcast_to(0, (point.layers, len(depth)))
+    tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})
+    for below, top in itertools.pairwise([0, *tops]):
+        ran, macs = schedule.ran(places, depth, top, point.ceiling), nothing[below:top]
+        if ran.fills is not None and translators is not None:
+            macs = np.stack([translators.macs_below(layer)[depth - 1] for layer in range(below + 1, top + 1)])
+        yield _LayerRange(below, top, ran, macs)
+
+
+def _layer_readouts(
+    point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, probes: ProbeCosts, ahead: Ints
+) -> Iterator[_LayerReadout]:
+    """From the first layer on, where a probe is and where a token leaves: at the ``values`` of ``depth``."""
+    asked = schedule_of(point).asked(point, places.decided)
+    small = depth.astype(np.int16)  # compared in a third of the time
+    for layer in sorted({*point.probes, *values.tolist()}):
+        probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer
+        if probed is not None and probes.shows[layer - 1]:
+            emitted &= ~probed
+        heads, macs = probes.heads[:, layer - 1], probes.macs[:, layer - 1]
+        yield _LayerReadout(layer, heads, macs, probed, emitted, int(ahead[layer - 1]))
+
+
+def _charged_macs(point: OperatingPoint, macs: Ints, depth: Ints, asked: Bools, rows: Ints) -> Ints:
+    """int64 [L] Σ of ``macs`` [tokens, L] over the tokens that each layer's probe reads, ``rows`` int64 [L] of them."""
+    charged: Ints = rows * macs[0]
+    if macs.strides[0] == 0:  # one number serves all tokens
+        return charged
+    for layer in point.probes:
+        charged[layer - 1] = macs[:, layer - 1].sum(where=asked & (depth >= layer))
+    return charged

@@ -1,0 +1,412 @@
+"""Drift: whether fresh documents look like those that a guarantee was certified on, before any loss is known.
+
+    exits after ℓ    share of a document's tokens that left after layer ℓ, the last one included
+    signal at ℓ      mean of what the rule compared with its threshold there, over tokens that came so far
+
+Each document is one row of these features, from a trace where replay is exact and else by decoding. Two samples of
+documents are compared by their energy distance, each feature in standard deviations of both together (Székely & Rizzo
+2013),
+
+    E = 2·mean |x − y| − mean |x − x′| − mean |y − y′|,    x calibration, y fresh
+
+with a p-value from permutations of the documents, exact whatever their distribution. Kolmogorov–Smirnov tests under
+Holm then name the features that moved. ``speaks`` means that no drift was detected; beside it stands the smallest
+shift, in standard deviations, that so many fresh documents would have shown in 80 % of draws. More than one standard
+deviation is too little text to say. A text that loses more while it looks the same is beyond this test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from tqdm import tqdm
+
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, Trace, take_trace
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS, batches_by_length, teacher_force_batch
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.record import DECODE, Floats, Ints, Record
+from emad_ref.replay import replay
+from emad_ref.schedule.schedules import schedule_of
+from emad_ref.statistics.estimate import holm
+from emad_ref.statistics.units import ByDocument, DocumentOf
+
+DIGITS = 7  # that count, in a file: signals are float32
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentFeatures:
+    """``values`` [documents, signs] under ``names``; ``text``: what they are documents of, in words.
+
+    Raises:
+        BadArgument: names that are not one per column, or twice the same; infinite values.
+    """
+
+    names: tuple[str, ...]
+    values: ByDocument
+    text: str
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.values.values)
+        if len(shape) != 2 or shape[1] != len(self.names) or len(set(self.names)) < len(self.names):
+            raise BadArgument("names", self.names, f"one for each column of {list(shape)}, each once")
+        if np.isinf(self.values.values).any():
+            raise BadArgument("values", "inf", "numbers, or NaN where no token came so far")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types, for a file; None where no token came so far."""
+        rows = [
+            [None if math.isnan(value) else float(f"{value:.{DIGITS}g}") for value in row]
+            for row in self.values.values.tolist()
+        ]
+        return {"names": list(self.names), "values": rows, "text": self.text}
+
+    @staticmethod
+    def from_json(given: Mapping[str, Any]) -> DocumentFeatures:
+        """What ``to_json`` gave, to ``DIGITS`` digits.
+
+        Raises:
+            BadArgument: fields that are missing or of other types or shapes.
+        """
+        try:
+            names, text, rows = tuple(given["names"]), given["text"], given["values"]
+            values = np.array(
+                [[math.nan if value is None else value for value in row] for row in rows], dtype=np.float64
+            )
+            if not all(isinstance(name, str) for name in (*names, text)):
+                raise TypeError("names are texts")
+            return DocumentFeatures(names, ByDocument.distinct(values), text)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadArgument(
+                "signs", str(given)[:80], "names, values and text, as to_json gives them", str(error)
+            ) from error
+
+
+def document_features(
+    depth: Ints, signal: Floats | None, document: DocumentOf, point: OperatingPoint, text: str
+) -> DocumentFeatures:
+    """The signs of documents whose tokens ran to these depths.
+
+    Args:
+        depth: [tokens] under ``point``.
+        signal: [tokens, probes] what was compared; whatever stands where a token did not come so far is left out. None:
+            not known.
+        document: [tokens] which document each is of.
+        text: what they are documents of, in words.
+
+    Raises:
+        BadArgument: columns of other lengths, no token, a depth that the point does not have.
+    """
+    if len(depth) == 0 or len(depth) != len(document):
+        raise BadArgument("depth", f"{len(depth)} tokens", f"the {len(document)} of the documents, at least one")
+    if not ((depth >= 1) & (depth <= point.ceiling)).all():
+        raise BadArgument("depth", f"{depth.min()}–{depth.max()}", f"layers in 1–{point.ceiling}", "see the point")
+    tokens = document.sums(np.ones(len(depth)))
+    exits = exit_layers(point)
+    columns = {f"exits after {layer}": document.sums(depth == layer) / tokens for layer in exits}
+    if signal is not None:
+        if signal.shape != (len(depth), len(point.probes)):
+            raise BadArgument("signal", f"shape {signal.shape}", f"shape ({len(depth)}, {len(point.probes)})")
+        for number, probe in enumerate(point.probes):
+            read = (depth >= probe) & ~np.isnan(signal[:, number])
+            total = document.sums(np.where(read, signal[:, number].astype(np.float64), 0.0))
+            count = document.sums(read)
+            columns[f"signal at {probe}"] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    values = ByDocument(np.stack(list(columns.values()), axis=1), np.unique(document.number))
+    return DocumentFeatures(tuple(columns), values, text)
+
+
+def exit_layers(point: OperatingPoint) -> tuple[int, ...]:
+    """Layers that a token can leave after: probes, those between them where points interpolate, and the ceiling."""
+    between = range(point.probes[0], point.ceiling) if point.interpolate and point.probes else point.probes
+    return (*between, point.ceiling)
+
+
+def record_features(record: Record, point: OperatingPoint, text: str) -> DocumentFeatures:
+    """The signs of what one call of ``generate`` decoded: each sequence a document, prompts left out.
+
+    Raises:
+        BadArgument: nothing decoded, and as ``signs_of``.
+    """
+    tokens = record.tokens
+    decided = (tokens.phase == DECODE) & tokens.kept
+    return document_features(
+        tokens.depth[decided], record.signal[decided], DocumentOf(tokens.sequence[decided]), point, text
+    )
+
+
+def read_features(
+    stepper: Stepper,
+    point: OperatingPoint,
+    windows: Sequence[TokenSequence],
+    text: str,
+    *,
+    progress: str | None = None,
+) -> DocumentFeatures:
+    """The signs of the documents that ``windows`` were cut from, from a trace if its schedule has a replay.
+
+    ``text``: what they are documents of, in words. ``progress`` names the bar, None shows none.
+
+    Raises:
+        EmptyCorpus: no window.
+        BadArgument: what a decoder or a trace refuses of a point or a text; a lens that is not attached.
+        NotFinite: logits hold NaN or +inf.
+    """
+    if schedule_of(point).settle is None or point.confidence is not None:
+        return decoded_features(stepper, point, windows, text, progress=progress)
+    asked = {} if point.estimator == Estimator() else {point.estimator: point.probes}
+    trace = take_trace(stepper, windows, estimators=asked, lens=point.lens, progress=progress)
+    return replayed_features(trace, point, DocumentOf(np.array([window.document for window in windows])), text)
+
+
+def decoded_features(
+    stepper: Stepper,
+    point: OperatingPoint,
+    windows: Sequence[TokenSequence],
+    text: str,
+    *,
+    rows: int = BATCH_ROWS,
+    progress: str | None = None,
+) -> DocumentFeatures:
+    """As ``read_signs``, by decoding, whatever the schedule; ``rows`` of a batch at most."""
+    if not windows:
+        raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
+    decoder = WalkedDecoder(stepper, point, max_rows=rows)
+    depths: list[Ints] = []
+    signals: list[Floats] = []
+    document: list[Ints] = []
+    total = sum(len(window.tokens) - 1 - window.adaptive_from for window in windows)
+    with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
+        for chosen in batches_by_length(windows, rows):
+            batch = [windows[i] for i in chosen]
+            for window, depth, signal in zip(batch, *_feed_documents(decoder, batch, bar), strict=True):
+                depths.append(depth)
+                signals.append(signal)
+                document.append(np.full(len(depth), window.document, dtype=np.int64))
+    of = DocumentOf(np.concatenate(document))
+    return document_features(np.concatenate(depths), np.concatenate(signals), of, point, text)
+
+
+def _feed_documents(
+    decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm
+) -> tuple[list[Ints], list[Floats]]:
+    """(depth [decided], signal [decided, probes]) of each row; the last token is only predicted."""
+    depths: list[list[int]] = [[] for _ in batch]
+    signals: list[list[Floats]] = [[] for _ in batch]
+    for lesson in teacher_force_batch(decoder, batch):
+        arrival = lesson.arrival
+        for row, depth, signal in zip(lesson.rows, arrival.depth[:, -1], arrival.signal[:, -1], strict=True):
+            depths[row].append(int(depth))
+            signals[row].append(signal)
+        bar.update(len(lesson.rows))
+    return [np.array(each, dtype=np.int64) for each in depths], [np.array(each) for each in signals]
+
+
+def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentOf, text: str) -> DocumentFeatures:
+    """The same from a trace; ``windows`` [sequences]: the document that each of its sequences was cut from.
+
+    Raises:
+        BadArgument: a point that this trace cannot replay.
+    """
+    columns = [probe - 1 for probe in point.probes]
+    document = DocumentOf(windows.number[trace.sequence])
+    signal = trace.signal(point)[:, columns].astype(np.float64)
+    return document_features(replay(trace, point).depth, signal, document, point, text)
+
+
+FALSE_ALARMS, POWER = 0.05, 0.8
+PERMUTATIONS, DRAWS = 1999, 400
+COARSEST = 1.0  # standard deviations: who could not have seen so much has seen too little
+SHIFTS = np.round(np.geomspace(0.1, 3.0, 18), 2)
+ENTRIES = 2**20  # distances gathered at a time
+
+
+class FeatureShift(NamedTuple):
+    """A sign, its mean at calibration and now, by how many standard deviations of calibration, and Holm's p."""
+
+    name: str
+    before: float
+    now: float
+    deviations: float
+    p: float
+
+
+@dataclass(frozen=True)
+class DriftResult:
+    """``state``: ``speaks``, ``moved`` or ``too little text``.
+
+    ``documents`` fresh ones of ``text`` against ``reference`` of ``calibration``; ``p`` of "nothing moved", ``error``
+    ε. ``smallest``: shift that would have been seen in 80 % of draws, in standard deviations; None: none up to 3.
+    ``shifts``: of every sign, the most telling first.
+    """
+
+    state: str
+    text: str
+    calibration: str
+    documents: int
+    reference: int
+    p: float
+    error: float
+    smallest: float | None
+    shifts: tuple[FeatureShift, ...]
+
+    @property
+    def statement(self) -> str:
+        """What was found and what it is worth, for a reader who reads nothing else."""
+        seen = f"{self.documents} documents of {self.text} beside {self.reference} of {self.calibration}"
+        if self.state == "moved":
+            first = self.shifts[0]
+            return (
+                f"The text has moved (p = {self.p:.2g}; {seen}): the guarantee does not speak of it. Most of all "
+                f"{first.name}: {first.before:.3g} at calibration, {first.now:.3g} now, "
+                f"{first.deviations:+.1f} standard deviations of a document."
+            )
+        if self.state == "speaks":
+            return (
+                f"Nothing is seen to have moved (p = {self.p:.2g}; {seen}): the guarantee still speaks. A shift of "
+                f"{self.smallest:g} standard deviations of a document would have been seen in {POWER:.0%} of draws."
+            )
+        could = "none up to 3" if self.smallest is None else f"{self.smallest:g}"
+        return (
+            f"Too little text to say (p = {self.p:.2g}; {seen}): the smallest shift that would have been seen in "
+            f"{POWER:.0%} of draws is {could} standard deviations of a document, {COARSEST:g} at most is needed."
+        )
+
+
+def detect_drift(
+    reference: DocumentFeatures, fresh: DocumentFeatures, *, error: float = FALSE_ALARMS, seed: int = 0
+) -> DriftResult:
+    """Compare fresh documents with those of calibration, by the signs that both have.
+
+    ``seed``: of permutations and simulated draws.
+
+    Raises:
+        BadArgument: no sign in common, fewer than four calibration documents or no fresh one, ε out of range.
+    """
+    if not 0 < error < 1:
+        raise BadArgument("error", error, "a number strictly between 0 and 1", "ε is the chance of a false alarm")
+    if len(reference) < 4:
+        raise BadArgument("reference", f"{len(reference)} documents", "at least 4", "screen the model on more text")
+    if len(fresh) < 1:
+        raise BadArgument("fresh", "no document", "at least 1")
+    names = [name for name in reference.names if name in fresh.names]
+    if not names:
+        raise BadArgument("fresh.names", fresh.names, f"some of {', '.join(reference.names)}", "use the same point")
+    before, now = (_shared_columns(signs, names) for signs in (reference, fresh))
+    rng = np.random.default_rng(seed)
+    p = _p_value(before, now, rng)
+    smallest = _smallest_shift(before, len(now), error, rng)
+    state = "moved" if p <= error else "too little text" if (smallest or math.inf) > COARSEST else "speaks"
+    shifts = _feature_shifts(names, before, now)
+    return DriftResult(state, fresh.text, reference.text, len(now), len(before), p, error, smallest, shifts)
+
+
+def _shared_columns(signs: DocumentFeatures, names: list[str]) -> Floats:
+    return np.asarray(signs.values.values, dtype=np.float64)[:, [signs.names.index(name) for name in names]]
+
+
+def _standardised(values: Floats) -> Floats:
+    """Each column in its own standard deviations; 0 where nothing is known, columns that never vary left out."""
+    varies = np.array([len(np.unique(column[~np.isnan(column)])) > 1 for column in values.T])
+    values = values[:, varies]
+    with np.errstate(invalid="ignore"):
+        scaled = (values - np.nanmean(values, axis=0)) / np.nanstd(values, axis=0)
+    return np.asarray(np.nan_to_num(scaled), dtype=np.float64)
+
+
+def _distances(left: Floats, right: Floats) -> Floats:
+    return np.asarray(np.sqrt(((left[:, None] - right[None]) ** 2).sum(axis=-1)))
+
+
+def _energy(across: Floats, before: Floats, now: Floats, old: int, new: int) -> Floats:
+    """E of ``old`` documents and ``new`` ones, from sums of distances [draws] across both and within either."""
+    return np.asarray(2 * across / (old * new) - now / new**2 - before / old**2, dtype=np.float64)
+
+
+# ---------------------------------------------------------------- has it moved
+
+
+def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
+    """Of "both are drawn alike", by permutations; the pool, and so every distance, is the same in all of them."""
+    pool = _standardised(np.concatenate([before, now]))
+    if pool.shape[1] == 0 or len(now) < 2:  # nothing varies; or one document, which has no distance of its own
+        return 1.0
+    between = _distances(pool, pool)
+    sums, total, old, new = between.sum(axis=1), between.sum(), len(before), len(now)
+
+    def energy(x: NDArray[Any], y: NDArray[Any], axis: int) -> NDArray[Any]:
+        """E of documents numbered ``x`` [..., old] and ``y`` [..., new], from the sums over the smaller side."""
+        side = y if new <= old else x
+        inside = between[side[..., :, None], side[..., None, :]].sum(axis=(-1, -2))
+        across = sums[side].sum(axis=-1) - inside
+        outside = total - 2 * across - inside
+        within = (outside, inside) if new <= old else (inside, outside)
+        return _energy(across, *within, old, new)
+
+    batch = max(1, ENTRIES // min(old, new) ** 2)
+    numbers = np.arange(old + new)
+    found = stats.permutation_test(
+        (numbers[:old], numbers[old:]), energy, vectorized=True, n_resamples=PERMUTATIONS, batch=batch,
+        alternative="greater", axis=-1, rng=rng,
+    )  # fmt: skip
+    return float(found.pvalue)
+
+
+def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[FeatureShift, ...]:
+    """Every sign's shift, the smallest p first."""
+    rows, p = [], []
+    for name, x, y in zip(names, before.T, now.T, strict=True):
+        x, y = x[~np.isnan(x)], y[~np.isnan(y)]
+        if not len(x) or not len(y):  # reached in one of the texts alone, or in none
+            continue
+        spread, gap = float(x.std()), float(y.mean() - x.mean())
+        deviations = gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
+        rows.append((name, float(x.mean()), float(y.mean()), deviations))
+        p.append(float(stats.ks_2samp(x, y).pvalue))
+    found = [FeatureShift(*row, p) for row, p in zip(rows, holm(p), strict=True)]
+    return tuple(sorted(found, key=lambda shift: (shift.p, -abs(shift.deviations))))
+
+
+# ---------------------------------------------------------------- what could have been seen
+
+
+def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Generator) -> float | None:
+    """The least of ``SHIFTS`` that so many documents show in 80 % of draws; None: not the largest.
+
+    Calibration documents are split, again and again, into those that stay and ``fresh`` others (half of them, if there
+    are no more) that all move along the first principal direction: what stays is fewer than there are, so that more can
+    be seen than is said.
+    """
+    scaled = _standardised(before)
+    if scaled.shape[1] == 0 or fresh < 2:
+        return None
+    n = min(fresh, len(scaled) // 2)
+    drawn = np.argsort(rng.random((DRAWS, len(scaled))), axis=1)[:, :n]
+    moving = np.zeros((DRAWS, len(scaled)))
+    np.put_along_axis(moving, drawn, 1.0, axis=1)
+    staying, kept = 1 - moving, len(scaled) - n
+    still = _distances(scaled, scaled)
+    within = [((side @ still) * side).sum(axis=1) for side in (staying, moving)]  # no shift changes it
+    _, spread, directions = np.linalg.svd(scaled, full_matrices=False)
+    step = directions[0] * spread[0] / np.sqrt(len(scaled))  # one standard deviation
+
+    def energies(shift: float) -> Floats:
+        across = ((staying @ _distances(scaled, scaled + shift * step)) * moving).sum(axis=1)
+        return _energy(across, within[0], within[1], kept, n)
+
+    critical = np.quantile(energies(0.0), 1 - error, method="higher")
+    for shift in SHIFTS:
+        if (energies(shift) > critical).mean() >= POWER:
+            return float(shift)
+    return None

@@ -1,0 +1,248 @@
+"""What a screening found as plain JSON, and its recommendation: leave early at one point, or leave the model alone.
+
+An exit carries the JSON; tables, pages and suites read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emad_ref.calibration.profile import library_versions
+from emad_ref.point import OperatingPoint
+from emad_ref.screening.drafts import SelfDraftingResult
+from emad_ref.screening.guarantee import Guarantee
+from emad_ref.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
+from emad_ref.screening.timing import unsound
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS
+from emad_ref.signals import perplexity_of
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.sweep.oracles import WORTHLESS_SAVING
+
+if TYPE_CHECKING:
+    from emad_ref.screening.screen import ScreeningResult
+
+
+WORTH_SAVING = 0.05  # net, its lower bound: below it no changed output is worth what was saved
+CONFIRMATION_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """``lossy`` or ``why_none``, as in an exit; ``guarantee`` of it; ``sentence``: the same in words."""
+
+    lossy: OperatingPoint | None
+    why_none: str
+    guarantee: Guarantee | None
+    sentence: str
+
+
+def recommend(
+    oracles: Sequence[OracleHeadroom],
+    proven: Certification | None,
+    judged: Sequence[SelectedPoint],
+    within_reach: Sequence[SelectionRow],
+    rise: float,
+    inconclusive: str,
+    documents: int,
+) -> Recommendation:
+    """The first of ``judged`` that evaluation confirms and that is worth it, or why none is.
+
+    ``within_reach``: the most that each family could save with any number of documents. ``inconclusive``: why nothing
+    can be recommended on so little text, or "". ``documents``: of evaluation; what no more of them could change is said
+    on ``FEWEST``.
+    """
+    if inconclusive and documents < MIN_DOCUMENTS:
+        return _no_exit(inconclusive)
+    most = largest_headroom(oracles, rise)
+    oracle = f"{_share_text(most.net, most.low, most.high)} at {rise:.1%} more perplexity"
+    if most.net <= WORTHLESS_SAVING:
+        return _no_exit(
+            f"no slack: leave this model alone; even a rule that knew how far every readout is from the end would save "
+            f"{oracle}, deciding not charged"
+        )
+    best = max(
+        (row for row in within_reach if isinstance(row, SelectedPoint)), key=lambda row: row.net.high, default=None
+    )
+    knew = f"a rule that knew would save {oracle}"
+    if (best is None or best.net.high < WORTH_SAVING) and (inconclusive or documents < ENOUGH_DOCUMENTS):
+        return _no_exit(f"{_never_worth_it(best, rise, documents)}; {knew}")
+    room = f"{knew}, ours {'nothing' if best is None else 'at most ' + _saving_text(best.net)}"
+    if inconclusive:
+        return _no_exit(f"{inconclusive}; {room}")
+    if proven is None or not judged:
+        return _no_exit(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
+    # a next point is asked only where the one before is confirmed, and saves too little: none is looked for by luck
+    confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), judged))
+    row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), judged[0])
+    if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
+        return _no_exit(f"{against}; {room}")
+    promise = proven.promise if proven.promise.chosen == row.point.name else None
+    unpromised = "" if promise is not None or proven.promised is None else "Nothing is promised of it, but of another: "
+    name = (
+        f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers {_layer_list(row.point)}"
+    )
+    said = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{proven.promise.statement}"
+    return Recommendation(row.point, "", promise, said)
+
+
+def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
+    """Why evaluation does not confirm a point; "" where it does."""
+    if row.rise.n < ENOUGH_DOCUMENTS:
+        return (
+            f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on {row.rise.n} documents; "
+            f"{ENOUGH_DOCUMENTS} are the "
+            "fewest to recommend on (more --documents)"
+        )
+    if row.rise.p_below > CONFIRMATION_LEVEL:
+        return f"evaluation does not confirm {row.point.name}: {_outcome_text(row)}, at most {rise:.1%} allowed"
+    return ""
+
+
+def _too_little_reason(row: SelectedPoint) -> str:
+    """That a point saves too little; "" where it does not."""
+    worth = row.net.low >= WORTH_SAVING
+    return (
+        "" if worth else f"not worth it: {row.point.name} saves {_outcome_text(row)}, {WORTH_SAVING:.0%} is the least"
+    )
+
+
+def _never_worth_it(best: SelectedPoint | None, rise: float, documents: int) -> str:
+    """That nothing is worth it, and that more documents would not change it."""
+    saved = "anything" if best is None else f"more than {_saving_text(best.net)}"
+    return (
+        f"not worth it: no rule of ours saves {saved} at {rise:.1%} more perplexity on {documents} documents, "
+        f"{WORTH_SAVING:.0%} is the least, and more documents would not change it"
+    )
+
+
+def _outcome_text(row: SelectedPoint) -> str:
+    return f"{_saving_text(row.net)} at {row.rise.value:+.2%} perplexity"
+
+
+def _saving_text(net: Estimate) -> str:
+    return _share_text(net.value, net.low, net.high)
+
+
+def _share_text(value: float, low: float, high: float) -> str:
+    return f"{value:.1%} net [{low:.1%}, {high:.1%}]"
+
+
+def _no_exit(why: str) -> Recommendation:
+    return Recommendation(None, why, None, why)
+
+
+def _layer_list(point: OperatingPoint) -> str:
+    return ", ".join(map(str, point.probes))
+
+
+SCREENING_SCHEMA = 1
+MACHINE_KEYS = ("time", "time_note", "threads", "drafts", "expected", "seconds")  # what belongs to the machine
+EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
+    ("point", "probes", "net", "rise", "blocks")
+)  # of a row without a point
+
+
+def screened_json(found: ScreeningResult, said: Recommendation) -> dict[str, Any]:
+    """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high].
+
+    ``by_clock`` names what hangs on what was timed here. All else is the same wherever one seed screens one model, the
+    last digits of its arithmetic apart.
+    """
+    own, proven = found.evaluated.own, found.certified
+    settings = found.settings
+    return {
+        "schema": SCREENING_SCHEMA,
+        "model": found.model.name,
+        "fingerprint": found.model.fingerprint,
+        "dtype": found.fitted.lens.dtype,
+        "layers": own.layers,
+        "corpus": settings.corpus,
+        "seed": settings.seed,
+        "rise": settings.rise,
+        "versions": library_versions(),
+        "documents": {name: text.count for name, text in vars(found.texts).items()},
+        "near_duplicates": {name: text.near_duplicates for name, text in vars(found.texts).items()},
+        "tokens": {name: text.tokens for name, text in vars(found.texts).items()},
+        "perplexity": perplexity_of(float(own.nll_nats[:, -1].astype(np.float64).mean())),
+        "lens": {
+            "rank": found.fitted.lens.rank,
+            "steps": found.fitted.plan["steps"],
+            "raw_nats": {str(layer): nats for layer, nats in found.fitted.raw_nats.items()},
+            "tuned_nats": {str(layer): nats for layer, nats in found.fitted.tuned_nats.items()},
+        },
+        "slack": [asdict(each) | _bounds_json(each.low, each.high) for each in found.slack],
+        "reached": _selection_json(found.reached),
+        "within_reach": _selection_json(found.within_reach),
+        "decoded": _selection_json(found.decoded),
+        "certified": None
+        if proven is None
+        else {
+            "family": proven.family.name,
+            "documents": proven.promise.documents,
+            "tried": [
+                {"point": point.name, "bound": float(bound), "net": float(net)}
+                for point, bound, net in zip(proven.tried, proven.bounds, proven.saved, strict=True)
+            ],
+            "chosen": None if proven.chosen is None else proven.chosen.name,
+            "promise": proven.promise.to_json(),
+        },
+        "time": [asdict(each) for each in found.timed.predicted],
+        "drafts": _drafts_json(found.drafts),
+        "time_note": unsound(found.timed.costs),
+        "threads": found.timed.costs.threads,
+        "expected": found.expected,
+        "seconds": found.seconds,
+        "by_clock": list(MACHINE_KEYS),
+        "recommendation": said.sentence,
+    }
+
+
+def _drafts_json(found: SelfDraftingResult) -> dict[str, Any]:
+    way = found.best
+    return {
+        "why_none": found.why_none,
+        "layer": None if way is None else way.layer,
+        "longest": None if way is None else way.longest,
+        "gated": None if way is None else way.gated,
+        "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
+        "agreement": found.agreement if found.after else None,
+        "tokens": found.tokens if found.after else None,
+        "seconds": found.seconds if found.after else None,
+        "fast": found.fast if found.after else None,
+        "after": [asdict(each) | {"fast": each.fast} for each in found.after],
+        "sentence": found.said,
+    }
+
+
+def _selection_json(rows: Sequence[SelectionRow]) -> list[dict[str, Any]]:
+    return [
+        {"family": row.family.name, "readout": row.family.readout, "depth": row.family.depth, "level": row.level}
+        | (_point_json(row) if isinstance(row, SelectedPoint) else EMPTY_ROW)
+        for row in rows
+    ]
+
+
+def _bounds_json(low: float, high: float) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in (("low", low), ("high", high))}
+
+
+def _point_json(row: SelectedPoint) -> dict[str, Any]:
+    return {
+        "how": row.how,
+        "point": row.point.name,
+        "probes": list(row.point.probes),
+        "net": interval_json(row.net),
+        "rise": interval_json(row.rise),
+        "blocks": interval_json(row.blocks),
+    }
+
+
+def interval_json(estimate: Estimate) -> list[float | None]:
+    """None for a bound where the data bound nothing: JSON has no infinity."""
+    return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

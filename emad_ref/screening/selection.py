@@ -1,0 +1,451 @@
+"""Which exit to take: the point of each family that saves most within a level of loss, and the best one decoded.
+
+A threshold is chosen by an upper confidence bound on its rise of perplexity. With a rise of m ± s nats per token
+where it is chosen and ±s′ expected where it is judged, the bound of the judged text stays below the level in 95 of
+100 runs if
+
+    m + t·√(s² + s′²) + t·s′ ≤ log(1 + level)
+
+Standard errors are of documents (the linearised error of a ratio); t is Student's at 5 %, one-sided. Beside what
+families save stands the headroom of oracles. Free depth is replayed with exact K and V; the best free rule is then
+decoded with filled-in K and V at a few thresholds, from strict to loose, and certified (``screening.guarantee``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+import numpy as np
+from scipy import stats
+
+from emad_ref.calibration.linear_maps import TRANSLATOR_RANK, fit_translators
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import Geometry
+from emad_ref.models.loading import LoadedModel
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.probes.lens import StateTranslators, attach_translators
+from emad_ref.record import Floats
+from emad_ref.replay import Replay, TraceReplayer, decode_flops, sequence_sums
+from emad_ref.screening.drift import DocumentFeatures, read_features
+from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily
+from emad_ref.screening.guarantee import EXCESS, Guarantee, certify_losses, excess_loss, require_order
+from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
+from emad_ref.signals import relative_rise
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.rates import RESAMPLES, document_draws, mean_rate, perplexity_rise
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.sweep import losses
+from emad_ref.sweep.grids import ThresholdSweep
+from emad_ref.sweep.losses import PointColumns, columns_of, decoded_columns
+from emad_ref.sweep.oracles import OracleName, SavingsCurve, filled_flops, oracle_curve
+
+ONE_SIDED_LEVEL = 0.05  # one-sided
+SEARCH_STEPS = 16  # of a search between settings, each halving what is left of seven orders of magnitude
+FINEST_SETTING = 1e-7  # the least setting that is tried, as share of the largest
+
+
+@dataclass(frozen=True, eq=False)
+class RiseBounds:
+    """What full depth lost on the windows of one split, and the documents that they belong to.
+
+    ``reference`` [windows] nats, ``tokens`` [windows], ``judged``: documents of the split that will confirm.
+    """
+
+    reference: Floats
+    tokens: Floats
+    documents: DocumentOf
+    judged: int
+
+    @classmethod
+    def of(cls, trace: Trace, documents: DocumentOf, judged: int) -> RiseBounds:
+        full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
+        return cls(sequence_sums(trace, full), trace.lengths.astype(np.float64), documents, judged)
+
+    def bound(self, nll_nats: Floats) -> float:
+        """The least level that a point with these sums [windows] of nats will be confirmed at: a rise of perplexity."""
+        mean, error, count = self._rise(nll_nats)
+        later = error * math.sqrt(count / self.judged)
+        t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
+        return relative_rise(mean + t * math.hypot(error, later) + t * later)
+
+    def least(self, nll_nats: Floats) -> float:
+        """The largest level that these documents show such a point to exceed: the lower bound of its rise."""
+        mean, error, count = self._rise(nll_nats)
+        return relative_rise(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
+
+    def _rise(self, nll_nats: Floats) -> tuple[float, float, int]:
+        """(mean nats per token, its standard error, documents)."""
+        excess = self.documents.sums(nll_nats - self.reference)
+        tokens = self.documents.sums(self.tokens)
+        mean, count, total = excess.sum() / tokens.sum(), len(tokens), tokens.sum()
+        if count < 2:
+            raise BadArgument("documents", count, "at least 2", "one has no spread")
+        away = excess - mean * tokens
+        return float(mean), math.sqrt(count / (count - 1) * float(away @ away)) / float(total), count
+
+
+def loosest_point(
+    dial: ThresholdSweep, level: float, bound: Callable[[OperatingPoint], float]
+) -> OperatingPoint | None:
+    """The point of ``dial`` that leaves most, up to where ``bound`` of the next exceeds ``level``; None if none holds.
+
+    Bounds are taken to rise with the setting; where they dip again later, the search stops early, which is safe.
+    """
+    if bound(dial.point(dial.most)) <= level:
+        return _named_point(dial, dial.most)
+    low, high = max(dial.least, FINEST_SETTING * dial.most), dial.most
+    if bound(dial.point(low)) > level:
+        return None
+    for _ in range(SEARCH_STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if bound(dial.point(middle)) <= level else (low, middle)
+    return _named_point(dial, low)
+
+
+def _named_point(dial: ThresholdSweep, setting: float) -> OperatingPoint:
+    return dial.named([setting])[0]
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedPoint:
+    """The ``point`` of one family that saves most within one level of loss.
+
+    ``net``: share of full depth's FLOPs, ``rise`` of perplexity, ``blocks``: share of blocks; with intervals by
+    document on evaluation text. ``how``: ``replayed`` (exact K and V, free depth charged for copies) or ``decoded``.
+    """
+
+    family: ExitFamily
+    level: float
+    point: OperatingPoint
+    net: Estimate
+    rise: Estimate
+    blocks: Estimate
+    how: str = "replayed"
+
+
+@dataclass(frozen=True, eq=False)
+class NoSelection:
+    """One family at one level below which nothing of it stays that saves anything."""
+
+    family: ExitFamily
+    level: float
+
+
+SelectionRow = SelectedPoint | NoSelection
+
+
+class PointSelector:
+    """Chooses on ``validate`` what ``evaluate`` then judges; ``by``: the level that a point is taken to stay within."""
+
+    def __init__(
+        self,
+        validate: SplitTraces,
+        judged: int,
+        geometry: Geometry,
+        by: Callable[[RiseBounds, Floats], float] = RiseBounds.bound,
+    ):
+        self._traced, self._geometry, self._by = validate, geometry, by
+        self.losses = RiseBounds.of(validate.own, validate.text.documents, judged)
+
+    def bound(self, point: OperatingPoint) -> float:
+        """The least level that ``point`` stays within."""
+        return self._by(self.losses, sequence_sums(self._traced.own, self._traced.replay(point).nll_nats))
+
+    def saved(self, point: OperatingPoint) -> float:
+        """Net share of full depth's FLOPs."""
+        full, mine = (self._traced.replay(each) for each in (full_depth(point.layers), point))
+        spent, whole = (charged_flops(self._traced, each, self._geometry).sum() for each in (mine, full))
+        return float(1 - spent / whole)
+
+    def best(self, family: ExitFamily, level: float) -> OperatingPoint | None:
+        """Of all sets of probes, or of all points, the one that saves most within ``level``; None: none does."""
+        within = [point for dial in family.dials if (point := self.loosest(dial, level)) is not None]
+        within += [point for point in family.points if self.bound(point) <= level]
+        saving = [(self.saved(point), point) for point in within]
+        best = max(saving, key=lambda each: each[0], default=(0.0, None))
+        return best[1] if best[0] > 0 else None
+
+    def loosest(self, dial: ThresholdSweep, level: float) -> OperatingPoint | None:
+        """The point of ``dial`` that leaves most within ``level``; None: none does."""
+        return loosest_point(dial, level, self.bound)
+
+
+def charged_flops(traced: SplitTraces, replayed: Replay, geometry: Geometry) -> Floats:
+    """[windows] FLOPs of decoding, of free depth with K and V above an exit copied."""
+    trace = traced.of(replayed.point)
+    free = replayed.point.schedule.startswith("free")
+    return filled_flops(trace, replayed, geometry) if free else decode_flops(trace, replayed, geometry)
+
+
+def replayed_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:
+    """A column per point, full depth before them; charged as ``charged`` does."""
+    replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
+    return columns_of(traced.own, replays, lambda replayed: charged_flops(traced, replayed, geometry))
+
+
+class EvaluationIntervals:
+    """Intervals by document of columns on evaluation text, all from the same samples of documents."""
+
+    def __init__(self, text: ScreeningText, seed: int):
+        self._documents = text.documents
+        self._rng = np.random.default_rng(seed)
+        self._draws = document_draws(text.count, RESAMPLES, self._rng)
+        self._tokens = self._by(text.lengths)
+
+    def of(
+        self,
+        family: ExitFamily,
+        level: float,
+        point: OperatingPoint,
+        columns: PointColumns,
+        number: int,
+        how: str = "replayed",
+    ) -> SelectedPoint:
+        """``columns``: full depth first, ``point`` at ``number``."""
+        rise = perplexity_rise(
+            self._by(columns.nll_nats[:, number]),
+            self._by(columns.nll_nats[:, 0]),
+            self._tokens,
+            threshold=level,
+            rng=self._rng,
+            draws=self._draws,
+            worst=None,  # documents that this text lacks are the business of the guarantee
+        )
+        net, blocks = (self.saved(column, number) for column in (columns.flops, columns.depth))
+        return SelectedPoint(family, level, point, net, rise, blocks, how)
+
+    def saved(self, column: Floats, number: int) -> Estimate:
+        """Share of full depth's, the first of ``column`` [windows, points], that the point ``number`` does without."""
+        return mean_rate(
+            self._by(column[:, 0] - column[:, number]),
+            self._by(column[:, 0]),
+            threshold=0.0,
+            unit="share",
+            rng=self._rng,
+            draws=self._draws,
+        )
+
+    def _by(self, values: Floats) -> ByDocument:
+        return ByDocument.summed(values, self._documents)
+
+
+def select_points(
+    families: Iterable[ExitFamily],
+    levels: Sequence[float],
+    chooser: PointSelector,
+    traced: SplitTraces,
+    geometry: Geometry,
+    seed: int = 0,
+) -> list[SelectionRow]:
+    """A row per family and level, judged on ``traced``. ``seed``: of the samples that intervals come from."""
+    chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
+    return _with_intervals(chosen, traced, geometry, seed)
+
+
+def optimistic_savings(
+    families: Iterable[ExitFamily], level: float, traced: SplitTraces, geometry: Geometry, seed: int = 0
+) -> list[SelectionRow]:
+    """The most that each family could save at ``level`` with any number of documents, itself chosen on ``traced``.
+
+    Its point is the loosest of which these documents do not show that it loses more: more of them can only forbid it.
+    An upper bound on what is to be had, and nothing to decode with.
+    """
+    dearest = PointSelector(traced, traced.text.count, geometry, RiseBounds.least)
+    return _with_intervals(
+        [(family, level, dearest.best(family, level)) for family in families], traced, geometry, seed
+    )
+
+
+def _with_intervals(
+    chosen: Sequence[tuple[ExitFamily, float, OperatingPoint | None]],
+    traced: SplitTraces,
+    geometry: Geometry,
+    seed: int,
+) -> list[SelectionRow]:
+    judge = EvaluationIntervals(traced.text, seed)
+    points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
+    columns = replayed_columns(traced, points, geometry)
+    return [
+        NoSelection(family, level)
+        if point is None
+        else judge.of(family, level, point, columns, 1 + points.index(point))
+        for family, level, point in chosen
+    ]
+
+
+ORACLE_SETTINGS = 64  # of each oracle's dial
+ORACLES: tuple[OracleName, ...] = ("threshold", "price")
+
+
+@dataclass(frozen=True)
+class OracleHeadroom:
+    """The most that an oracle saves within ``level``: shares of blocks and, net of everything, of FLOPs.
+
+    ``low``, ``high``: 95 % interval of ``net``.
+    """
+
+    oracle: str
+    readout: str
+    depth: str
+    level: float
+    blocks: float
+    net: float
+    low: float
+    high: float
+
+
+def oracle_headroom(
+    traced: SplitTraces, geometry: Geometry, levels: Sequence[float], seed: int = 0
+) -> list[OracleHeadroom]:
+    """Every oracle by either readout at free and monotone depth, a row per level; ``seed``: of what is resampled."""
+    found, judge = [], EvaluationIntervals(traced.text, seed)
+    for oracle in ORACLES:
+        for readout, trace in ((OWN_HEAD, traced.own), (TUNED_LENS, traced.tuned)):
+            for depth in ("free", "monotone"):
+                curve = oracle_curve(trace, geometry, oracle, monotone=depth == "monotone", count=ORACLE_SETTINGS)
+                for level in levels:
+                    blocks, at = best_within(curve, level)
+                    net = judge.saved(curve.columns.flops, at)
+                    found.append(OracleHeadroom(oracle, readout, depth, level, blocks, net.value, net.low, net.high))
+    return found
+
+
+def best_within(curve: SavingsCurve, level: float) -> tuple[float, int]:
+    """(share of blocks, place) of the point of ``curve`` that saves most of them with a rise of at most ``level``."""
+    depth = curve.columns.depth.sum(axis=0)
+    blocks = np.where(curve.rises <= level, 1 - depth / depth[0], 0.0)
+    best = int(np.argmax(blocks))  # the first is full depth, which saves nothing
+    return float(blocks[best]), best
+
+
+def largest_headroom(found: Sequence[OracleHeadroom], level: float) -> OracleHeadroom:
+    """The oracle that saves most net at ``level``: blocks that cost as much to leave save nothing."""
+    return max((each for each in found if each.level == level), key=lambda each: each.net)
+
+
+# what a threshold may be bound to lose with exact K and V, as shares of the rise that is allowed: strict to loose
+STRICTNESS = (0.3, 0.5, 0.65, 0.8, 0.95)
+ROWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Certification:
+    """``tried``: points decoded from strict to loose, with ``bounds`` [points], the least level that each will be
+    confirmed at, and ``saved`` [points] net, all on the text to certify on.
+
+    ``chosen``: the loosest within the rise that is allowed; None: none is. ``promise``: of Learn-then-Test, and
+    ``signs`` of the documents that it was made on, at most ``ENOUGH`` windows; None where nothing is promised.
+    """
+
+    family: ExitFamily
+    tried: tuple[OperatingPoint, ...]
+    bounds: Floats
+    saved: Floats
+    chosen: OperatingPoint | None
+    promise: Guarantee
+    signs: DocumentFeatures | None
+
+    @property
+    def promised(self) -> OperatingPoint | None:
+        """The point that ``promise`` is about."""
+        return next((point for point in self.tried if point.name == self.promise.chosen), None)
+
+
+def fit_states(
+    model: LoadedModel,
+    best: OperatingPoint,
+    text: ScreeningText,
+    settings: ScreeningSettings,
+    progress: str | None = None,
+) -> StateTranslators | None:
+    """Translators of states above the exits of ``best``, attached; None where every exit is right below the last layer.
+
+    Fitted on what the lens did not see of ``text``.
+    """
+    exits = [probe for probe in best.probes if probe <= best.layers - 2]
+    if not exits:
+        return None
+    rank, windows = min(TRANSLATOR_RANK, model.geometry.hidden), unseen_windows(model, text, settings)
+    found = fit_translators(model.stepper, model.fingerprint, windows, exits, rank, progress=progress)
+    attach_translators(model.stepper, found, model.fingerprint)
+    return found
+
+
+def candidate_points(
+    family: ExitFamily, best: OperatingPoint, chooser: PointSelector, rise: float, states: StateTranslators | None
+) -> list[OperatingPoint]:
+    """Thresholds of the dial that ``best`` is a point of, strict to loose, as they are decoded.
+
+    K and V above an exit are those of its state, translated by ``states``; None: as it is.
+    """
+    dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
+    points = [chooser.loosest(dial, share * rise) for share in STRICTNESS]
+    found = {point.name: with_filled_kv(point, states) for point in points if point is not None}
+    return list(found.values())  # two settings of one name are one to whoever reads it
+
+
+def with_filled_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
+    """``point`` with K and V above an exit translated by ``states``; None: copied."""
+    if states is None:
+        return replace(point, schedule="copying")
+    return replace(point, schedule="translated", translators=states.digest)
+
+
+def decode_points(
+    model: LoadedModel, text: ScreeningText, points: Sequence[OperatingPoint], progress: str | None = None
+) -> PointColumns:
+    """Columns of ``points`` on ``text``."""
+    return decoded_columns(model.stepper, model.geometry, text.windows, points, rows=ROWS, progress=progress)
+
+
+def certify_points(
+    model: LoadedModel,
+    text: ScreeningText,
+    family: ExitFamily,
+    points: Sequence[OperatingPoint],
+    settings: ScreeningSettings,
+    judged: int,
+    progress: str | None = None,
+) -> Certification:
+    """Decode ``points``, from strict to loose, on ``text``, and choose. ``judged``: documents of evaluation.
+
+    Raises:
+        BadArgument: no points.
+    """
+    require_order(points)
+    whole = take_trace(model.stepper, text.windows, progress=None if progress is None else f"{progress}, full depth")
+    full = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
+    columns = join_columns(full, decode_points(model, text, points, progress))
+    tokens = text.lengths
+    known = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
+    bounds = np.array([known.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
+    within = [number for number in range(len(points)) if bounds[number] <= settings.rise]
+    by = partial(ByDocument.summed, document=text.documents)
+    promise = certify_losses(
+        excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens)),
+        [point.name for point in points],
+        EXCESS,
+        text=settings.corpus,
+        risk=float(np.log1p(settings.rise)),
+        seed=settings.seed,
+    )
+    saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
+    chosen = points[max(within)] if within else None
+    found = Certification(family, tuple(points), bounds, saved, chosen, promise, None)
+    if found.promised is None:
+        return found
+    seen = text.first(ENOUGH_DOCUMENTS).windows
+    named = None if progress is None else f"{progress}, signs"
+    return replace(found, signs=read_features(model.stepper, found.promised, seen, settings.corpus, progress=named))
+
+
+def join_columns(left: PointColumns, right: PointColumns) -> PointColumns:
+    """The points of both, ``left`` first, on the sequences of ``right``: the first of those of ``left``."""
+    count = len(right.nll_nats)
+    names = [each.name for each in fields(PointColumns)]
+    return PointColumns(*(np.hstack([getattr(left, name)[:count], getattr(right, name)]) for name in names))

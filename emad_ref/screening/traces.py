@@ -1,0 +1,255 @@
+"""What a screening reads: text in splits, the lens and gate fitted on it, and traces of what is chosen and judged on.
+
+    calibrate  its training documents fit the lens, its others the gate and the maps of K and V
+    validate   every other document chooses rules and thresholds, the rest certify them: a promise is void if the text
+               that it was made on had chosen what it is about
+    evaluate   every figure shown is about this split
+
+Each split has one window of a document where there are enough documents: documents are what intervals resample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from tqdm import tqdm
+
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
+from emad_ref.calibration.linear_maps import fit_gate
+from emad_ref.calibration.trace import MOST_WINDOWS, TokenSequence, Trace, round_robin_windows, take_trace, window_size
+from emad_ref.errors import EmadError
+from emad_ref.models.loading import LoadedModel
+from emad_ref.point import OperatingPoint
+from emad_ref.probes.lens import attach_lens
+from emad_ref.record import Floats
+from emad_ref.replay import Replay, TraceReplayer
+from emad_ref.screening.settings import WINDOWS_PER_DOCUMENT, ScreeningSettings
+from emad_ref.statistics.units import DocumentOf
+from emad_ref.text.corpora import DistinctDocuments
+from emad_ref.text.documents import Documents, Split
+from emad_ref.tuning import windows_of
+
+MIN_DOCUMENTS = 30  # documents, to recommend anything (METHODS: to falsify)
+ENOUGH_DOCUMENTS = 200  # documents, to let a claim about perplexity survive
+
+
+class TooLittleText(EmadError):
+    """A corpus too small to screen a model on."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScreeningText:
+    """Windows of one split, in order; ``near_duplicates``: documents of the split left out, each for another."""
+
+    windows: tuple[TokenSequence, ...]
+    near_duplicates: int = 0
+
+    @property
+    def documents(self) -> DocumentOf:
+        """[windows] the document that each was cut from."""
+        return DocumentOf(np.array([window.document for window in self.windows], dtype=np.int64))
+
+    @property
+    def count(self) -> int:
+        """Documents."""
+        return len(np.unique(self.documents.number))
+
+    @property
+    def tokens(self) -> int:
+        """Decided positions."""
+        return int(self.lengths.sum())
+
+    @property
+    def lengths(self) -> Floats:
+        """float64 [windows] decided positions."""
+        return np.array([len(window.tokens) - 1 - window.adaptive_from for window in self.windows], dtype=np.float64)
+
+    def first(self, windows: int) -> ScreeningText:
+        """The first so many windows."""
+        return ScreeningText(self.windows[:windows])
+
+
+@dataclass(frozen=True, eq=False)
+class TextSplits:
+    """The three splits, the second in two halves."""
+
+    calibrate: ScreeningText
+    choose: ScreeningText
+    certify: ScreeningText
+    evaluate: ScreeningText
+
+
+def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str | None = None) -> TextSplits:
+    """As many windows as are asked for, or as there are.
+
+    Raises:
+        TooLittleText: a split without a window, or with a single document.
+        BadArgument: as ``tuning.windows_of``.
+    """
+    wanted: dict[Split, int] = {
+        "calibrate": WINDOWS_PER_DOCUMENT * settings.documents,
+        "validate": 2 * settings.documents,
+        "evaluate": settings.documents,
+    }
+    found: dict[Split, ScreeningText] = {}
+    with tqdm(desc=progress, disable=progress is None, total=sum(wanted.values()), unit="window") as bar:
+        for split, count in wanted.items():
+            read: list[Documents] = []
+            windows = tuple(_with_progress(_windows(model, settings, split, count, read.append), bar))
+            found[split] = ScreeningText(
+                windows, max((t.left_out for t in read if isinstance(t, DistinctDocuments)), default=0)
+            )
+    texts = TextSplits(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
+    for purpose, text in vars(texts).items():
+        if text.count < 2:
+            raise TooLittleText(
+                f"corpus={settings.corpus!r} has {text.count} documents to {purpose} on, but expected at least 2; name "
+                "a larger one"
+            )
+    return texts
+
+
+def _halves(text: ScreeningText) -> tuple[ScreeningText, ScreeningText]:
+    """Every other document, and the rest."""
+    place = text.documents.place % 2
+    first, second = (
+        ScreeningText(
+            tuple(w for w, half in zip(text.windows, place, strict=True) if half == wanted), text.near_duplicates
+        )
+        for wanted in (0, 1)
+    )
+    return first, second
+
+
+def _windows(
+    model: LoadedModel, settings: ScreeningSettings, split: Split, count: int, told: Callable[[Documents], None]
+) -> Iterator[TokenSequence]:
+    """The first window of each document; of a corpus with fewer documents than ``count``, then their others in turns.
+
+    What is judged gets at most ``MOST_WINDOWS`` of each.
+    """
+
+    def cut(limit: int | None, per_document: int) -> Iterator[TokenSequence]:
+        read = {"data": settings.data, "limit": limit, "per_document": per_document, "told": told}
+        return windows_of(model, settings.corpus, split, **read)  # type: ignore[arg-type]  # each of its own type
+
+    given = 0
+    for window in cut(count, 1):
+        given += 1
+        yield window
+    if given < count:
+        seen: set[int] = set()
+        for window in round_robin_windows(cut(None, count if split == "calibrate" else MOST_WINDOWS), count):
+            if window.document in seen:
+                yield window
+            seen.add(window.document)
+
+
+def _with_progress(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterator[TokenSequence]:
+    for window in windows:
+        yield window
+        bar.update()
+
+
+def shortage(texts: TextSplits) -> str:
+    """Why nothing may be recommended on so little text; "" where there is enough."""
+    for purpose, text in (("choose", texts.choose), ("certify", texts.certify), ("judge", texts.evaluate)):
+        if text.count < MIN_DOCUMENTS:
+            least = f"{MIN_DOCUMENTS} are the fewest that say anything"
+            return f"inconclusive: {text.count} documents to {purpose} on, {least}"
+    return ""
+
+
+LENS_STEPS = 800  # where held-out divergences of small models have settled
+SHARE_OF_BLOCK = 0.1  # that a full translator may cost
+RANK_OF_WIDTH = 8  # D / 8: half of what a block's narrowest matrix would cost
+DEEP = 16  # layers from which on every second one is translated
+
+
+def fit_lens_and_gate(
+    model: LoadedModel, text: ScreeningText, settings: ScreeningSettings, progress: str | None = None
+) -> FittedLens:
+    """A lens with its gate, attached to the model's stepper.
+
+    Raises:
+        EmptyCorpus: too few documents to hold any out.
+    """
+    plan = lens_plan(model, settings)
+    fitted = fit_lens(model.stepper, plan, lambda: iter(text.windows), progress=progress)
+    name = attach_lens(model.stepper, fitted.lens, model.fingerprint)
+    named = None if progress is None else f"{progress}, gate"
+    gate = fit_gate(model.stepper, unseen_windows(model, text, settings), plan.layers, name, progress=named)
+    return replace(fitted, gate=gate)
+
+
+def unseen_windows(model: LoadedModel, text: ScreeningText, settings: ScreeningSettings) -> Iterator[TokenSequence]:
+    """Windows of ``text`` that its lens was not fitted on: for whatever is fitted on top of it."""
+    return held_out_windows(lens_plan(model, settings), lambda: iter(text.windows))
+
+
+def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
+    """What the lens of this model is fitted on, and how."""
+    stepper = model.stepper
+    stride = 1 if stepper.layers <= DEEP else 2
+    first = 1 if stride == 1 else stepper.layers % 2 or 2  # so that the last layer below the end is among them
+    plan = LensPlan(
+        model=model.name,
+        fingerprint=model.fingerprint,
+        dtype=str(stepper.dtype).removeprefix("torch."),
+        corpus=settings.corpus,
+        window=window_size(stepper.max_positions),
+        layers=tuple(range(first, stepper.layers, stride)),
+        held_out=0.3,
+        seed=settings.seed,
+        steps=settings.part(LENS_STEPS),
+    )
+    return replace(plan, rank=_lens_rank(model, plan))
+
+
+def _lens_rank(model: LoadedModel, plan: LensPlan) -> int | None:
+    width = model.geometry.hidden
+    cheap = 2 * width**2 <= SHARE_OF_BLOCK * model.geometry.block_flops()
+    taught = width**2 <= plan.steps * plan.tokens_per_step
+    return None if cheap and taught else max(1, width // RANK_OF_WIDTH)
+
+
+@dataclass(frozen=True, eq=False)
+class SplitTraces:
+    """``text``, and what the model says after every layer of it: ``own`` by its head, ``tuned`` through the lens."""
+
+    text: ScreeningText
+    own: Trace
+    tuned: Trace
+    _ladders: dict[object, TraceReplayer] = field(default_factory=dict)
+
+    def replay(self, point: OperatingPoint) -> Replay:
+        """``point`` on its trace, which is laid out once for all points that read alike."""
+        key = point.lens, point.estimator
+        if key not in self._ladders:
+            self._ladders[key] = TraceReplayer(self.of(point))
+        return self._ladders[key].replay(point)
+
+    def of(self, point: OperatingPoint) -> Trace:
+        """The trace that ``point`` is replayed on, which then knows its gate."""
+        trace = self.own if point.lens is None else self.tuned
+        if point.estimator.kind == "linear" and point.estimator not in trace.estimates:
+            (whole,) = (known for known in trace.estimates if known.kind == "linear")
+            estimates = {**trace.estimates, point.estimator: trace.estimates[whole]}
+            macs = {**trace.macs_per_row, point.estimator: trace.macs_per_row[whole]}
+            return replace(trace, estimates=estimates, macs_per_row=macs)
+        return trace
+
+
+def take_traces(
+    model: LoadedModel, text: ScreeningText, fitted: FittedLens, lens: str, progress: str | None = None
+) -> SplitTraces:
+    """Both traces of ``text``. ``lens``: digest of the fitted lens, attached to the model's stepper."""
+    named = {name: None if progress is None else f"{progress}, {name}" for name in ("own head", "tuned lens")}
+    gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
+    stepper, windows = model.stepper, text.windows
+    own = take_trace(stepper, windows, divergence=True, progress=named["own head"])
+    tuned = take_trace(stepper, windows, lens=lens, estimators=gate, divergence=True, progress=named["tuned lens"])
+    return SplitTraces(text, own, tuned)

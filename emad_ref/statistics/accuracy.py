@@ -1,0 +1,387 @@
+"""Shares of items lost and gained against a reference: a drop of accuracy, with the exact tail of its score.
+
+Scores of the same items by two arms: what share is retained, how far their means lie apart.
+
+Whether a task counts at an operating point: one definition for every row, selection and table that speaks of tasks.
+
+    solved      right answers at full depth beat the honest guess, shown at 5 %, by at least a point
+    exercised   the point saves at least 5 % of the decode FLOPs of the task's own sequences, net
+
+A task that is not solved has nothing to lose; one that is not exercised cannot lose it, for full depth answers in both
+arms. Either would let a claim about quality survive without having been asked, so neither takes part, and both are
+listed with the numbers (METHODS, "Decision rules": "A task counts at a point"). The honest guess is the best that
+somebody does who cannot solve the task: from the input's own symbols, or the answer that is most frequent elsewhere.
+
+The guess is beaten by an exact binomial test. Where items share a cluster it is taken at the effective number of items,
+n / deff (Korn and Graubard 1998, *Survey Methodology* 24, 193–201): repeats of one item count once.
+
+This module knows no model, no trace and no claim: who measures stands in ``evidence``, who decides in ``questions``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Floats
+from emad_ref.statistics.estimate import Estimate, fieller, positive_mean_pvalue
+from emad_ref.statistics.legs import LEVEL
+from emad_ref.statistics.rates import FEWEST_DIFFERING, mean_rate
+from emad_ref.statistics.units import ByItem, column_of, pooled, require_paired
+
+NORMAL_TAIL = 100  # expected discordant items above which the score is as good as normal: it then errs 5.2 % at most
+
+
+def accuracy_drop(
+    reference_correct: ByItem, candidate_correct: ByItem, *, threshold: float, level: float = 0.95
+) -> Estimate:
+    """Paired drop of accuracy, (b − c) / n: b items lost, c items gained against the reference.
+
+    Tango's score statistic (Tango 1998, Statistics in Medicine 17:891–908), whose tail is summed over all tables at the
+    nuisance share that fits the difference tested best (Storer & Kim 1990; Lloyd 2008): at a true drop of one to five
+    points among 100 to 300 items it errs 5.0 % of the time at most, where the normal tail errs up to 8.3 %. The
+    interval holds every drop that neither tail rejects. No discordant item leaves a finite bound.
+
+    Items in clusters count as fewer, by the design effect of their differences (Rao & Scott 1992); ``n`` counts
+    clusters. SciPy has no interval for paired shares, nor has statsmodels.
+
+    Args:
+        reference_correct: [items] bool, right at full depth.
+        candidate_correct: [items] bool, right at the operating point; the same items in the same order.
+        threshold: the drop to compare with, a fraction; 0.01 is one point.
+
+    Raises:
+        BadArgument: not boolean, shapes or clusters differ, no item, or a threshold beyond ±1.
+    """
+    for name, column in (("reference_correct", reference_correct), ("candidate_correct", candidate_correct)):
+        array = column.values
+        if array.dtype != np.bool_ or array.ndim != 1 or not len(array):
+            raise BadArgument(name, f"{array.dtype}{list(array.shape)}", "bool [items] with at least one item")
+    require_paired("candidate_correct", candidate_correct, reference_correct, "both arms answer the same items")
+    if not -1 < threshold < 1:
+        raise BadArgument("threshold", threshold, "a drop between -1 and 1", "a fraction: one point is 0.01")
+    found = _discordant_shares(reference_correct, candidate_correct)
+    tail, (above, below) = (1 - level) / 2, found.tails(threshold)
+    return Estimate(
+        found.drop,
+        found.bound(tail, -1.0),
+        found.bound(tail, 1.0),
+        len(reference_correct.independent),
+        above,
+        below,
+        "accuracy drop",
+        found.method,
+        ByItem.noun,
+    )
+
+
+@dataclass(frozen=True)
+class _DiscordantShares:
+    """Shares of items ``lost`` and ``gained`` among ``n`` that count as independent."""
+
+    lost: float
+    gained: float
+    n: int
+    method: str = "Tango's score, exact tail"
+
+    @property
+    def drop(self) -> float:
+        return self.lost - self.gained
+
+    def tails(self, drop: float) -> tuple[float, float]:
+        """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
+        lost, gained = self.lost * self.n, self.gained * self.n
+        nuisance = float(_nuisance_share(lost, gained, self.n, drop))
+        # Items in clusters make no whole counts: 3.995 of 799 is four, not more than three.
+        least = math.floor(lost + 1e-9), math.ceil(gained - 1e-9)
+        most = math.ceil(lost - 1e-9), math.floor(gained + 1e-9)
+        high, low = (float(_tango_score(*counts, self.n, drop)) for counts in (least, most))
+        if self.n * (2 * nuisance + drop) > NORMAL_TAIL:
+            return float(stats.norm.sf(high)), float(stats.norm.cdf(low))
+        b, c, chance = _table_probabilities(self.n, max(0.0, nuisance + drop), nuisance)
+        score = _tango_score(b, c, self.n, drop)
+        above, below = (float(chance[side].sum()) for side in (score >= high - 1e-9, score <= low + 1e-9))
+        return min(1.0, above), min(1.0, below)
+
+    def bound(self, error: float, end: float) -> float:
+        """The drop between the one found and ``end`` (−1 or 1) that a tail of size ``error`` just rejects."""
+        tail = 0 if end < 0 else 1
+        far = end * (1 - 1e-6)
+        if (abs(self.drop) > 1 - 1e-6 and self.drop * end > 0) or self.tails(far)[tail] > error:
+            return end
+        return float(optimize.brentq(lambda drop: self.tails(drop)[tail] - error, self.drop, far, xtol=1e-7))
+
+
+def _discordant_shares(reference: ByItem, candidate: ByItem) -> _DiscordantShares:
+    lost, gained = reference.values & ~candidate.values, ~reference.values & candidate.values
+    shares, n = (float(lost.mean()), float(gained.mean())), len(lost)
+    if reference.all_distinct:
+        return _DiscordantShares(*shares, n)
+    effective = max(1, math.floor(n / _design_effect(reference.like(lost.astype(float) - gained))))
+    said = f"Tango's score, {n} items in {len(reference.independent)} clusters count as {effective}"
+    return _DiscordantShares(*shares, effective, said)
+
+
+def _design_effect(values: ByItem) -> float:
+    """How many items of clusters are worth one independent item (Rao & Scott 1992), one at least.
+
+    The spread of cluster sums over what it were if items were independent, with Student's quantile for the normal one:
+    of as many degrees of freedom as clusters hold a difference, less one, for the others say nothing of spread. At most
+    Σ m² / Σ m over clusters of m items, as if items of a cluster were repeats of one; and that where fewer than
+    ``FEWEST_DIFFERING`` differ: one item lost in 400 of 100 clusters looks independent of all others, and at a true
+    loss of 1 % and a correlation of 0.3 the bound erred 13 % of the time.
+    """
+    away = values.values - values.values.mean()
+    sums, total = values.like(away).independent, float(away @ away)
+    sizes = values.like(np.ones(len(away))).independent
+    clusters, repeats = len(sums), float(sizes @ sizes) / len(away)
+    differing = int(np.count_nonzero(values.like(np.abs(values.values)).independent))
+    if clusters == 1 or differing < FEWEST_DIFFERING or total == 0:
+        return repeats
+    effect = clusters / (clusters - 1) * float(sums @ sums) / total
+    student, normal = stats.t.ppf(0.95, differing - 1), stats.norm.ppf(0.95)
+    return min(repeats, max(1.0, effect * float(student / normal) ** 2))
+
+
+def _nuisance_share(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
+    """Largest likelihood of the share gained, where the share lost is ``drop`` more (Tango 1998, Eq. 7)."""
+    b = -lost - gained + (2 * n - lost + gained) * drop
+    c = -gained * drop * (1 - drop)
+    return np.maximum((np.sqrt(np.maximum(b * b - 8 * n * c, 0.0)) - b) / (4 * n), max(0.0, -drop))
+
+
+def _tango_score(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
+    """(b − c − nδ) over its standard error were δ the truth; ±∞ where that is 0 and something else was found."""
+    away = np.asarray(lost - gained - n * drop, dtype=np.float64)
+    variance = n * (2 * _nuisance_share(lost, gained, n, drop) + drop * (1 - drop))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score = away / np.sqrt(np.maximum(variance, 0.0))
+    return np.where(np.abs(away) <= 1e-9 * n, 0.0, score)
+
+
+def _table_probabilities(n: int, lost: float, gained: float) -> tuple[NDArray[np.float64], NDArray[np.float64], Floats]:
+    """Counts lost [b, 1] and gained [1, c] with the chance [b, c] of each pair, but for the rarest 10⁻⁹ of them."""
+    most = (int(stats.binom.ppf(1 - 1e-9, n, share)) + 1 if share > 0 else 0 for share in (lost, gained))
+    b, c = (np.arange(min(n, many) + 1.0) for many in most)
+    b, c = b[:, None], c[None, :]
+    rest = n - b - c
+    logs = special.gammaln(n + 1) - special.gammaln(b + 1) - special.gammaln(c + 1) - special.gammaln(abs(rest) + 1)
+    logs = (
+        logs + special.xlogy(b, lost) + special.xlogy(c, gained) + special.xlogy(abs(rest), max(0.0, 1 - lost - gained))
+    )
+    return b, c, np.where(rest >= 0, np.exp(logs), 0.0)
+
+
+def needed_items(
+    reference_correct: ByItem, candidate_correct: ByItem, *, threshold: float, error: float, most: int = 10_000_000
+) -> int | None:
+    """About how many items would show the drop below or above ``threshold`` if the discordant shares stay as they are.
+
+    None where even ``most`` items would not: the shares lie on the threshold.
+    """
+    found, independent = _discordant_shares(reference_correct, candidate_correct), len(reference_correct.independent)
+
+    def decides(items: int) -> bool:
+        return min(replace(found, n=max(1, items * found.n // independent)).tails(threshold)) <= error
+
+    if not decides(most):
+        return None
+    low, high = 0, most
+    while high - low > max(1, high // 200):
+        middle = (low + high) // 2 or 1
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return max(independent, high)
+
+
+def retained_share(candidate: ByItem, reference: ByItem, kept: float) -> Estimate:
+    """Σ candidate / Σ reference over paired items, tested against ``kept``; neither score is taken as fixed.
+
+    The ratio exceeds ``kept`` exactly where the mean of candidate_i − kept · reference_i exceeds 0: a t test, and for
+    the interval all ratios that it does not reject (Fieller 1954), clusters summed. Where few items differ between the
+    two, t is too sure; so the drop that keeps this share is tested too (``accuracy_drop``), and of both the larger
+    p-value and the wider bound count.
+
+    Args:
+        candidate, reference: [items] bool, right by either arm; the same items in the same order.
+        kept: a share of the reference's score; 0.967 is 96.7 %.
+
+    Raises:
+        BadArgument: a reference that is never right, fewer than two independent items, a share that is not in 0–2, and
+            as in ``accuracy_drop``.
+    """
+    for name, column in (("candidate", candidate), ("reference", reference)):
+        column_of(name, column, ByItem)
+    require_paired("reference", reference, candidate, "both arms answer the same items")
+    if not 0 < kept < 2:
+        raise BadArgument("kept", kept, "a share between 0 and 2")
+    right, wanted = pooled(candidate), pooled(reference)
+    if not wanted.any():
+        raise BadArgument("reference", "no item right", "at least one", "a share of no score is no number")
+    if len(right) < 2:
+        raise BadArgument("reference", len(right), "at least two independent items", "one has no spread")
+    score, ratio, n = float(reference.values.mean()), float(right.sum() / wanted.sum()), len(right)
+    drop = accuracy_drop(reference, candidate, threshold=(1 - kept) * score)
+    low, high = fieller(right, wanted, float(stats.t.ppf(0.975, n - 1)))
+    return Estimate(
+        ratio,
+        min(low, max(0.0, 1 - drop.high / score)),
+        max(high, 1 - drop.low / score),
+        n,
+        max(positive_mean_pvalue(right - kept * wanted), drop.p_below),
+        max(positive_mean_pvalue(kept * wanted - right), drop.p_above),
+        "share of the score",
+        "paired t on candidate − θ·reference (Fieller), and " + drop.method,
+        ByItem.noun,
+    )
+
+
+def score_difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generator, unit: str) -> Estimate:
+    """Mean of a − b over items, both [items] in 0–1, paired; studentised bootstrap over items.
+
+    Where few items differ a bootstrap resamples those few, and makes a bound of any size out of one: then the mean lies
+    between minus the share of items that are worse and the share that are better, each with its exact bound
+    (``accuracy_drop``).
+
+    Raises:
+        BadArgument: other items on either side, and as in ``mean_rate``.
+    """
+    first, second = column_of("a", a, ByItem), column_of("b", b, ByItem)
+    require_paired("b", b, a, "both sides answer the same items")
+    worse, better = first < second, first > second
+    differing = int(np.count_nonzero(a.like(worse | better).independent))
+    if differing >= FEWEST_DIFFERING:
+        ones = a.like(np.ones(len(a), dtype=np.int64))
+        return mean_rate(a.like(first - second), ones, threshold=threshold, rng=rng, unit=unit)
+    every = a.like(np.ones(len(a), dtype=bool))
+    up = accuracy_drop(every, a.like(~better), threshold=threshold)
+    down = accuracy_drop(a.like(~worse), every, threshold=threshold)
+    value, method = float((first - second).mean()), f"{differing} items differ: exact bounds on how many do"
+    return Estimate(value, down.low, up.high, up.n, down.p_above, up.p_below, unit, method, ByItem.noun)
+
+
+def exit_difference(
+    sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng: np.random.Generator
+) -> Estimate:
+    """How many blocks earlier ``sooner`` exits than ``later``: mean over items of later's exit block minus sooner's.
+
+    Args:
+        sooner, later: [items] mean exit block of each item's tokens, 0 to ``layers``.
+        threshold: blocks.
+
+    Raises:
+        BadArgument: as in ``difference``.
+    """
+    # as shares of depth, so that differences lie within ±1
+    shares = (side.like(side.values / layers) for side in (later, sooner))
+    scaled = score_difference(*shares, threshold=threshold / layers, rng=rng, unit="blocks earlier")
+    return replace(scaled, value=scaled.value * layers, low=scaled.low * layers, high=scaled.high * layers)
+
+
+LEAST_SAVED = 0.05  # net share of a task's own decode FLOPs from which the rule is said to act on it
+AT_STAKE = 0.01  # above the guess: F1 speaks of one point, and a task with less cannot lose it
+FEWEST = 2  # counting tasks, for a claim about accuracy to survive: F1 speaks of "two or more tasks"
+
+
+@dataclass(frozen=True)
+class TaskAccuracy:
+    """One task at one operating point.
+
+    ``full``      [items] bool, right at full depth; ``adaptive``: right at the point, the same items in the same order.
+    ``guess``     share that an honest guess gets right, 0–1.
+    ``saving``    net share of the decode FLOPs of the task's own sequences that the point saves; negative where
+                  deciding costs more than it saves.
+
+    Raises:
+        BadArgument: a guess that is no share, or a saving that is none.
+
+    >>> nobody = ByItem.distinct(np.zeros(4, dtype=bool))
+    >>> TaskAccuracy(nobody, nobody, guess=0.25, saving=0.004).standing
+    'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
+    """
+
+    full: ByItem
+    adaptive: ByItem
+    guess: float
+    saving: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.guess <= 1:
+            raise BadArgument("guess", self.guess, "a share, 0–1")
+        if not self.saving <= 1:
+            raise BadArgument("saving", self.saving, "a share of at most 1")
+
+    @property
+    def accuracy(self) -> tuple[float, float]:
+        """Share right at full depth and at the point."""
+        return float(self.full.values.mean()), float(self.adaptive.values.mean())
+
+    @property
+    def solved(self) -> bool:
+        """Whether full depth beats the honest guess."""
+        enough = self.accuracy[0] - self.guess >= AT_STAKE
+        return enough and guessing_pvalue(self.full, self.guess) <= LEVEL
+
+    @property
+    def exercised(self) -> bool:
+        """Whether the rule acts on the task."""
+        return self.saving >= LEAST_SAVED
+
+    @property
+    def counts(self) -> bool:
+        return not self.standing
+
+    @cached_property
+    def standing(self) -> str:
+        """Why the task does not count, in a few words with the numbers; empty where it does."""
+        full, _ = self.accuracy
+        reasons = []
+        if not self.solved:
+            reasons.append(f"not solved: {100 * full:.1f} % right, {100 * self.guess:.1f} % by guessing")
+        if not self.exercised:
+            said = "saves" if self.saving >= 0 else "probing costs"
+            reasons.append(f"not exercised: {said} {100 * abs(self.saving):.1f} %")
+        return "; ".join(reasons)
+
+
+def guessing_pvalue(right: ByItem, guess: float) -> float:
+    """One-sided p-value of "``right`` [items] bool is no more often right than ``guess``".
+
+    Exact binomial over distinct items; over clusters the same tail at the effective number of items.
+
+    Raises:
+        BadArgument: no item.
+    """
+    values = right.values
+    if not len(values):
+        raise BadArgument("right", "no item", "at least one item")
+    if right.all_distinct:
+        return float(stats.binomtest(int(values.sum()), len(values), guess, alternative="greater").pvalue)
+    clusters, share = len(np.unique(right.cluster)), float(values.mean())
+    if clusters == 1 or share == 0:
+        return 1.0  # one cluster has no spread
+    n = _effective_items(right, clusters)
+    return float(special.betainc(share * n, n - share * n + 1, guess))
+
+
+def _effective_items(right: ByItem, clusters: int) -> float:
+    """How many independent items tell as much as these, which share clusters: n / deff.
+
+    deff is the variance of the share over the C clusters beside that of independent items, times
+    (t₁(C − 1) / t₁(n − 1))²; never below 1, nor above Σ m² / Σ m over clusters of m items, which is that of repeats.
+    Where every item is alike no variance can be taken: then the latter.
+    """
+    values, share = right.values.astype(np.float64), float(right.values.mean())
+    n, sizes = len(values), right.like(np.ones(len(values))).independent
+    alone, repeats = share * (1 - share) / n, float(sizes @ sizes) / n
+    if alone == 0:
+        return n / repeats
+    away = right.like(values - share).independent
+    spread = clusters / (clusters - 1) * float(away @ away) / n**2
+    few, many = stats.t.ppf(1 - LEVEL, [clusters - 1, n - 1])
+    return n / min(repeats, max(1.0, float(spread / alone * (few / many) ** 2)))

@@ -1,0 +1,364 @@
+"""Two families of points at exactly the same net FLOPs: an estimate per saving, with selection resampled as well.
+
+    θ(s) = loss of ours at saving s − loss of the rival's at saving s        per token, on evaluation (``sweep.front``)
+
+Each bootstrap sample draws validation documents, on which both fronts are chosen anew, and evaluation documents, on
+which both are mixed to the same saving anew: an interval that took the chosen points as given would hide that other
+text chooses others. The profile is the run's own, and is not resampled.
+
+Studentised: t* = (θ* − mean of θ*) / se*, where se is the linearised standard error of θ with the corners as they are,
+
+    z_i = (l_i − θ_side·n_i) / Σn + slope · (c_i − (1 − s)·f_i) / Σf      of ours, less that of the rival's
+
+l_i, c_i being what the mixture loses and costs on document i, f_i full depth's cost, and slope that of the front there:
+shares follow from costs, which vary from sample to sample. That the corners change from sample to sample too stands in
+the numerator. There θ* is taken from its own mean and not from θ̂: where many points are nearly as good as each other,
+θ̂ is what one of them happened to do on evaluation, samples average over several of them, and a bias "corrected" by
+the difference would count that accident twice (with independent noise at each of 33 points a one-sided 5 % bound erred
+12 % of the time). As with means, the bound is never surer than Student's t: of 30 documents of which half are alike on
+both sides, the bootstrap alone erred 6.6 % of the time.
+
+What a family saves at a given loss, with an interval: ``dominance`` the other way round, which fixes the saving.
+
+    saving(δ)   the most that a mixture of neighbouring corners of the family's front saves while it loses at most
+                δ nats per token more than full depth
+
+The front (``sweep.front``) is chosen on one split and judged on another; a ceiling, which promises nothing, is chosen
+and judged on one. Where the front crosses δ is found on the text that is judged: savings of several families are then
+told at exactly the same loss, as tables rank them. Whether a point that was chosen keeps a promise is another question.
+
+Bootstrapped over documents of both splits, fronts and crossings anew in each sample. Samples are smaller than the text
+(``bootstrap.document_draws``), their spread is scaled down accordingly. There is no standard error to studentise by: a
+crossing is not linear in documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Bools, Floats
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import LEVEL, LegTest, leg_test
+from emad_ref.statistics.rates import document_draws, resamples_for, studentised_estimate
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Claim, Leg
+from emad_ref.sweep.front import (
+    DrawnMixtures,
+    FamilyFront,
+    FrontMixture,
+    LossSheet,
+    choose_front,
+    lower_hulls,
+    mixtures,
+)
+
+FRONT_RESAMPLES = 4_999  # where few legs share their error; ``enough_for`` says how many where many do
+SHARE_ROUNDING = 1e-9  # relative: shares are quotients of sums, float64; a decision that differs costs a whole block
+AT_ONCE = 100_000  # draws × documents that are worked on together: arrays of 0.8 MB stay in a cache
+
+
+@dataclass(frozen=True, eq=False)
+class FamilySplit:
+    """What a family's points did on the documents of one split; the first point is full depth.
+
+    ``loss``, ``flops`` [documents, points]: sums over each document's tokens, FLOPs; ``tokens`` [documents].
+    """
+
+    loss: ByDocument
+    flops: ByDocument
+    tokens: ByDocument
+
+    @property
+    def sheet(self) -> LossSheet:
+        """The same as plain arrays; raises as ``Sheet``."""
+        return LossSheet(
+            *(np.asarray(column.values, dtype=np.float64) for column in (self.loss, self.flops, self.tokens))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PointFamily:
+    """``names`` [points] as reports call them; the front is chosen on ``validation`` and judged on ``evaluation``."""
+
+    names: tuple[str, ...]
+    validation: FamilySplit
+    evaluation: FamilySplit
+
+    @property
+    def front(self) -> FamilyFront:
+        return choose_front(self.names, self.validation.sheet, self.evaluation.sheet)
+
+    @property
+    def promised(self) -> float:
+        """The most that any point saves on validation."""
+        savings, _ = self.validation.sheet.whole
+        return float(savings.max())
+
+
+@dataclass(frozen=True, eq=False)
+class EqualFlopsComparison:
+    """Both sides at one net saving.
+
+    ``level``     the saving asked for; ``saving``: what both save, less where a side falls short of it on evaluation.
+    ``estimate``  θ against the threshold; None where both decide the same of every document, and so tie.
+    """
+
+    level: float
+    saving: float
+    ours: FrontMixture
+    rival: FrontMixture
+    estimate: Estimate | None
+
+
+def resamples_for_legs(legs: int) -> int:
+    """Bootstrap samples for so many legs: each chooses two fronts anew, so that fewer are drawn than elsewhere."""
+    return resamples_for(legs, LEVEL, FRONT_RESAMPLES)
+
+
+def at_equal_flops(
+    ours: PointFamily,
+    rival: PointFamily,
+    levels: Sequence[float],
+    *,
+    threshold: float,
+    rng: np.random.Generator,
+    unit: str,
+    resamples: int = FRONT_RESAMPLES,
+) -> list[EqualFlopsComparison]:
+    """θ at each of ``levels`` that both families reach on validation.
+
+    Args:
+        ours, rival: judged on the same evaluation documents, chosen on the same validation documents.
+        threshold: of θ, in the loss's unit per token.
+        resamples: bootstrap samples; the smallest p-value is 1 / (resamples + 1).
+
+    Raises:
+        BadArgument: other documents on either side.
+    """
+    for name in ("validation", "evaluation"):
+        mine, theirs = (getattr(side, name).tokens.values for side in (ours, rival))
+        if not np.array_equal(mine, theirs):
+            raise BadArgument(f"rival.{name}", f"{len(theirs)} documents", "those of ours", "compare on the same text")
+    fronts = ours.front, rival.front
+    met = []
+    for level in levels:
+        if level > min(ours.promised, rival.promised):
+            continue
+        saving = min(level, *(side.reach for side in fronts))
+        mine, theirs = (side.mixture_at(saving) for side in fronts)
+        met.append(EqualFlopsComparison(level, saving, mine, theirs, None))
+    open_ = [number for number, each in enumerate(met) if not _is_tied(each)]
+    estimates = _estimates((ours, rival), [met[number].level for number in open_], threshold, rng, unit, resamples)
+    for number, estimate in zip(open_, estimates, strict=True):
+        met[number] = replace(met[number], estimate=estimate)
+    return met
+
+
+def comparison_leg(
+    name: str, met: EqualFlopsComparison, estimate: Estimate | None, threshold: float, claim: Claim
+) -> LegTest:
+    """A leg that fails above ``threshold``, before Holm; both sides' saving stands in its reason.
+
+    A tie has no p-value and takes no part: where both sides decide the same, no text would tell them apart.
+
+    Args:
+        estimate: of ``met``, in the claim's own unit; None for a tie.
+    """
+    saved = f"both save {met.saving:.2%} net"
+    if estimate is None:
+        reason = f"tied: both decide the same; {saved}"
+        tie = Leg(name, "inconclusive", 0.0, None, len(met.ours.loss), threshold, claim.unit, reason, good="lower")
+        return LegTest(tie, ByDocument.noun, lambda error: None)
+    weighted = leg_test(name, estimate, "above", threshold, claim.minimum)
+    reason = "; ".join(filter(None, (saved, weighted.leg.reason)))
+    return replace(weighted, leg=replace(weighted.leg, reason=reason))
+
+
+def _is_tied(met: EqualFlopsComparison) -> bool:
+    """Whether both mixtures do the same, document by document, but for the rounding of shares."""
+    return all(
+        np.allclose(mine, theirs, rtol=SHARE_ROUNDING, atol=0.0)
+        for mine, theirs in ((met.ours.loss, met.rival.loss), (met.ours.flops, met.rival.flops))
+    )
+
+
+def _estimates(
+    sides: tuple[PointFamily, PointFamily],
+    levels: Sequence[float],
+    threshold: float,
+    rng: np.random.Generator,
+    unit: str,
+    resamples: int,
+) -> list[Estimate]:
+    if not levels:
+        return []
+    chosen, judged = ([getattr(side, name).sheet for side in sides] for name in ("validation", "evaluation"))
+    as_it_is = _ResampledFronts(chosen, judged, *(np.ones((1, len(sheets[0].tokens))) for sheets in (chosen, judged)))
+    found = [as_it_is.difference(level) for level in levels]
+    documents = len(judged[0].tokens)
+    drawn: list[list[tuple[Floats, Floats]]] = [[] for _ in levels]
+    for size in _portions(resamples, documents + len(chosen[0].tokens)):
+        counts = (document_draws(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
+        sample = _ResampledFronts(chosen, judged, *counts)
+        for number, level in enumerate(levels):
+            drawn[number].append(sample.difference(level))
+    estimates = []
+    for (value, error), parts in zip(found, drawn, strict=True):
+        values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
+        estimates.append(
+            _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, threshold, unit)
+        )
+    return estimates
+
+
+def _portions(resamples: int, documents: int) -> Iterator[int]:
+    each = max(AT_ONCE // documents, 1)
+    yield from (min(each, resamples - done) for done in range(0, resamples, each))
+
+
+class _ResampledFronts:
+    """Samples of both splits, ``chosen_counts`` and ``judged_counts`` [draws, documents], with both fronts in each."""
+
+    def __init__(
+        self, chosen: Sequence[LossSheet], judged: Sequence[LossSheet], chosen_counts: Floats, judged_counts: Floats
+    ):
+        self.counts = judged_counts
+        self.sides = [
+            _FamilyFronts(sheet, lower_hulls(*before.drawn(chosen_counts)), *sheet.drawn(judged_counts))
+            for before, sheet in zip(chosen, judged, strict=True)
+        ]
+
+    def difference(self, level: float) -> tuple[Floats, Floats]:
+        """(θ, its standard error), both [draws], at ``level`` or the most that both sides reach in a draw."""
+        saving = np.minimum(level, np.minimum(*(side.reach for side in self.sides)))
+        (mine, pull), (theirs, push) = (side.at(saving, self.counts) for side in self.sides)
+        z, documents = pull - push, self.counts.shape[1]
+        scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_studentised`` says
+        return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z))
+
+
+@dataclass(frozen=True, eq=False)
+class _FamilyFronts:
+    """One family in every draw: ``corners``, ``savings``, ``losses`` [draws, points]."""
+
+    sheet: LossSheet
+    corners: Bools
+    savings: Floats
+    losses: Floats
+
+    @property
+    def reach(self) -> Floats:
+        most: Floats = np.where(self.corners, self.savings, -np.inf).max(axis=1)
+        return most
+
+    def at(self, saving: Floats, counts: Floats) -> tuple[Floats, Floats]:
+        """(loss per token [draws], pull of each document on it [draws, documents]) at ``saving`` [draws]."""
+        mixed, sheet = mixtures(self.corners, self.savings, saving), self.sheet
+        loss = mixed.at(self.losses)
+        tokens, full = counts @ sheet.tokens, counts @ sheet.flops[:, 0]
+        lost = mixed.of(sheet.loss.T) - loss[:, None] * sheet.tokens
+        spent = mixed.of(sheet.flops.T) - (1 - saving)[:, None] * sheet.flops[:, 0]
+        return loss, lost / tokens[:, None] + (self.slope(mixed) / full)[:, None] * spent
+
+    def slope(self, mixed: DrawnMixtures) -> Floats:
+        """[draws] of the front between the two points of each mixture; 0 where there is one."""
+        draw = np.arange(len(self.savings))
+        (less, more), (lost, more_lost) = (
+            (values[draw, mixed.first], values[draw, mixed.second]) for values in (self.savings, self.losses)
+        )
+        apart = more - less
+        slope: Floats = np.where(apart > 0, (more_lost - lost) / np.where(apart > 0, apart, 1.0), 0.0)
+        return slope
+
+
+def _selection_estimate(
+    value: float, error: float, values: Floats, errors: Floats, n: int, threshold: float, unit: str
+) -> Estimate:
+    noun = ByDocument.noun
+    if n == 1:
+        return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, "one document has no spread", noun)
+    # A sample without spread has an infinite t, as in ``rates.mean_rate``.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.sort(np.nan_to_num((values - values.mean()) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf))
+    found = studentised_estimate(value, error, t, n, threshold=threshold, unit=unit, noun=noun)
+    return replace(found, method=f"{found.method}, of selection and evaluation")
+
+
+LOSS_RESAMPLES = 1_999
+SAMPLES_AT_ONCE = 250  # samples that are worked on together
+TAIL = 0.025
+
+
+def saving_at_loss(
+    judged: LossSheet,
+    nats_per_token: float,
+    *,
+    chosen: LossSheet | None = None,
+    threshold: float,
+    rng: np.random.Generator,
+    resamples: int = LOSS_RESAMPLES,
+) -> Estimate:
+    """The saving at ``nats_per_token``, a share of what full depth spends, against ``threshold``.
+
+    ``chosen``: the same points on the split that their front is chosen on; None: on the split that is judged.
+
+    Raises:
+        BadArgument: a loss that is no number ≥ 0; other points on either split.
+    """
+    if not 0 <= nats_per_token < math.inf:
+        raise BadArgument("nats_per_token", nats_per_token, "a finite number ≥ 0")
+    before = judged if chosen is None else chosen
+    if before.loss.shape[1] != judged.loss.shape[1]:
+        raise BadArgument("chosen", before.loss.shape[1], f"{judged.loss.shape[1]} points, those that are judged")
+    documents = len(judged.tokens)
+    once = np.ones((1, len(before.tokens))), np.ones((1, documents))
+    (value,) = _savings_at_loss(before, judged, *once, nats_per_token)
+    noun, unit = ByDocument.noun, "share saved"
+    if documents == 1:
+        return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, "one document has no spread", noun)
+    parts = []
+    for size in [SAMPLES_AT_ONCE] * (resamples // SAMPLES_AT_ONCE) + [resamples % SAMPLES_AT_ONCE]:
+        judged_counts = document_draws(documents, size, rng)
+        before_counts = judged_counts if chosen is None else document_draws(len(before.tokens), size, rng)
+        parts.append(_savings_at_loss(before, judged, before_counts, judged_counts, nats_per_token))
+    scale = math.sqrt(judged_counts[0].sum() / documents) if len(judged_counts) else 1.0
+    drawn = value + scale * (np.concatenate(parts) - value)
+    low, high = np.quantile(drawn, (TAIL, 1 - TAIL))
+    above, below = (1 + np.count_nonzero(drawn <= threshold)), (1 + np.count_nonzero(drawn >= threshold))
+    method = f"bootstrap, {resamples:,} samples of {noun}, of front and crossing"
+    each = resamples + 1
+    return Estimate(
+        float(value), float(low), float(high), documents, float(above / each), float(below / each), unit, method, noun
+    )
+
+
+def _savings_at_loss(
+    before: LossSheet, judged: LossSheet, before_counts: Floats, judged_counts: Floats, most: float
+) -> Floats:
+    """[draws] savings at ``most``, of samples with these counts [draws, documents]."""
+    return savings_within(lower_hulls(*before.drawn(before_counts)), *judged.drawn(judged_counts), most)
+
+
+def savings_within(corners: Bools, savings: Floats, losses: Floats, most: float) -> Floats:
+    """[draws] the most that lies on the lines between neighbouring ``corners`` at ``most`` nats above full depth.
+
+    All [draws, points]; the first point is full depth, a corner, and saves nothing.
+    """
+    order = np.argsort(np.where(corners, savings, np.inf), axis=1, kind="stable")
+    corner = np.take_along_axis(corners, order, axis=1)
+    saved, lost = (np.take_along_axis(column, order, axis=1) for column in (savings, losses - losses[:, :1]))
+    best: Floats = np.zeros(len(saved))
+    for at in range(saved.shape[1]):
+        within = corner[:, at] & (lost[:, at] <= most)
+        best = np.where(within, np.maximum(best, saved[:, at]), best)
+        if at + 1 < saved.shape[1]:
+            apart = lost[:, at + 1] - lost[:, at]
+            leaving = within & corner[:, at + 1] & (lost[:, at + 1] > most)
+            share = np.where(leaving, (most - lost[:, at]) / np.where(apart > 0, apart, 1.0), 0.0)
+            best = np.maximum(best, np.where(leaving, saved[:, at] + share * (saved[:, at + 1] - saved[:, at]), 0.0))
+    return best

@@ -1,0 +1,470 @@
+"""Known verdicts: what earlier runs decided, so that a change is seen (METHODS, "Goldens and known verdicts").
+
+``verdicts.json`` of a folder of goldens::
+
+    {"schema": 2, "verdicts": [
+      {"claim": "EMAD-F1", "model": "283b…", "name": "emad-tiny", "corpus": "world:premise", "budget": "smoke",
+       "options": "", "seeds": {"0": "survived", "1": "survived", "2": "survived"}, "verdict": "survived"}]}
+
+``model``    the fingerprint of the weights, or a name where none were read; ``name`` is for readers of the diff.
+``options``  what else departs from the defaults and may change a verdict, "" for nothing (``departures``).
+``seeds``    what each seed gave.
+``verdict``  what they say together: the one outcome of three or more seeds, ``seed-dependent`` where they differ,
+             ``unsettled`` where fewer agree so far.
+
+Like is compared with like: an entry speaks for runs of the same claim, model, corpus, budget and options, under the
+same schema. A settled verdict holds for every seed. Of a seed-dependent one any outcome that was seen passes, whatever
+the seed: such a row lies on its threshold, and the next machine may round it the other way. An unsettled entry speaks
+for the seeds it lists. What the record cannot know: the device, and how many models a run judged beside this one.
+
+Nothing here writes. Standard library only.
+
+Golden data: what earlier runs decoded, by explicit id, and the verdicts they reached.
+
+A golden is a JSON file listed in ``index.json`` as ``{"id", "file", "sha256", "provenance"}``. Not listed means never
+recorded, and reads as None. Listed but missing or changed is damage, and raises. Ids carry the model's fingerprint;
+they never derive from pytest's node ids, which differ by how a test was named.
+
+``verdicts.json`` is described, read and compared by ``emad_ref.statistics.goldens``; here it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from emad_ref.errors import EmadError
+from emad_ref.files import BadFile, read_bytes, read_json, write_atomically
+from emad_ref.statistics.verdicts import OUTCOMES, Claim, Verdict, load_register
+
+VERDICTS = "verdicts.json"
+# Raised with the form of this file and with every rule of decision: verdicts of other rules are no record of these.
+SCHEMA = 2
+AGREEING = 3  # seeds
+SEED_DEPENDENT, UNSETTLED = "seed-dependent", "unsettled"
+MACHINE_BOUND = ("speed", "energy")  # what rows on time and energy require: theirs go on no record
+OF_THE_MACHINE = "a verdict on time or energy belongs to the machine it was measured on"
+UNRECORDED = f"none on record under schema {SCHEMA} for this model, corpus, budget, seed and options"
+
+KEY = ("claim", "model", "corpus", "budget", "options")
+TEXTS = (*KEY, "name", "verdict")
+
+Change = Literal["added", "changed", "unchanged"]
+Entry = Mapping[str, Any]
+
+
+class DamagedGolden(EmadError):
+    """Golden data that is listed but missing, altered or not readable: never the same as data not recorded."""
+
+
+@dataclass(frozen=True)
+class RunConditions:
+    """What all verdicts of a run have in common, as far as it may change one."""
+
+    seed: int
+    budget: str
+    options: str = ""
+
+
+def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
+    """How the rows in force differ from the shipped: thresholds, and gates, which are each other's family for Holm."""
+    usual = load_register()
+    thresholds = [
+        f"{name}.{key}={value:g}"
+        for name, row in register.items()
+        for key, value in row.thresholds.items()
+        if value != usual[name].thresholds[key]
+    ]
+    gates = [
+        f"{name}.gate={str(gates).lower()}"
+        for name, row in register.items()
+        if (gates := row.gates(gate_claims)) != usual[name].gate
+    ]
+    return [*thresholds, *gates]
+
+
+@dataclass(frozen=True)
+class RecordedOutcome:
+    """``outcomes`` that are no change; ``said``: how a message calls them."""
+
+    outcomes: frozenset[str]
+    said: str
+
+
+@dataclass(frozen=True)
+class KnownVerdicts:
+    """Entries of ``verdicts.json``, those of earlier folders first."""
+
+    entries: tuple[Entry, ...] = field(default=())
+
+    def expected(self, key: Mapping[str, str], seed: int) -> RecordedOutcome | None:
+        """What is on record for a run of ``seed``, or None. ``key``: as ``key_of``."""
+        for entry in self.entries:
+            if all(entry[part] == key[part] for part in KEY) and (found := _recorded_outcome(entry, seed)) is not None:
+                return found
+        return None
+
+
+def _recorded_outcome(entry: Entry, seed: int) -> RecordedOutcome | None:
+    seeds: Mapping[str, str] = entry["seeds"]
+    if entry["verdict"] == SEED_DEPENDENT:
+        return RecordedOutcome(frozenset(seeds.values()), f"{SEED_DEPENDENT} ({_by_outcome(seeds)})")
+    if entry["verdict"] == UNSETTLED and str(seed) not in seeds:
+        return None
+    (outcome,) = set(seeds.values())
+    return RecordedOutcome(frozenset({outcome}), outcome)
+
+
+def _by_outcome(seeds: Mapping[str, str]) -> str:
+    given = sorted(seeds, key=int)
+    outcomes = dict.fromkeys(seeds[seed] for seed in given)
+    return "; ".join(f"{o}: seed {', '.join(seed for seed in given if seeds[seed] == o)}" for o in outcomes)
+
+
+def key_of(claim: str, model: str, corpus: str, run: RunConditions) -> dict[str, str]:
+    """What a verdict is filed under. ``model``: the fingerprint, or the name where no weights were read."""
+    return {"claim": claim, "model": model, "corpus": corpus, "budget": run.budget, "options": run.options}
+
+
+def settled_outcome(seeds: Mapping[str, str]) -> str:
+    """The one outcome of three seeds or more, else ``SEED_DEPENDENT`` or ``UNSETTLED``.
+
+    >>> settled_outcome({"0": "survived", "1": "survived", "2": "survived"})
+    'survived'
+    >>> settled_outcome({"0": "survived", "1": "falsified"})
+    'seed-dependent'
+    """
+    outcomes = set(seeds.values())
+    if len(outcomes) > 1:
+        return SEED_DEPENDENT
+    return outcomes.pop() if len(seeds) >= AGREEING else UNSETTLED
+
+
+def with_verdict(
+    entries: Sequence[Entry], key: Mapping[str, str], name: str, seed: int, outcome: str
+) -> tuple[list[Entry], Change]:
+    """``entries`` with what ``seed`` gave, in place of what it gave before; sorted, so that a diff shows no more."""
+    same = [entry for entry in entries if all(entry[part] == key[part] for part in KEY)]
+    seeds: dict[str, str] = dict(same[0]["seeds"]) if same else {}
+    before = seeds.get(str(seed))
+    seeds[str(seed)] = outcome
+    new = {**key, "name": name, "seeds": seeds, "verdict": settled_outcome(seeds)}
+    kept = [entry for entry in entries if entry not in same]
+    ordered = sorted([*kept, new], key=lambda entry: [entry[part] for part in KEY])
+    return ordered, "unchanged" if same == [new] else "added" if before is None else "changed"
+
+
+# ---------------------------------------------------------------- what is on record
+
+
+def golden_folder() -> Path | None:
+    """The packaged folder of goldens if there is one, else the checkout's; None if neither exists."""
+    root = Path(__file__).resolve().parents[2]
+    return next((folder for folder in (root / "pytest_emad" / "golden", root / "golden") if folder.is_dir()), None)
+
+
+def known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
+    """All ``verdicts.json`` of ``folders``, earlier folders first.
+
+    Raises:
+        DamagedGolden: one that cannot be read, or is at odds with itself.
+    """
+    return KnownVerdicts(tuple(entry for folder in folders for entry in read_entries(folder)))
+
+
+def require_known_verdicts(folders: Sequence[Path]) -> None:
+    """Raises DamagedGolden where a run that compares with the record has none to compare with."""
+    if not any((folder / VERDICTS).exists() for folder in folders):
+        looked = ", ".join(str(folder / VERDICTS) for folder in folders) or "no folder of goldens"
+        raise DamagedGolden(
+            f"gate='known', but expected verdicts on record; looked at {looked}: record them with "
+            "--emad-update-golden --emad-golden DIR, or choose the gate paper"
+        )
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """What ``folder`` has on record under this schema; nothing where it has no file, or one of another schema.
+
+    Raises:
+        DamagedGolden: as ``known_verdicts``.
+    """
+    path = folder / VERDICTS
+    stored = read_verdict_file(path)
+    if stored is None or stored["schema"] != SCHEMA:
+        return []
+    if not isinstance(stored["verdicts"], list):
+        raise DamagedGolden(f"{path}: verdicts={stored['verdicts']!r:.60}, but expected a list; {_RECORD_AGAIN}")
+    for number, entry in enumerate(stored["verdicts"]):
+        if wrong := _entry_error(entry):
+            raise DamagedGolden(f"{path}: verdicts[{number}]: {wrong}; {_RECORD_AGAIN}")
+    keys = Counter(tuple(entry[part] for part in KEY) for entry in stored["verdicts"])
+    if twice := [key for key, count in keys.items() if count > 1]:
+        raise DamagedGolden(f"{path}: {' '.join(twice[0])} is on record twice; {_RECORD_AGAIN}")
+    return list(stored["verdicts"])
+
+
+def read_verdict_file(path: Path) -> dict[str, Any] | None:
+    """The file as it stands, whatever its schema, or None. Raises DamagedGolden where it is no such file."""
+    if not path.exists():
+        return None
+    stored = load_json(path)
+    if not isinstance(stored, dict) or set(stored) != {"schema", "verdicts"} or not isinstance(stored["schema"], int):
+        raise DamagedGolden(f"{path}: expected a table of schema, a whole number, and verdicts; {_RECORD_AGAIN}")
+    return stored
+
+
+def writable_entries(folder: Path) -> list[Entry]:
+    """What ``folder`` has on record, to be written again with more.
+
+    Raises:
+        DamagedGolden: as ``entries_of``; or the file is of another schema, whose verdicts would be lost.
+    """
+    stored = read_verdict_file(folder / VERDICTS)
+    if stored is not None and stored["schema"] != SCHEMA:
+        raise DamagedGolden(
+            f"{folder / VERDICTS}: schema={stored['schema']}, but this version records schema {SCHEMA}; "
+            "move the file away to start a record anew"
+        )
+    return read_entries(folder)
+
+
+_RECORD_AGAIN = "restore it from the repository, or move it away and record anew with --emad-update-golden"
+
+
+def _entry_error(entry: Any) -> str:
+    """What an entry lacks or contradicts; empty where it is whole."""
+    if not isinstance(entry, dict) or set(entry) != {*TEXTS, "seeds"}:
+        return f"expected a table with exactly {', '.join(sorted({*TEXTS, 'seeds'}))}"
+    if texts := [part for part in TEXTS if not isinstance(entry[part], str)]:
+        return f"{texts[0]}={entry[texts[0]]!r}, but expected a text"
+    seeds = entry["seeds"]
+    if not isinstance(seeds, dict) or not seeds or not all(seed.isdecimal() for seed in seeds):
+        return f"seeds={seeds!r}, but expected seed → outcome, one or more"
+    if strange := [outcome for outcome in seeds.values() if outcome not in OUTCOMES]:
+        return f"outcome={strange[0]!r}, but expected one of {', '.join(OUTCOMES)}"
+    if entry["verdict"] != settled_outcome(seeds):
+        return f"verdict={entry['verdict']!r}, but its seeds say {settled_outcome(seeds)!r}"
+    return ""
+
+
+def load_json(path: Path) -> Any:
+    """Raises DamagedGolden for a file that cannot be read or is not JSON."""
+    try:
+        return read_json(path, "golden")
+    except BadFile as error:
+        raise DamagedGolden(
+            f"{path} cannot be read as JSON ({error.reason}); restore it from the repository"
+        ) from error
+
+
+# ---------------------------------------------------------------- what a run says of it
+
+
+@dataclass(frozen=True)
+class RecordComparison:
+    """One verdict beside the record; ``why``: the reason where nothing on record speaks for it."""
+
+    verdict: Verdict
+    expected: RecordedOutcome | None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types only, as ``summary`` reads them."""
+        said = None if self.expected is None else self.expected.said
+        changed = self.expected is not None and self.verdict.verdict not in self.expected.outcomes
+        return {
+            "claim": self.verdict.id,
+            "model": self.verdict.model,
+            "expected": said,
+            "changed": changed,
+            "why": self.why,
+        }
+
+
+def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome | None) -> RecordComparison:
+    """``verdict`` beside what is on record for it."""
+    if row.requires in MACHINE_BOUND:
+        return RecordComparison(verdict, None, OF_THE_MACHINE)
+    return RecordComparison(verdict, expected, "" if expected else UNRECORDED)
+
+
+def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a run compared, and what not and why: one line each. ``rows``: as ``Compared.to_json``."""
+    held = [row for row in rows if row["expected"] is not None]
+    changed = [row for row in held if row["changed"]]
+    loose = [row for row in held if row["expected"].startswith(SEED_DEPENDENT)]
+    lines = [
+        f"{len(held)} verdicts compared with the record: {len(held) - len(changed)} as "
+        f"recorded{_changed_claims(changed)}"
+    ]
+    if loose:
+        lines.append(f"{len(loose)} of them {SEED_DEPENDENT}, any outcome seen passes: {_claim_list(loose)}")
+    for why in dict.fromkeys(row["why"] for row in rows if row["expected"] is None):
+        absent = [row for row in rows if row["expected"] is None and row["why"] == why]
+        lines.append(f"{len(absent)} not compared, {why}: {_claim_list(absent)}")
+    return "\n".join(lines)
+
+
+def _changed_claims(changed: Sequence[Mapping[str, Any]]) -> str:
+    return f", {len(changed)} changed: {_claim_list(changed)}" if changed else ""
+
+
+def _claim_list(rows: Sequence[Mapping[str, Any]]) -> str:
+    several = len({row["model"] for row in rows}) > 1
+    return ", ".join(f"{row['claim']} of {row['model']}" if several else row["claim"] for row in rows)
+
+
+def no_comparison_reason(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The reason for which a run that compared nothing fails; empty where it did compare, or asked no claim."""
+    if not rows or any(row["expected"] is not None for row in rows):
+        return ""
+    return (
+        f"gate known: nothing was compared, no verdict on record under schema {SCHEMA} is about these models, corpora, "
+        "budget, seed and options"
+    )
+
+
+INDEX = "index.json"
+LONGEST = 255  # bytes of a name, as file systems have it
+KEYS = {"id", "file", "sha256", "provenance"}
+
+
+@dataclass(frozen=True)
+class Goldens:
+    """``folders`` are searched in order, the first that lists an id answers; ``target`` takes updates (None: none)."""
+
+    folders: tuple[Path, ...]
+    target: Path | None = None
+
+    def read(self, name: str) -> Any | None:
+        """The stored JSON value, or None where no folder lists ``name``.
+
+        Raises:
+            DamagedGolden: listed, but the file is missing or its SHA-256 differs; or an index that cannot be read.
+        """
+        for folder in self.folders:
+            entry = _index(folder).get(name)
+            if entry is not None:
+                return _verified_content(folder, entry)
+        return None
+
+    def verify(self) -> None:
+        """Read everything that is listed. Raises DamagedGolden as ``read`` does."""
+        for folder in self.folders:
+            for entry in _index(folder).values():
+                _verified_content(folder, entry)
+
+    def update(self, name: str, value: Any, provenance: dict[str, Any]) -> Change:
+        """Write ``value`` to ``target`` under ``name`` and list it; an equal value leaves file and index alone."""
+        if self.target is None:
+            raise EmadError(f"golden {name!r} cannot be updated without --emad-golden DIR")
+        with _folder_lock(self.target):
+            index, text = _index(self.target), _to_text(value)
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            old = index.get(name)
+            if old is not None and old["sha256"] == digest and (self.target / old["file"]).is_file():
+                return "unchanged"
+            file = _file_name(name)
+            write_atomically(self.target / file, text)
+            index[name] = {"id": name, "file": file, "sha256": digest, "provenance": provenance}
+            write_atomically(self.target / INDEX, _to_text([index[key] for key in sorted(index)]))
+        return "added" if old is None else "changed"
+
+
+def _to_text(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _file_name(name: str) -> str:
+    """Readable and unique: the digest keeps apart ids that differ only in characters a file name cannot hold."""
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
+
+
+def _index(folder: Path) -> dict[str, dict[str, Any]]:
+    if not (folder / INDEX).exists():
+        return {}
+    entries = load_json(folder / INDEX)
+    if not isinstance(entries, list):
+        raise DamagedGolden(f"{folder / INDEX}: expected a list, found {type(entries).__name__}; restore it")
+    for number, entry in enumerate(entries):
+        if wrong := _index_error(entry):
+            raise DamagedGolden(f"{folder / INDEX}: entry {number}: {wrong}; restore it from the repository")
+    return {entry["id"]: entry for entry in entries}
+
+
+def _index_error(entry: Any) -> str:
+    """What is wrong with an entry of the index; empty where nothing is."""
+    if not isinstance(entry, dict) or set(entry) != KEYS:
+        return f"expected a table with exactly {', '.join(sorted(KEYS))}"
+    for key in ("id", "file", "sha256"):
+        if not isinstance(entry[key], str):
+            return f"{key}={entry[key]!r:.60}, but expected a text"
+    file = entry["file"]
+    if (
+        file in ("", ".", "..", INDEX, VERDICTS)
+        or set(file) & set("/\\\0")
+        or len(file.encode("utf-8", "replace")) > LONGEST
+    ):
+        return f"file={file!r:.60}, but expected the name of a file in this folder"
+    return ""
+
+
+def _verified_content(folder: Path, entry: dict[str, Any]) -> Any:
+    path = folder / entry["file"]
+    if not path.is_file():
+        raise DamagedGolden(f"golden {entry['id']!r} is listed in {folder / INDEX}, but {path} is missing; restore it")
+    try:
+        digest = hashlib.sha256(read_bytes(path, "golden")).hexdigest()
+    except BadFile as error:
+        raise DamagedGolden(f"golden {entry['id']!r}: {error}") from error
+    if digest != entry["sha256"]:
+        raise DamagedGolden(
+            f"golden {entry['id']!r}: {path} has SHA-256 {digest}, but the index says {entry['sha256']}; "
+            "restore it, or record it anew with --emad-update-golden"
+        )
+    return load_json(path)
+
+
+def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, outcome: str) -> Change:
+    """Put one verdict on record in ``folder``'s ``verdicts.json``, beside those of other seeds.
+
+    Read, changed and written under a lock: runs of several seeds may record at once.
+
+    Args:
+        key: ``known.key_of``; ``name``: the model's, for readers.
+
+    Raises:
+        DamagedGolden: the file there cannot be read, or is of another schema; it is left as it is.
+    """
+    with _folder_lock(folder):
+        entries, change = with_verdict(writable_entries(folder), key, name, seed, outcome)
+        if change != "unchanged":
+            write_atomically(folder / VERDICTS, _to_text({"schema": SCHEMA, "verdicts": entries}))
+    return change
+
+
+@contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """One writer at a time; the lock is on the folder itself, leaves no file and ends with its process.
+
+    Raises:
+        EmadError: a system without POSIX locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise EmadError("goldens are recorded on systems with POSIX locks only: use Linux or macOS") from error
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,320 @@
+"""Where legs meet: estimates become legs, Holm corrects what falsifies, and legs become a row.
+
+Every question goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``corrected`` decides,
+``row`` combines. The rules, which bind every claim (METHODS, "Level"):
+
+- Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
+  shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
+- One falsified leg falsifies the row, so that ``falsified`` carries Holm's correction over the legs. ``other_legs``
+  counts gating legs of the same run that are decided elsewhere; their p-values count as 1, so the correction stays
+  valid, if conservative.
+- All legs must survive for the row to survive: an intersection–union test (Berger 1982), whose level is that of its
+  legs. Each is tested at 5 % on its own; a correction would only cost power.
+- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may ask for
+  more before it lets a leg survive: few documents cannot show that none of them is ruined.
+- ``combine`` is the one place where legs become a row.
+
+Intervals are two-sided 95 % and not corrected: a leg whose interval clears the threshold on the wrong side may still be
+inconclusive among many, and then says so. Identities have no interval (``exact``).
+
+Rows whose legs compare numbers exactly: no sample, no interval, one largest honest difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Floats
+from emad_ref.statistics.estimate import Estimate, holm, needed_n
+from emad_ref.statistics.verdicts import TO_SURVIVE, Claim, Leg, Outcome, Verdict
+
+LEVEL = 0.05  # one-sided, against the threshold
+OPEN: tuple[Outcome, ...] = ("inconclusive", "not applicable", "unmeasured")
+
+Side = Literal["above", "below"]
+
+
+def combine(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
+    """The leg rule: falsified if a leg is, survived only if all are, else inconclusive; and the leg that decided.
+
+    Legs that only report (``measured``) or whose premise is absent (``not applicable``) take no part unless there are
+    no others. An ``unmeasured`` leg does: what was not looked at cannot have survived.
+
+    The deciding leg is the surest among falsified ones, the least sure otherwise.
+
+    Raises:
+        BadArgument: no leg.
+    """
+    if not legs:
+        raise BadArgument("legs", legs, "at least one leg", "say not_applicable or unmeasured with a reason instead")
+    part = [leg for leg in legs if leg.outcome not in ("measured", "not applicable")]
+    if not part:
+        premise = [leg for leg in legs if leg.outcome == "not applicable"]
+        return ("not applicable", premise[0]) if premise else ("measured", legs[0])
+    falsified = [leg for leg in part if leg.outcome == "falsified"]
+    if falsified:
+        return "falsified", min(falsified, key=_worst_first)
+    undecided = [leg for leg in part if leg.outcome != "survived"]
+    if not undecided:
+        return "survived", max(part, key=_least_sure)
+    outcome: Outcome = "unmeasured" if all(leg.outcome == "unmeasured" for leg in part) else "inconclusive"
+    return outcome, max(
+        (leg for leg in undecided if leg.outcome == "inconclusive"), key=_least_sure, default=undecided[0]
+    )
+
+
+def _threshold_distance(leg: Leg) -> float:
+    return 0.0 if leg.estimate is None or leg.threshold is None else abs(leg.estimate - leg.threshold)
+
+
+def _worst_first(leg: Leg) -> tuple[float, float]:
+    return (0.0 if leg.p_falsify is None else leg.p_falsify, -_threshold_distance(leg))
+
+
+def _least_sure(leg: Leg) -> tuple[float, float]:
+    return (1.0 if leg.p_survive is None else leg.p_survive, -_threshold_distance(leg))
+
+
+def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
+    """A premise of the claim is absent: ``reason`` says which."""
+    return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
+
+
+def unmeasured(claim: Claim, model: str, reason: str) -> Verdict:
+    """An instrument or data is absent: ``reason`` says which. Never a zero."""
+    return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
+
+
+def unmeasured_leg(name: str, reason: str) -> Leg:
+    return Leg(name, "unmeasured", None, None, 0, None, "", reason)
+
+
+@dataclass(frozen=True)
+class LegTest:
+    """A leg before it is decided.
+
+    ``needed``      gives, for a level, about how many of ``noun`` would decide it.
+    ``unsteady``    of times: how their machine was not steady, which no further pairs mend; "" otherwise.
+    ``to_survive``  smallest n with which the leg may survive; 0 where the row asks for no more than to decide at all.
+    ``falling``     whether the value lies on the bad side; None: the smaller p-value says it.
+    ``worst``       nats per token that an unseen document is taken to lose; 0: none is priced.
+    """
+
+    leg: Leg
+    noun: str
+    needed: Callable[[float], int | None]
+    to_survive: int = 0
+    unsteady: str = ""
+    falling: bool | None = None
+    worst: float = 0.0
+
+
+def leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> LegTest:
+    """``bad``: on which side of the threshold the claim fails, ``above`` or ``below``."""
+    noun = estimate.noun
+    to_survive = minimum.get(noun + TO_SURVIVE, 0)
+    leg = Leg(name, "inconclusive", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit)
+    leg = replace(leg, good="lower" if bad == "above" else "higher")
+    if estimate.n < minimum.get(noun, 0):
+        remedy = f"at least {minimum[noun]} are needed"
+        said = _join_reasons(f"{estimate.n} {noun}, {remedy}", estimate.note)
+        short = replace(leg, reason=said, remedy=remedy, enough=minimum[noun])
+        return LegTest(short, noun, lambda error: minimum[noun], to_survive)
+    falsify, survive = estimate.p_above, estimate.p_below
+    if bad == "below":
+        falsify, survive = survive, falsify
+    tied = falsify == survive == 1  # nothing is shown, of either side
+    said = estimate.method if tied or not leg.interval else ""
+    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_join_reasons(said, estimate.note))
+    tested = LegTest(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
+    if (distance := estimate.distance) is None:
+        return tested
+    of = noun if distance.equal else f"{noun} of equal weight"
+    return replace(tested, noun=of, falling=(distance.gap < 0) == (bad == "above"), worst=distance.worst or 0.0)
+
+
+def decide_legs(tests: Sequence[LegTest], other_legs: int = 0) -> list[Leg]:
+    """Legs with p-values decided: falsified after Holm, survived at 5 % each; the others keep why they are open."""
+    family = [
+        (test, falsify, survive)
+        for test in tests
+        if (falsify := test.leg.p_falsify) is not None and (survive := test.leg.p_survive) is not None
+    ]
+    against = holm([falsify for _, falsify, _ in family], other_legs)
+    decided = {
+        id(test): _decide_leg(test, adjusted <= LEVEL, survive <= LEVEL, len(family) + other_legs)
+        for (test, _, survive), adjusted in zip(family, against, strict=True)
+    }
+    return [decided.get(id(test), test.leg) for test in tests]
+
+
+def _decide_leg(test: LegTest, falsified: bool, holds: bool, family: int) -> Leg:
+    leg = test.leg
+    if falsified:
+        return replace(leg, outcome="falsified")
+    if not holds:
+        return _open_leg(test, family)
+    if leg.n < test.to_survive:
+        remedy = f"at least {test.to_survive} are needed"
+        said = _join_reasons(leg.reason, f"{remedy} to survive: {_rule_of_three(test)}")
+        return replace(leg, reason=said, remedy=remedy, enough=test.to_survive)
+    return replace(
+        leg, outcome="survived", reason=_join_reasons(leg.reason, _rule_of_three(test) if test.to_survive else "")
+    )
+
+
+def _rule_of_three(test: LegTest) -> str:
+    """The rule of three: with no failure among n, 95 % confidence leaves a share of 3 / n."""
+    n = test.leg.n
+    assumed = f", by up to {test.worst:.2g} nats per token" if test.worst else ""
+    return f"{n} {test.noun} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail{assumed}"
+
+
+def _join_reasons(*parts: str) -> str:
+    return "; ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _open_leg(test: LegTest, family: int) -> Leg:
+    """With what would decide it, where that is known."""
+    leg = test.leg
+    assert leg.p_falsify is not None
+    assert leg.p_survive is not None
+    if leg.p_falsify == leg.p_survive == 1:
+        return leg  # a tie, or a single unit, whose reason is said; no number of such units would decide
+    falling = leg.p_falsify < leg.p_survive if test.falling is None else test.falling
+    alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
+    if test.unsteady:
+        remedy = f"{test.unsteady}; time it where nothing else runs"
+        return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
+    number = test.needed(LEVEL / family if falling else LEVEL)
+    unseen_ones = _rule_of_three(test) if test.worst and not falling else ""
+    if number is None:
+        remedy = f"too near the threshold for any number of {test.noun}"
+        return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
+    if (number := number if falling else max(number, test.to_survive)) <= leg.n:
+        return replace(leg, reason=_join_reasons(leg.reason, alone))
+    remedy = f"about {number:,} {test.noun} would decide it"
+    said = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate stands")
+    return replace(leg, reason=said, remedy=remedy, enough=number)
+
+
+def finite_interval(estimate: Estimate) -> tuple[float, float] | None:
+    bounds = (float(estimate.low), float(estimate.high))
+    return bounds if all(math.isfinite(bound) for bound in bounds) else None
+
+
+def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
+    outcome, leg = combine(legs)
+    part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
+    here = sum(other.outcome == leg.outcome for other in part)  # what decided may be unmeasured where the row is open
+    reason = said = leg.reason or leg.name
+    if len(part) > 1:
+        count = f"{f'all {here}' if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
+        near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
+        said = leg.name + (f" ({leg.reason})" if leg.reason else "")
+        reason = f"{count}; {near}: {said}"
+    still_open = outcome in OPEN
+    return Verdict(
+        claim.id,
+        model,
+        outcome,
+        leg.estimate,
+        leg.interval,
+        leg.n,
+        leg.threshold,
+        leg.unit or claim.unit,
+        claim.gate,
+        reason,
+        tuple(legs),
+        leg.good,
+        (leg.remedy or said) if still_open else "",
+        leg.enough if still_open else None,
+    )
+
+
+_ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
+
+
+def keep_worst_legs(verdict: Verdict, shown: int) -> Verdict:
+    """Only the worst ``shown`` legs; n and reason say how many were judged."""
+    judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
+    worst = sorted(
+        verdict.legs,
+        key=lambda leg: (_ORDER.index(leg.outcome), *_worst_first(leg)),
+    )
+    reason = f"{verdict.reason}; the worst {shown} of {len(verdict.legs)} legs are listed"
+    return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:shown]))
+
+
+def estimate_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
+    """A leg that only reports; ``threshold`` is shown beside it where there is one."""
+    said = _join_reasons(reason, estimate.note)
+    return Leg(name, "measured", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit, said)
+
+
+def count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
+    """A leg that only reports a number without an interval: arithmetic, or a count."""
+    return Leg(name, "measured", float(value), None, n, None, unit, reason)
+
+
+def judge_side(
+    claim: Claim,
+    model: str,
+    estimates: Mapping[str, Estimate],
+    bad: Side,
+    threshold: float,
+    *,
+    other_legs: int = 0,
+    beside: Sequence[Leg] = (),
+) -> Verdict:
+    """A row whose legs are estimates on one side of one threshold.
+
+    Args:
+        estimates: name of the leg → estimate, whose p-values were taken against ``threshold``.
+        bad: on which side of the threshold the claim fails.
+        other_legs: gating legs of the run decided elsewhere.
+        beside: legs that only report, or whose premise is absent.
+    """
+    legs = [leg_test(name, estimate, bad, threshold, claim.minimum) for name, estimate in estimates.items()]
+    if not legs and not beside:
+        return unmeasured(claim, model, "nothing was compared")
+    return combine_verdict(claim, model, [*decide_legs(legs, other_legs), *beside])
+
+
+def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
+    """A difference stays within ``tolerance`` wherever it was checked; one leg per entry of ``errors``.
+
+    Args:
+        errors: name of the leg → |difference| of every comparison made, any shape. NaN or infinite: falsified.
+        tolerance: the largest honest difference, from the table of tolerances; 0 for counted integers.
+
+    Raises:
+        BadArgument: a tolerance that is negative or NaN, or negative errors.
+    """
+    if not tolerance >= 0:
+        raise BadArgument("tolerance", tolerance, "a number ≥ 0")
+    legs = [
+        _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit) for name, part in errors.items()
+    ]
+    return combine_verdict(claim, model, legs) if legs else unmeasured(claim, model, "nothing was compared")
+
+
+def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:
+    if not errors.size:
+        return replace(unmeasured_leg(name, "nothing was compared"), threshold=tolerance, unit=unit, good="lower")
+    if (errors < 0).any():
+        raise BadArgument("errors", float(errors.min()), "absolute differences ≥ 0", f"take abs() for leg {name!r}")
+    if not np.isfinite(errors).all():
+        reason = f"{int((~np.isfinite(errors)).sum())} of {errors.size} differences are NaN or infinite"
+        return Leg(name, "falsified", None, None, errors.size, tolerance, unit, reason, good="lower")
+    largest = float(errors.max())
+    outcome: Outcome = "survived" if largest <= tolerance else "falsified"
+    beyond = f"{int((errors > tolerance).sum())} of {errors.size} comparisons differ by more than {tolerance:g}"
+    reason = beyond if outcome == "falsified" else ""
+    return Leg(name, outcome, largest, None, errors.size, tolerance, unit, reason, good="lower")

@@ -1,0 +1,284 @@
+"""What is resampled, as types: one entry per document, per item or per timed pair, so that none passes for another.
+
+Windows cut from one document are not independent, nor are questions about one paragraph, nor tokens of either. A column
+of windows becomes a column of documents through ``ByDocument.summed`` and in no other way. A column of items says which
+of them belong together: questions about one paragraph, repeats of one item.
+
+Columns of numbers by the unit that is resampled: of the right type, finite, and paired with one another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, eq=False)  # holds an array: a column is itself, not its values
+class Units:
+    """``values`` [units, …], one entry per independent unit; ``noun``: what a unit is called in ``Claim.minimum``."""
+
+    values: NDArray[Any]
+    noun: ClassVar[str] = "units"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, Units) or np.ndim(self.values) == 0:
+            expected = f"an array [{self.noun}, …]"
+            raise BadArgument(type(self).__name__, self.values, expected, f"one entry for each of the {self.noun}")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def like(self, values: NDArray[Any]) -> Self:
+        """Other ``values`` of the same units, in the same order."""
+        if len(values) != len(self.values):
+            raise BadArgument("values", len(values), f"{len(self.values)} entries", f"one for each of the {self.noun}")
+        return replace(self, values=values)
+
+    def among(self, seen: Bools) -> Self:
+        """Those units only of which ``seen`` [units] is true."""
+        return replace(self, values=self.values[seen])
+
+    @property
+    def names(self) -> Ints | None:
+        """[units] what tells units apart or together, where they have such numbers: two columns are paired by them."""
+        return None
+
+    @property
+    def independent(self) -> NDArray[Any]:
+        """[n, …] ``values``, summed over those that depend on each other: what is resampled, and what n counts."""
+        return self.values
+
+
+@dataclass(frozen=True, eq=False)
+class ByDocument(Units):
+    """One entry per document: its windows are summed.
+
+    ``number`` int64 [documents]: which document each entry is, no two the same. Windows know theirs, and so become
+    documents through ``summed`` alone; documents that were never cut are ``ByDocument.distinct``.
+
+    Raises:
+        BadArgument: two entries of one document; another count of numbers than of entries.
+    """
+
+    number: Ints
+    noun = "documents"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if np.shape(self.number) != (len(self.values),):
+            expected = f"int64 [{len(self.values)}]"
+            raise BadArgument("number", np.shape(self.number), expected, "one number for each document")
+        if len(np.unique(self.number)) < len(self.number):
+            entries, documents = len(self.number), len(np.unique(self.number))
+            expected = f"one entry for each of {documents} documents"
+            raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.summed")
+
+    @classmethod
+    def distinct(cls, values: NDArray[Any]) -> ByDocument:
+        """Documents that were taken whole, and none of which is part of another."""
+        return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
+
+    @classmethod
+    def summed(cls, values: NDArray[Any], document: DocumentOf) -> ByDocument:
+        """Sums of ``values`` [n, …] within each document, in the order of their numbers.
+
+        >>> windows = DocumentOf(np.array([0, 0, 4]))
+        >>> found = ByDocument.summed(np.array([2.0, 3.0, 4.0]), windows)
+        >>> found.values, found.number
+        (array([5., 4.]), array([0, 4]))
+
+        Raises:
+            BadArgument: another number of entries than ``document`` has.
+        """
+        return cls(document.sums(np.asarray(values)), np.unique(document.number))
+
+    def among(self, seen: Bools) -> Self:
+        """Those documents only of which ``seen`` [documents] is true, under their numbers."""
+        return replace(self, values=self.values[seen], number=self.number[seen])
+
+    @property
+    def names(self) -> Ints | None:
+        return self.number
+
+
+@dataclass(frozen=True, eq=False)
+class ByItem(Units):
+    """One entry per item of a task: a question, a source to summarise.
+
+    ``cluster`` int64 [items]: items of one number depend on each other (questions about one paragraph, repeats of one
+    item) and count as one independent item. Items known to be independent are ``ByItem.distinct``.
+
+    Raises:
+        BadArgument: another number of clusters than of items, or clusters that are no whole numbers.
+    """
+
+    cluster: Ints
+    noun = "items"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        cluster = np.asarray(self.cluster)
+        if cluster.shape != (len(self.values),) or not np.issubdtype(cluster.dtype, np.integer):
+            found, expected = f"{cluster.dtype}{list(cluster.shape)}", f"int64 [{len(self.values)}]"
+            raise BadArgument("cluster", found, expected, "one number per item; ByItem.distinct where all differ")
+
+    @classmethod
+    def distinct(cls, values: NDArray[Any]) -> ByItem:
+        """Items of which none depends on another.
+
+        >>> len(ByItem.distinct(np.array([True, False])).independent)
+        2
+        """
+        return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
+
+    def among(self, seen: Bools) -> Self:
+        """Those items only of which ``seen`` [items] is true, in their clusters."""
+        return replace(self, values=self.values[seen], cluster=self.cluster[seen])
+
+    @property
+    def independent(self) -> NDArray[Any]:
+        """[clusters, …] sums of ``values`` within each cluster; the values themselves where every item is its own.
+
+        >>> ByItem(np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])).independent
+        array([3., 4.])
+        """
+        return self.values if self.all_distinct else DocumentOf(self.cluster).sums(self.values)
+
+    @property
+    def names(self) -> Ints | None:
+        return self.cluster
+
+    @property
+    def all_distinct(self) -> bool:
+        """Whether every item is a cluster of its own."""
+        return len(np.unique(self.cluster)) == len(self.cluster)
+
+
+@dataclass(frozen=True, eq=False)
+class ByPair(Units):
+    """One entry per pair of timed requests, in the order in which the pairs were taken.
+
+    ``process`` int64 [pairs]: in which process each was timed; None: all in one. Memory layout, allocator and the
+    kernels chosen are drawn anew with each process and shared by its pairs, which therefore do not count as so many
+    independent looks at them (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time").
+
+    Raises:
+        BadArgument: another number of processes than of pairs, or processes that are no whole numbers.
+    """
+
+    process: Ints | None = None
+    noun = "pairs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.process is None:
+            return
+        process = np.asarray(self.process)
+        if process.shape != (len(self.values),) or not np.issubdtype(process.dtype, np.integer):
+            found, expected = f"{process.dtype}{list(process.shape)}", f"int64 [{len(self.values)}]"
+            raise BadArgument("process", found, expected, "one number per pair; None where all ran in one process")
+
+    def among(self, seen: Bools) -> Self:
+        """Those pairs only of which ``seen`` [pairs] is true, in their processes."""
+        return replace(self, values=self.values[seen], process=None if self.process is None else self.process[seen])
+
+    @property
+    def independent(self) -> NDArray[Any]:
+        """[processes, …] sums of ``values`` within each process; the values themselves where all ran in one.
+
+        >>> ByPair(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).independent
+        array([3., 4.])
+        """
+        return self.values if self.processes == 1 else DocumentOf(self._numbered).sums(self.values)
+
+    @property
+    def names(self) -> Ints | None:
+        return self.process
+
+    @property
+    def processes(self) -> int:
+        """In how many processes the pairs were timed."""
+        return len(np.unique(self._numbered))
+
+    @property
+    def _numbered(self) -> Ints:
+        return np.zeros(len(self.values), dtype=np.int64) if self.process is None else self.process
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentOf:
+    """``number`` int64 [n]: which document each token, or each window, belongs to."""
+
+    number: Ints
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def place(self) -> NDArray[np.intp]:
+        """[n] index of each entry's document among those present, 0 …"""
+        place: NDArray[np.intp] = np.unique(self.number, return_inverse=True)[1]
+        return place
+
+    def sums(self, values: NDArray[Any]) -> NDArray[Any]:
+        """[documents, …] sums of ``values`` [n, …] within each document."""
+        if len(values) != len(self.number):
+            raise BadArgument("values", len(values), f"{len(self.number)} entries", "one per token or window")
+        if values.dtype == np.bool_:
+            values = values.astype(np.int64)  # sums of booleans count
+        _, first = np.unique(self.number, return_index=True)
+        if (np.diff(self.number) < 0).any():
+            order = np.argsort(self.number, kind="stable")
+            values, first = values[order], np.unique(self.number[order], return_index=True)[1]
+        return np.add.reduceat(values, first, axis=0)
+
+
+def effective(weight: NDArray[Any]) -> int:
+    """How many units of equal weight vary as little in their mean as these: (Σ w)² / Σ w², rounded down (Kish 1965).
+
+    >>> effective(np.array([1.0, 1.0, 1.0])), effective(np.array([6.0, 1.0, 1.0, 1.0, 1.0]))
+    (3, 2)
+    """
+    w = np.asarray(weight, dtype=np.float64)
+    w = w / w.max()
+    return max(1, math.floor(float(w.sum() ** 2 / (w @ w)) * (1 + 1e-9)))
+
+
+def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
+    """[n] values of ``column`` as float64.
+
+    Raises:
+        BadArgument: another kind of unit, no single column, no value, or one that is not finite.
+    """
+    if not isinstance(column, kind):  # what a type checker sees, for callers without one
+        raise BadArgument(name, type(column).__name__, kind.__name__, "see verdict.units: what is resampled is a type")
+    array = np.asarray(column.values, dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise BadArgument(name, f"shape {array.shape}", "one column with at least one value")
+    wrong = np.flatnonzero(~np.isfinite(array))
+    if len(wrong):
+        one = column.noun.removesuffix("s")
+        remedy = f"look at {one} {wrong[0]} (of 0–{len(array) - 1}): {len(wrong)} of {len(array)} {column.noun} are so"
+        raise BadArgument(f"{name}[{wrong[0]}]", float(array[wrong[0]]), "a finite number", remedy)
+    return array
+
+
+def require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
+    """The same units as ``other``: as many, and under the same numbers or in the same clusters. Raises BadArgument."""
+    if np.shape(column.values) != np.shape(other.values):
+        raise BadArgument(name, np.shape(column.values), f"shape {np.shape(other.values)}", remedy)
+    mine, theirs = column.names, other.names
+    if mine is not None and theirs is not None and not np.array_equal(mine, theirs):
+        raise BadArgument(f"{name}.names", mine[:5], f"the {column.noun} of the other side, {theirs[:5]}", remedy)
+
+
+def pooled(column: Units) -> Floats:
+    """[n] sums over what depends on each other."""
+    return np.asarray(column.independent, dtype=np.float64)

@@ -1,0 +1,275 @@
+"""Claims and verdicts as plain data, and rows of the register by id or pattern. Nothing here computes. Standard
+library only: the pytest plugin imports it at start-up.
+
+``Claim``    one row of ``register.toml``: a checkable sentence, its thresholds, its minimum n, whether it gates.
+``Leg``      one part of an answer: a corpus, a task, a batch size, a model geometry.
+``Verdict``  the answer for one model, with every leg; its JSON form is what ``report.json`` holds.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.extending import registers
+from emad_ref.files import read_toml
+
+Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
+Kind = Literal["falsifier", "exact", "statistical", "report"]
+Requirement = Literal["quality", "speed", "energy", ""]
+Good = Literal["lower", "higher", ""]  # which way an estimate is better; "": neither, or nothing is asked of it
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+COUNTED = ("documents", "items", "pairs")  # nouns of ``units``
+TO_SURVIVE = "_to_survive"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the register.
+
+    ``thresholds`` name → number, the unit in the name; rises, drops, reductions and shares are fractions.
+    ``minimum``    what is counted (a word of ``COUNTED``) → smallest n that decides anything; ``documents_to_survive``
+                   and so on → smallest n with which a leg may survive, where that is more.
+    ``gate``       whether a run fails when the claim is falsified.
+    ``requires``   the ``--emad-require`` word under which an undecided premise fails the run; ``""`` = none.
+    ``plain``      the title in plain words, for summaries; ``""``: the title itself.
+    """
+
+    id: str
+    title: str
+    paper: str
+    kind: Kind
+    thresholds: dict[str, float]
+    unit: str
+    minimum: dict[str, int]
+    gate: bool
+    requires: Requirement
+    plain: str = ""
+
+    def gates(self, named: Collection[str] = ()) -> bool:
+        """Whether the row gates in a run that ``named`` further rows to gate."""
+        return self.gate or self.id in named
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One part of a verdict.
+
+    ``interval``   two-sided 95 %, or None where there is none; ``reason`` then says why if it is not obvious.
+    ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
+    ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
+    ``remedy``     of a leg that was left open: what would decide it, in words, as ``reason`` has it; "" unknown.
+    ``enough``     about how many of what is counted would decide it; None unknown, or no number of them would.
+
+    Raises:
+        BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
+    """
+
+    name: str
+    outcome: Outcome
+    estimate: float | None
+    interval: tuple[float, float] | None
+    n: int
+    threshold: float | None
+    unit: str
+    reason: str = ""
+    p_falsify: float | None = None
+    p_survive: float | None = None
+    good: Good = ""
+    remedy: str = ""
+    enough: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types only: NumPy scalars do not survive the way to an xdist controller."""
+        return {f.name: _builtin(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
+        _check_keys("leg", data, {f.name for f in fields(cls)})
+        return cls(**{**data, "interval": _interval_from_json(data["interval"])})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one claim for one model.
+
+    ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
+    decided (``legs.combine``).
+    ``why``  of a row that was left open: what would decide it or, where nobody knows, that leg's reason; else "".
+
+    Raises:
+        BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
+    """
+
+    id: str
+    model: str
+    verdict: Outcome
+    estimate: float | None
+    interval: tuple[float, float] | None
+    n: int
+    threshold: float | None
+    unit: str
+    gate: bool
+    reason: str
+    legs: tuple[Leg, ...] = field(default=())
+    good: Good = ""
+    why: str = ""
+    enough: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, self.verdict, ("estimate", "threshold"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``claims`` entry of ``report.json``: built-in types only, no NaN, no infinity."""
+        plain = {f.name: _builtin(getattr(self, f.name)) for f in fields(self) if f.name != "legs"}
+        return plain | {"legs": [leg.to_json() for leg in self.legs]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
+        _check_keys("verdict", data, {f.name for f in fields(cls)})
+        legs = tuple(Leg.from_json(leg) for leg in data["legs"])
+        return cls(**{**data, "interval": _interval_from_json(data["interval"]), "legs": legs})
+
+
+def _check_numbers(item: Leg | Verdict, outcome: str, names: tuple[str, ...]) -> None:
+    if outcome not in OUTCOMES:
+        raise BadArgument("outcome", outcome, f"one of {', '.join(OUTCOMES)}")
+    numbers = [(name, getattr(item, name)) for name in names]
+    numbers += [("interval", bound) for bound in item.interval or ()]
+    for name, value in numbers:
+        if value is not None and not math.isfinite(value):
+            raise BadArgument(name, value, "a finite number", "write None and say in the reason what is missing")
+
+
+def _builtin(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_builtin(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _interval_from_json(value: Any) -> tuple[float, float] | None:
+    return None if value is None else (value[0], value[1])
+
+
+def _check_keys(what: str, data: Mapping[str, Any], expected: set[str]) -> None:
+    if set(data) != expected:
+        raise BadArgument(f"{what} keys", sorted(data), f"exactly {sorted(expected)}")
+
+
+def load_register(path: Path | str | None = None) -> dict[str, Claim]:
+    """The shipped rows by id, in their order, then those of extensions; ``path`` sets gates and thresholds.
+
+    A user's file holds tables of known rows with ``gate = true|false`` and ``thresholds = { name = number }``, e.g.::
+
+        [EMAD-F1]
+        thresholds = { perplexity_rise = 0.02 }
+
+    Raises:
+        BadArgument: the file cannot be read or parsed, or names an unknown row, an unknown field or threshold, or a
+            value of another type; an extension's file whose rows are not such rows, or have an id of ours. The message
+            names file, row and field.
+    """
+    shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
+    register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
+    for name, claim in register.items():
+        _check_minimum(claim.minimum, f"register.toml: {name}")
+    for file in registers():
+        for name, row in read_toml(file, "claims file").items():
+            register[name] = _extension_row(name, row, file, register)
+    if path is None:
+        return register
+    for name, row in read_toml(path, "claims file").items():
+        if name not in register:
+            raise BadArgument(
+                f"{path}: row", name, f"one of {', '.join(register)}", "new claims need a test in suites/"
+            )
+        register[name] = _row_with_overrides(register[name], row, f"{path}: {name}")
+    return register
+
+
+def _extension_row(name: str, row: Any, file: Path, register: Mapping[str, Claim]) -> Claim:
+    """A row of an extension."""
+    if name in register:
+        raise BadArgument(f"{file}: row", name, "an id that no other row has", "choose a prefix of your own")
+    wanted = {f.name for f in fields(Claim)} - {"id", "plain"}
+    if not isinstance(row, dict) or set(row) - {"plain"} != wanted:
+        given = sorted(row) if isinstance(row, dict) else row
+        raise BadArgument(
+            f"{file}: {name}", given, f"a table of exactly {', '.join(sorted(wanted))}", "see register.toml"
+        )
+    for field_name, known in (("kind", get_args(Kind)), ("requires", get_args(Requirement))):
+        if row[field_name] not in known:
+            raise BadArgument(f"{file}: {name}: {field_name}", row[field_name], f"one of {', '.join(map(repr, known))}")
+    _check_minimum(row["minimum"], f"{file}: {name}")
+    return Claim(id=name, **row)
+
+
+def _check_minimum(minimum: Any, where: str) -> None:
+    """Known words, whole numbers, and no leg that may survive with fewer than decide anything."""
+    if not isinstance(minimum, dict):
+        raise BadArgument(f"{where}: minimum", minimum, "a table", "write minimum = { documents = 30 }")
+    known = [*COUNTED, *(noun + TO_SURVIVE for noun in COUNTED)]
+    for noun, n in minimum.items():
+        if noun not in known:
+            raise BadArgument(f"{where}: minimum", noun, f"one of {', '.join(known)}", "n counts what is resampled")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise BadArgument(f"{where}: minimum.{noun}", n, "a whole number of at least 1")
+        least = minimum.get(noun.removesuffix(TO_SURVIVE), 0)
+        if n < least:
+            raise BadArgument(f"{where}: minimum.{noun}", n, f"at least {least}", "fewer decide nothing at all")
+
+
+def _row_with_overrides(claim: Claim, row: Any, where: str) -> Claim:
+    if not isinstance(row, dict):
+        raise BadArgument(where, row, "a table", f"write [{claim.id}] and its fields below")
+    for name in row:
+        if name not in ("gate", "thresholds"):
+            raise BadArgument(f"{where}: field", name, "gate or thresholds", "the rest of a row belongs to the paper")
+    gate = row.get("gate", claim.gate)
+    if not isinstance(gate, bool):
+        raise BadArgument(f"{where}: gate", gate, "true or false", "write it without quotes")
+    changes = row.get("thresholds", {})
+    if not isinstance(changes, dict):
+        raise BadArgument(f"{where}: thresholds", changes, "a table", "write thresholds = { name = number }")
+    for name, value in changes.items():
+        if name not in claim.thresholds:
+            known = ", ".join(claim.thresholds) or "none: this row has no threshold to set"
+            raise BadArgument(f"{where}: thresholds", name, f"one of {known}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadArgument(f"{where}: thresholds.{name}", value, "a finite number", "a fraction: 1 % is 0.01")
+    return replace(claim, gate=gate, thresholds=claim.thresholds | {k: float(v) for k, v in changes.items()})
+
+
+EXIT_PREFIX = "EMAD-X"  # how the ids begin of rows about an exit: whoever brings one asks them
+DASH_VARIANTS = str.maketrans(dict.fromkeys("‐‑–−", "-"))  # hyphens of typeset text, en dash, minus sign U+2212
+
+
+def select_ids(patterns: Iterable[str], known: Iterable[str], where: str) -> frozenset[str]:
+    """The ids of ``known`` that match one of ``patterns``, whatever their case.
+
+    Raises:
+        BadArgument: a pattern matches none; the message names ``where`` and the nearest ids.
+    """
+    ids = list(known)
+    found: set[str] = set()
+    for pattern in patterns:
+        wanted = pattern.translate(DASH_VARIANTS).upper()
+        matching = {name for name in ids if fnmatchcase(name.upper(), wanted)}
+        if not matching:
+            expected = "an id of the register, or a pattern such as EMAD-R*"
+            raise BadArgument(where, pattern, expected, suggest_nearest(wanted, ids) or f"ids: {', '.join(ids)}")
+        found |= matching
+    return frozenset(found)

@@ -1,0 +1,363 @@
+"""EMAD in components: each exchanged alone, from EMAD as published and from the best combination of all.
+
+    readout     the model's own head              | a tuned lens
+    criterion   entropy ≤ its profile less a margin | a gate; and an oracle, which knows √KL
+    depth       only falls                        | free
+    K/V         exact, above a free exit paid block by block when a deeper token asks | copied from the exit state
+
+Depth that only falls owes no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
+free depth is replayed with exact states and charged as if copied (``oracles.filled_flops``), which leaves out what
+copies lose; truly copied ones are decoded, for the best combination. Back from it to exact K/V they are paid for in
+full. Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on
+the split that is chosen on, and is judged on another.
+
+Criteria decide that a token leaves, on one readout, at the same probes and by one threshold for all of them:
+
+    entropy           H(q_ℓ) ≤ τ
+    softmax response  top-1 − top-2 of q_ℓ ≥ τ
+    gate              w_ℓ·norm(h_ℓ) + c_ℓ ≤ τ, expected √KL (``calibration.gate``): no head is read where a token stays
+    agreement         top-1 of q_ℓ ≥ τ, and the probe before leads with the same token
+    saturation        cos(h_ℓ, h_{ℓ−1}) ≥ τ: neither a head nor anything fitted
+
+q_ℓ is read by the model's own head or through a tuned lens, whatever the trace was taken through. Thresholds are
+spread over the values on the text that points are chosen on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from emad_ref.calibration.profile import Profile
+from emad_ref.calibration.trace import ConfidenceRule, Trace
+from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import Confidence, Estimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.record import Floats
+from emad_ref.replay import replay_all
+from emad_ref.signals import ENTROPY, RESPONSE, SIGNALS, required_layers
+from emad_ref.sweep.losses import PointColumns, perplexity_rises, point_columns
+from emad_ref.sweep.oracles import (
+    FINEST_THRESHOLD,
+    FREE_DEPTH,
+    JUDGED_RISE,
+    filled_columns,
+    oracle_point,
+    spread_thresholds,
+    with_oracle_signal,
+)
+
+GATE_CRITERION, SATURATION_CRITERION = "gate", "saturation"
+CRITERIA = {  # name in tables → signal
+    "entropy": ENTROPY.name,
+    "softmax response": RESPONSE.name,
+    GATE_CRITERION: "divergence",
+    "agreement": "agreement",
+    SATURATION_CRITERION: "saturation",
+}
+CRITERION_THRESHOLDS = 64  # thresholds of each
+FIRST_COMPARED = 2  # the first layer that has one below it to compare with
+
+
+def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleName = FREE_DEPTH) -> OperatingPoint:
+    """The rule at every layer, never firing: what a trace has to record for it (``take_trace(rules=…)``)."""
+    probes = required_layers("saturation", FIRST_COMPARED, layers)
+    return OperatingPoint(
+        "saturation",
+        "saturation",
+        layers,
+        layers,
+        probes,
+        ((np.inf,) * len(probes),),
+        schedule,
+        signal="saturation",
+        confidence=Confidence(FIRST_COMPARED),
+        lens=lens,
+    )
+
+
+def gate_at_probes(
+    trace: Trace, gate: Estimator, fitted: Sequence[int], probes: Sequence[int]
+) -> tuple[Trace, Estimator]:
+    """The gate asked at ``probes`` alone, of those that it was ``fitted`` at, and the trace that knows its readings.
+
+    Raises:
+        BadArgument: probes that it was not fitted at; a trace that does not record it.
+    """
+    missing = [probe for probe in probes if probe not in fitted]
+    if missing or gate not in trace.estimates:
+        at = ", ".join(map(str, fitted))
+        raise BadArgument("probes", missing or list(probes), f"layers of the gate ({at}) in a trace that records it")
+    asked = replace(gate, weights=tuple(gate.weights[list(fitted).index(probe)] for probe in probes))
+    known = replace(
+        trace,
+        estimates={**trace.estimates, asked: trace.estimates[gate]},
+        macs_per_row={**trace.macs_per_row, asked: trace.macs_per_row[gate]},
+    )
+    return known, asked
+
+
+def criterion_points(
+    trace: Trace,
+    probes: Sequence[int],
+    gate: Estimator | None = None,
+    *,
+    schedule: ScheduleName = FREE_DEPTH,
+    count: int = CRITERION_THRESHOLDS,
+) -> dict[str, list[OperatingPoint]]:
+    """Each criterion at up to ``count`` thresholds from what hardly any token reaches to what all do; strict first.
+
+    ``gate``: as ``gate_at`` gives it for these probes; None: left out. Saturation is left out of a trace that does not
+    record it, and decides at those of the probes that have a layer below them.
+
+    Raises:
+        BadArgument: probes that are not ascending layers below the last; a gate that ``trace`` does not record.
+    """
+    layers, lens = trace.layers, trace.lens
+    never = saturation_point(layers, lens, schedule)
+    found = {}
+    for name, signal in CRITERIA.items():
+        plain = OperatingPoint(
+            name, name, layers, layers, tuple(probes), ((SIGNALS[signal].never,) * len(probes),), schedule,
+            (gate or Estimator("linear")) if name == GATE_CRITERION else Estimator(), signal, lens=lens,
+        ) if name != SATURATION_CRITERION else never  # fmt: skip
+        if (name == GATE_CRITERION and gate is None) or (
+            name == SATURATION_CRITERION and ConfidenceRule.of(never) not in trace.rules
+        ):
+            continue
+        found[name] = [
+            _point_at(plain, probes, float(level)) for level in _threshold_levels(trace, plain, probes, count)
+        ]
+    return found
+
+
+def _threshold_levels(trace: Trace, point: OperatingPoint, probes: Sequence[int], count: int) -> Floats:
+    """Thresholds at even shares of the signal's values at ``probes``, in the order in which more tokens leave.
+
+    Of its distinct values: where two probes disagree there is one, however often they do.
+    """
+    seen = trace.signal(point)[:, [probe - 1 for probe in probes]].astype(np.float64)
+    levels = np.unique(np.quantile(np.unique(seen[np.isfinite(seen)]), np.linspace(0, 1, count)))
+    return levels if SIGNALS[point.signal].sense == "falls" else levels[::-1]
+
+
+def _point_at(point: OperatingPoint, probes: Sequence[int], level: float) -> OperatingPoint:
+    never, first = SIGNALS[point.signal].never, FIRST_COMPARED if point.confidence is not None else 1
+    row = tuple(level if probe in probes and probe >= first else never for probe in point.probes)
+    return replace(point, name=f"{point.family} {level:.6g}", thresholds=(row,))
+
+
+Split = Literal["chosen", "judged"]
+Criterion = Literal["profile", "gate", "oracle"]
+Depth = Literal["falling", "free"]
+Kept = Literal["exact", "as if copied", "copied"]
+Decoded = Callable[[Split, Sequence[OperatingPoint]], PointColumns]
+
+COMBINATION_SETTINGS = 48  # settings of each dial
+TRIES = 5  # settings of copied K and V that are decoded to find one within the level, each stricter
+SCHEDULES: dict[tuple[Depth, Kept], ScheduleName] = {
+    ("falling", "exact"): "monotone",
+    ("free", "exact"): "free_deferred",
+    ("free", "as if copied"): FREE_DEPTH,
+    ("free", "copied"): "copying",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ReadoutTraces:
+    """One readout: text to choose on and text to judge on through it, and what was calibrated through it.
+
+    ``profile``: of calibration text; its probes are everybody's. ``gate``: at those probes, recorded in both traces, or
+    None. Divergences are recorded, too.
+    """
+
+    name: str
+    chosen: Trace
+    judged: Trace
+    profile: Profile
+    gate: Estimator | None = None
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One combination. ``lens``: whether readouts go through it."""
+
+    lens: bool
+    criterion: Criterion
+    depth: Depth
+    kept: Kept
+
+    @property
+    def name(self) -> str:
+        """E.g. ``tuned lens, gate, free depth, K/V copied``."""
+        kept = "" if self.depth == "falling" else f", K/V {self.kept}"
+        return f"{'tuned lens' if self.lens else 'own head'}, {self.criterion}, {self.depth} depth{kept}"
+
+
+PUBLISHED = Combination(False, "profile", "falling", "exact")
+BEST = Combination(True, "gate", "free", "as if copied")
+
+
+@dataclass(frozen=True, eq=False)
+class TunedCombination:
+    """A way at the setting that was chosen. ``columns`` [sequences, 2] of the judged text: full depth, and this.
+
+    ``point``: full depth where nothing saves within the level; an oracle's is for replays alone.
+    """
+
+    way: Combination
+    point: OperatingPoint
+    columns: PointColumns
+
+    @property
+    def net(self) -> float:
+        """Share of full depth's FLOPs that it saves."""
+        full, mine = self.columns.flops.sum(axis=0)
+        return float(1 - mine / full)
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeResult:
+    """``part`` exchanged alone: ``after`` differs from ``before`` in nothing else.
+
+    ``back``: from the best combination to EMAD's.
+    """
+
+    part: str
+    before: TunedCombination
+    after: TunedCombination
+    back: bool
+
+    @property
+    def gain(self) -> float:
+        """Net saving after, less that before."""
+        return self.after.net - self.before.net
+
+
+def exchange_components(
+    own: ReadoutTraces,
+    lens: ReadoutTraces,
+    geometry: Geometry,
+    *,
+    level: float = JUDGED_RISE,
+    count: int = COMBINATION_SETTINGS,
+    decoded: Decoded | None = None,
+) -> list[ExchangeResult]:
+    """Every part exchanged from EMAD as published, then every part of the best combination taken back, or replaced.
+
+    Without a gate of the own head its exchange alone, and the readout's way back, go by the oracle on both sides.
+    ``decoded``: what points do to the windows of a split where K and V are copied (``sweep.decoded``); None: left out.
+
+    Raises:
+        BadArgument: traces that lack the divergence, or a gate; as ``replay``.
+    """
+    known: dict[Combination, TunedCombination] = {}
+
+    def at(way: Combination) -> TunedCombination:
+        if way not in known:
+            known[way] = _tuned_combination(way, lens if way.lens else own, geometry, level, count, decoded)
+        return known[way]
+
+    gated = own.gate is not None
+    alone = [
+        ("readout", replace(PUBLISHED, lens=True)),
+        *([("criterion", replace(PUBLISHED, criterion="gate"))] if gated else []),
+        ("criterion, by an oracle", replace(PUBLISHED, criterion="oracle")),
+        ("monotone rule", replace(PUBLISHED, depth="free", kept="as if copied")),
+    ]
+    judge = BEST if gated else replace(BEST, criterion="oracle")
+    back = [
+        ("readout", judge, replace(judge, lens=False)),
+        ("criterion", BEST, replace(BEST, criterion="profile")),
+        ("monotone rule", BEST, replace(BEST, depth="falling", kept="exact")),
+        ("K/V", BEST, replace(BEST, kept="exact")),
+    ]
+    further = [("criterion, by an oracle", BEST, replace(BEST, criterion="oracle"))]
+    if decoded is not None:
+        further.append(("K/V, truly copied", BEST, replace(BEST, kept="copied")))
+    return [
+        *(ExchangeResult(part, at(PUBLISHED), at(way), False) for part, way in alone),
+        *(ExchangeResult(part, at(before), at(after), True) for part, before, after in back),
+        *(ExchangeResult(part, at(before), at(after), False) for part, before, after in further),
+    ]
+
+
+# ---------------------------------------------------------------- one combination
+
+
+def _tuned_combination(
+    way: Combination, readout: ReadoutTraces, geometry: Geometry, level: float, count: int, decoded: Decoded | None
+) -> TunedCombination:
+    points = _combination_points(way, readout, count)
+    traces = [
+        with_oracle_signal(trace) if way.criterion == "oracle" else trace for trace in (readout.chosen, readout.judged)
+    ]
+    chosen, judged = (_combination_columns(way, trace, geometry, points) for trace in traces)
+    every, tokens = [full_depth(readout.chosen.layers), *points], readout.chosen.lengths.astype(np.float64)
+    at = _best_within(chosen, tokens, level)
+    if way.kept != "copied" or at == 0:
+        return TunedCombination(way, every[at], _column_pair(judged, judged, at))
+    assert decoded is not None, "copied K and V are asked for with their decoder alone"
+    stricter = [at - (2**tried - 1) for tried in range(TRIES)]
+    for point in (every[number] for number in stricter if number >= 1):
+        if perplexity_rises(_column_pair(chosen, decoded("chosen", [point]), 0), tokens)[1] <= level:
+            return TunedCombination(way, point, _column_pair(judged, decoded("judged", [point]), 0))
+    return TunedCombination(way, every[0], _column_pair(judged, judged, 0))
+
+
+def _combination_columns(
+    way: Combination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
+) -> PointColumns:
+    """By replay, full depth first; of copied K and V what exact ones lose, where a search starts."""
+    every = [full_depth(trace.layers), *points]
+    if way.kept == "exact":
+        return point_columns(trace, geometry, every)
+    exact = [point if point.fixed else replace(point, schedule=FREE_DEPTH) for point in every]
+    return filled_columns(trace, geometry, replay_all(trace, exact))
+
+
+def _combination_points(way: Combination, readout: ReadoutTraces, count: int) -> list[OperatingPoint]:
+    """Its dial on this readout, strict first."""
+    schedule, profile, trace = SCHEDULES[way.depth, way.kept], readout.profile, readout.chosen
+    if way.criterion == "gate":
+        return criterion_points(trace, profile.probes, readout.gate, schedule=schedule, count=count)[GATE_CRITERION]
+    if way.criterion == "oracle":
+        known = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
+        settings = spread_thresholds(known, count)
+        return [replace(oracle_point(trace, float(setting), profile.probes), schedule=schedule) for setting in settings]
+    return [
+        replace(profile.point(float(margin)), schedule=schedule, lens=trace.lens)
+        for margin in _margin_settings(trace, profile, count)
+    ]
+
+
+def _margin_settings(trace: Trace, profile: Profile, count: int) -> Floats:
+    """From the highest target, under which nothing leaves, down to 0: by how far entropies lie under their targets.
+
+    And in equal ratios of what is left of the highest target: one sure token decides for all that come after it.
+    """
+    highest, probes = max(profile.targets_nats), [probe - 1 for probe in profile.probes]
+    room = (np.asarray(profile.targets_nats) - trace.entropy_nats[:, probes]).max(axis=1)
+    even = np.quantile(np.clip(room, 0.0, highest), np.linspace(0, 1, count - count // 3))
+    fine = highest - np.geomspace(FINEST_THRESHOLD * highest, highest, count // 3)
+    margins: Floats = np.unique(np.concatenate([even, fine, [0.0, highest]]))[::-1]
+    return margins
+
+
+def _best_within(columns: PointColumns, tokens: Floats, level: float) -> int:
+    """The point that saves most net of those within ``level``; 0, full depth, where none saves anything."""
+    spent = np.where(perplexity_rises(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
+    return int(np.argmin(spent))
+
+
+def _column_pair(first: PointColumns, second: PointColumns, at: int) -> PointColumns:
+    """Column 0 of ``first`` beside column ``at`` of ``second``."""
+    return PointColumns(
+        *(
+            np.stack([getattr(first, name)[:, 0], getattr(second, name)[:, at]], axis=1)
+            for name in ("nll_nats", "wrong", "flops", "depth")
+        )
+    )

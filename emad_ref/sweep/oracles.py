@@ -1,0 +1,245 @@
+"""Ceilings: what rules could save that knew, for nothing, how far every readout is from the end.
+
+    d_ℓ = KL(p_L ‖ q_ℓ)      of each token and layer, recorded in a trace (``take_trace(divergence=True)``)
+
+``threshold``  a token leaves at the first probe whose √d_ℓ ≤ τ: the rule that every criterion imitates.
+``price``      depths that make Σ_t d_{ℓ(t)} + λ·ℓ(t) least: free depth token by token, monotone depth by dynamic
+               programming over the sequence, the future known. If text is as likely as the model thinks, d is the loss
+               that leaving is expected to cost, and nothing that knows d alone does better: this is *the ceiling of
+               rules that know the divergence*. A threshold is not it, for it takes the first layer that will do.
+
+Neither knows the next token. Choosing by its likelihood would save more and mean nothing: at some layer almost every
+token is likelier than at the end, by luck.
+
+τ and λ are set on the text that is judged: a ceiling, not a promise. Both sides of the comparison are counted alike:
+``depth`` is blocks; FLOPs hold blocks, attention, lens and head where a token leaves, and one K/V fill for every layer
+above it under free depth, as copying costs, though states are exact here (``filled_columns``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.record import Floats, Ints
+from emad_ref.replay import Replay, TraceReplayer, decode_flops, replay, replay_all, sequence_sums
+from emad_ref.sweep.losses import PointColumns, columns_of, perplexity_rises
+
+RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are told
+JUDGED_RISE = 0.01  # of them the one at which a model has slack or has none
+WORTHLESS_SAVING = 0.05  # of what full depth spends: under a ceiling no higher no rule is worth its probes
+ORACLE_SETTINGS = 128  # settings of a dial, full depth not counted
+FINEST_THRESHOLD = 1e-4  # √nats, and nats per block: below it no perplexity moves by a thousandth of a percent
+ORACLE_ESTIMATOR = Estimator("linear")  # no weights: what it says is the truth, and no reader has it
+FREE_DEPTH: ScheduleName = "free_eager"
+
+OracleName = Literal["threshold", "price"]
+
+
+@dataclass(frozen=True, eq=False)
+class SavingsCurve:
+    """One family on one text. ``names``, ``settings`` [points]; the first is full depth, under which nothing leaves.
+
+    ``columns`` [sequences, points]; ``tokens`` float64 [sequences].
+    """
+
+    name: str
+    names: tuple[str, ...]
+    settings: Floats
+    columns: PointColumns
+    tokens: Floats
+
+    @property
+    def rises(self) -> Floats:
+        """[points] relative rise of perplexity over full depth."""
+        return perplexity_rises(self.columns, self.tokens)
+
+
+def oracle_curve(
+    trace: Trace,
+    geometry: Geometry,
+    oracle: OracleName = "threshold",
+    *,
+    monotone: bool = False,
+    probes: Sequence[int] | None = None,
+    count: int = ORACLE_SETTINGS,
+) -> SavingsCurve:
+    """What the oracle does on ``trace``, which records divergences, at ``count`` settings and at full depth.
+
+    ``probes``: layers after which tokens may leave; None: every one below the last.
+
+    Raises:
+        BadArgument: a trace without divergences; probes that are not ascending layers below the last.
+    """
+    allowed = tuple(range(1, trace.layers)) if probes is None else tuple(probes)
+    at = [probe - 1 for probe in allowed]
+    known = np.sqrt(trace.divergence()[:, at].astype(np.float64))
+    name = f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"
+    if oracle == "threshold":
+        settings = spread_thresholds(known, count)
+        points = [oracle_point(trace, float(setting), allowed, monotone) for setting in settings]
+        return savings_curve(name, with_oracle_signal(trace), geometry, points, settings)
+    settings = np.geomspace(FINEST_THRESHOLD, max(float(known.max()) ** 2, 2 * FINEST_THRESHOLD), count)
+    chosen = _by_price(trace, allowed, monotone)
+    full = replace(full_depth(trace.layers), lens=trace.lens)  # charged for nothing but the way up and what is emitted
+    point = full if monotone else replace(full, schedule=FREE_DEPTH)
+    replays = (_replay_at(trace, chosen(float(price)), point) for price in settings)
+    names = tuple(f"λ={price:.3g}" for price in settings)
+    return _curve_of_replays(name, trace, geometry, replays, names, settings)
+
+
+def with_oracle_signal(trace: Trace) -> Trace:
+    """The same trace with an estimate of the signal ``divergence`` that is true, costs nothing and is named ``KNOWN``.
+
+    Raises:
+        BadArgument: a trace without divergences.
+    """
+    true = np.sqrt(trace.divergence())
+    return replace(
+        trace,
+        estimates={**trace.estimates, ORACLE_ESTIMATOR: true},
+        macs_per_row={**trace.macs_per_row, ORACLE_ESTIMATOR: 0},
+    )
+
+
+def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone: bool = False) -> OperatingPoint:
+    """The point that leaves at the first probe with √KL ≤ ``threshold``: for replays of ``knowing(trace)`` alone."""
+    return OperatingPoint(
+        f"√KL ≤ {threshold:.3g}",
+        "oracle",
+        trace.layers,
+        trace.layers,
+        tuple(probes),
+        ((threshold,) * len(probes),),
+        "monotone" if monotone else FREE_DEPTH,
+        ORACLE_ESTIMATOR,
+        "divergence",
+        lens=trace.lens,
+    )
+
+
+def spread_thresholds(values: NDArray[np.floating], count: int) -> Floats:
+    """``count`` ascending thresholds: at even shares of ``values``, and where those are coarse, in equal ratios.
+
+    Under a monotone schedule a single sure token decides for all after it, and what saves little lies below the least
+    share.
+    """
+    coarse = np.quantile(values, np.linspace(0, 1, count - count // 3))
+    fine = np.geomspace(FINEST_THRESHOLD, max(float(values.max()), 2 * FINEST_THRESHOLD), count // 3)
+    return np.unique(np.concatenate([coarse, fine]))
+
+
+def savings_curve(
+    name: str, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint], settings: Sequence[float] | Floats
+) -> SavingsCurve:
+    """A family's points on one trace, full depth before them.
+
+    Raises:
+        BadArgument: as ``replay``.
+    """
+    names = tuple(point.name for point in points)
+    return _curve_of_replays(name, trace, geometry, replay_all(trace, points), names, settings)
+
+
+def _curve_of_replays(
+    name: str,
+    trace: Trace,
+    geometry: Geometry,
+    replays: Iterable[Replay],
+    names: Sequence[str],
+    settings: Sequence[float] | Floats,
+) -> SavingsCurve:
+    full = replay(trace, full_depth(trace.layers))
+    return SavingsCurve(
+        name,
+        ("full depth", *names),
+        np.array([np.nan, *settings]),
+        filled_columns(trace, geometry, chain([full], replays)),
+        trace.lengths.astype(np.float64),
+    )
+
+
+def filled_columns(trace: Trace, geometry: Geometry, replays: Iterable[Replay]) -> PointColumns:
+    """``losses.columns`` of these replays, of which free ones cost what they would with copied K and V.
+
+    Losses are those of exact K and V: a bound on what copied or translated ones lose.
+    """
+    return columns_of(trace, replays, lambda replayed: filled_flops(trace, replayed, geometry))
+
+
+def filled_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
+    """[sequences] FLOPs of decode steps, where free depth pays one K/V fill for every layer above an exit.
+
+    Raises:
+        BadArgument: a schedule that is neither free nor monotone: what it owes is another matter.
+    """
+    point = replayed.point
+    if point.schedule == "monotone":
+        return decode_flops(trace, replayed, geometry)
+    if not point.schedule.startswith("free"):
+        raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
+    walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth, and no more
+    fills = sequence_sums(trace, point.ceiling - replayed.depth)
+    return decode_flops(trace, walked, geometry) + fills * geometry.kv_fill_flops()
+
+
+# ---------------------------------------------------------------- at a price
+
+
+def _replay_at(trace: Trace, depth: Ints, point: OperatingPoint) -> Replay:
+    place = np.arange(len(trace)), depth - 1
+    return Replay(point, depth, trace.nll_nats[place].astype(np.float64), trace.top1[place])
+
+
+def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable[[float], Ints]:
+    """λ → depths int64 [tokens] that make Σ d + λ·depth least; of equals the shallowest."""
+    depths = np.array([*probes, trace.layers])
+    divergence = trace.divergence()[:, depths - 1].astype(np.float64)
+
+    def free(price: float) -> Ints:
+        chosen: Ints = depths[np.argmin(divergence + price * depths, axis=1)]
+        return chosen
+
+    if not monotone:
+        return free
+    ladder = TraceReplayer(trace)
+    grid = np.zeros((*ladder.shape, len(depths)))  # [longest, sequences, depths]; ended sequences cost nothing
+    grid.reshape(-1, len(depths))[ladder.place] = divergence
+    running = np.zeros(ladder.shape, dtype=np.bool_)
+    running.reshape(-1)[ladder.place] = True
+
+    def falling(price: float) -> Ints:
+        chosen: Ints = depths[_cheapest_fall(grid + running[..., None] * price * depths).reshape(-1)[ladder.place]]
+        return chosen
+
+    return falling
+
+
+def _cheapest_fall(cost: Floats) -> NDArray[np.intp]:
+    """[longest, sequences] choices that never rise and cost least in all; ``cost`` [longest, sequences, choices].
+
+    least[t, c] = min over choices d ≤ c of cost[t, d] + least[t + 1, d], from the end on; then forward along them.
+    """
+    longest, sequences, choices = cost.shape
+    onward = np.zeros((sequences, choices))
+    best = np.zeros(cost.shape, dtype=np.intp)  # the choice at t under the cap c
+    for t in reversed(range(longest)):
+        total = cost[t] + onward
+        onward = np.minimum.accumulate(total, axis=1)
+        first = np.where(total == onward, np.arange(choices), 0)  # a new least, or as small as the least before it
+        lower = np.concatenate([np.ones((sequences, 1), bool), total[:, 1:] < onward[:, :-1]], axis=1)
+        best[t] = np.maximum.accumulate(np.where(lower, first, 0), axis=1)
+    chosen = np.zeros((longest, sequences), dtype=np.intp)
+    cap, row = np.full(sequences, choices - 1), np.arange(sequences)
+    for t in range(longest):
+        cap = chosen[t] = best[t, row, cap]
+    return chosen

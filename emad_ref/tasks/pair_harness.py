@@ -1,0 +1,198 @@
+"""Published tasks answered by two models: the lm-eval model over a ``Way`` (switching, speculation, either alone).
+
+lm-eval's requests, tokens, truncation and stop strings are ``EmadLM``'s; who writes the tokens is the way's business:
+
+``generate_until``   the way writes the text
+``loglikelihood``    the way reads every option token by token, the model in charge deciding each (multiple choice)
+
+Published tasks have one split for judging and a rule must not be judged on what chose it. So documents are dealt into
+two halves by a checksum of the question (``half_of``): the same question, however often it stands in a file, lies on
+one side, whatever its place, its neighbours or the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.models.utils import postprocess_generated_text
+
+from emad_ref.decoding.prefix_tree import TextRequest
+from emad_ref.errors import BadArgument
+from emad_ref.models.loading import LoadedModel
+from emad_ref.protocol import Unsupported
+from emad_ref.record import Bools
+from emad_ref.tasks.evaluation import evaluate_tasks, lm_eval_quiet, task_manager
+from emad_ref.tasks.harness import Answer, EmadLM, stop_finder
+from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
+from emad_ref.text.documents import Split
+
+HALVES: tuple[Split, Split] = ("validate", "evaluate")
+ALL_REQUESTS = 1_000_000  # requests that the way is given at once: it has batches of its own
+
+
+def half_of(question: str) -> Split:
+    """The half that a question lies in: by the parity of its sha256.
+
+    >>> half_of("Who put the tea in the red box?")
+    'validate'
+    """
+    return HALVES[hashlib.sha256(question.encode()).digest()[0] % 2]
+
+
+@dataclass(frozen=True)
+class TaskDocument:
+    """One document of a task: the ``member`` of the task's group it belongs to, its ``index`` there, its question."""
+
+    member: str
+    index: int
+    question: str
+
+
+def task_documents(
+    members: Sequence[str], split: Split, count: int, *, data: Path | None, limit: int | None
+) -> list[TaskDocument]:
+    """At most ``count`` documents of one half, in the order of their questions' checksums: members well mixed.
+
+    ``limit``: of each member, only its first so many are looked at.
+
+    Raises:
+        BadArgument: a split other than the two halves, and what the data's reader refuses.
+    """
+    if split not in HALVES:
+        raise BadArgument("split", split, f"one of {', '.join(HALVES)}", "published tasks are dealt into two halves")
+    with lm_eval_quiet():
+        tasks = task_manager(data).load(list(members))["tasks"]
+    found = [
+        TaskDocument(member, index, str(task.doc_to_text(document)))
+        for member, task in tasks.items()
+        for index, document in enumerate(islice(task.eval_docs, limit))
+    ]
+    dealt = [document for document in found if half_of(document.question) == split]
+    return sorted(dealt, key=lambda document: hashlib.sha256(document.question.encode()).digest())[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class PairTaskOutcome:
+    """Documents in the order asked for: bool [documents] ``right``, and what was written for each: a text, or every
+    option; ``wanted``: the texts as they were asked for, one per document; none of multiple choice."""
+
+    right: Bools
+    written: list[list[WrittenAnswer]]
+    wanted: list[TextRequest]
+
+
+def answer_documents(
+    way: AnswerStrategy,
+    documents: Sequence[TaskDocument],
+    models: tuple[LoadedModel, LoadedModel],
+    *,
+    data: Path | None,
+    run_code: bool,
+) -> PairTaskOutcome:
+    """``documents`` answered by ``way``, scored by lm-eval. ``models``: small and large; the tokenizer is theirs.
+
+    Raises:
+        Unsupported: options are to be ranked, and the way ranks none.
+        BadArgument: as ``evaluate_tasks``.
+    """
+    members = list(dict.fromkeys(document.member for document in documents))
+    chosen = {name: sorted(d.index for d in documents if d.member == name) for name in members}
+    lm = PairLM(way, models)
+    results = evaluate_tasks(lm, members, data=data, run_code=run_code, documents=chosen)
+    # lm-eval counts the documents that it was given, in the order of the file
+    order = [(document.member, chosen[document.member].index(document.index)) for document in documents]
+    right = np.array([results[member].scores[place] == 1 for member, place in order], dtype=bool)
+    wanted = [lm.asked[key] for key in order if key in lm.asked]
+    return PairTaskOutcome(right, [lm.written[key] for key in order], wanted)
+
+
+Key = tuple[str, int]  # member of a group, place of a document among those asked for
+
+
+@dataclass(eq=False)
+class _AnswerLedger:
+    """What was asked and written, request by request, until lm-eval's requests say which document each belongs to."""
+
+    texts: dict[tuple[Any, ...], tuple[TextRequest, WrittenAnswer]] = field(default_factory=dict)
+    options: list[WrittenAnswer] = field(default_factory=list)
+
+
+class PairLM(EmadLM):
+    """A ``way`` of two models, small and large, as lm-eval asks for it.
+
+    ``written``  what was written for each document, ``asked`` the text wanted, by (task, place of the document).
+
+    Raises:
+        BadArgument: as ``EmadLM``.
+    """
+
+    def __init__(self, way: AnswerStrategy, models: tuple[LoadedModel, LoadedModel]):
+        longest = min(model.stepper.max_positions for model in models)
+        super().__init__(models[1], batch_size=ALL_REQUESTS, max_length=longest)
+        self._way, self._ledger = way, _AnswerLedger()
+        self.written: dict[Key, list[WrittenAnswer]] = {}
+        self.asked: dict[Key, TextRequest] = {}
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """[requests] texts, cut before their first stop string. Raises as ``EmadLM``."""
+        texts = super().generate_until(requests, disable_tqdm=True)
+        for request in requests:
+            wanted, written = self._ledger.texts[self._generation(*request.args[:2])[0]]
+            self.asked[_document_key(request)] = wanted
+            self.written.setdefault(_document_key(request), []).append(written)
+        return texts
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """[requests] log p of an option and whether greedy decoding gives it; each token by the model in charge."""
+        answers = super().loglikelihood(requests, disable_tqdm=True)
+        for request, written in zip(requests, self._ledger.options, strict=True):
+            self.written.setdefault(_document_key(request), []).append(written)
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Refused: EAD decides who writes an answer; a text that is only read has none.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("perplexity of a given text: nobody writes it, so there is nothing to switch or to speculate")
+
+    def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
+        def text(tokens: Sequence[int]) -> str:
+            return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+        def written_text(tokens: list[int]) -> str:  # not every end of a text is a special token
+            return text(tokens[:-1] if tokens and tokens[-1] in stop else tokens)
+
+        ended, stop = stop_finder(text, stops), self.loaded.ends
+        wanted = [TextRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
+        written = self._way.write(wanted)
+        for context, one, done in zip(contexts, wanted, written, strict=True):
+            self._ledger.texts[tuple(context), tuple(stops), max_new] = one, done
+        return [postprocess_generated_text(written_text(done.tokens.tolist()), list(stops), None) for done in written]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **ignored: Any
+    ) -> list[Answer]:
+        if self._way.read is None:
+            raise Unsupported("options are read, not written: this way to decode ranks none")
+        wanted = [self._fitted(context, continuation) for _, context, continuation in requests]
+        self._shortened = [
+            len(tokens) < len(context) + len(continuation)
+            for (tokens, _), (_, context, continuation) in zip(wanted, requests, strict=True)
+        ]
+        split = [(np.array(tokens[: at + 1]), np.array(tokens[at + 1 :])) for tokens, at in wanted]
+        read = self._way.read(split)
+        self._ledger.options = [one.written for one in read]
+        return [(one.log_p, one.greedy) for one in read]
+
+
+def _document_key(request: Instance) -> Key:
+    return str(request.task_name), int(request.doc_id)

@@ -1,0 +1,254 @@
+"""Both ends of a judged call: one interpreter runs the program, another one its check, and plain values go between.
+
+Neither interpreter sees an installed package, so each runs the source of this module: the standard library is all that
+it may import. The program's end is in the program's hands. Whatever that sends, the check's end makes a plain value or
+an exception of it, or ends with code ``GONE``: what a program changes in its own process changes nothing here.
+
+    check → program    [arguments, keyword arguments]       one line of JSON each, values by ``encoded``
+    program → check    ["value", value] or ["raised", name of a built-in exception, its arguments]
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NoReturn
+
+# exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check asks no more
+PASSED, OUT_OF_MEMORY, GONE, UNFIT, OVER = range(93, 98)
+LINE_BYTES = 16 << 20  # of one call or answer
+ITEMS = 1 << 20  # of an iterator: one that never ends is cut there
+EXACT = 2**53  # longer whole numbers are sent in hexadecimal: Python limits the length of decimal ones
+
+
+class OpaqueValue:
+    """Stands for an object of the program that is no plain value: equal to itself alone, with that object's truth.
+
+    ``items``: what the object gives when it is iterated over, once; None if it cannot be.
+    """
+
+    def __init__(self, name: str, truth: bool, items: list[Any] | None):
+        self.name, self.truth = name, truth
+        self._items = None if items is None else iter(items)
+
+    def __bool__(self) -> bool:
+        return self.truth
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._items is None:
+            raise TypeError(f"{self.name!r} object is not iterable")
+        return self._items
+
+
+# ---------------------------------------------------------------- values
+
+
+def encode_value(value: Any) -> Any:
+    """``value`` as JSON, of which ``decoded`` makes an equal value of the same type.
+
+    A value of a subclass becomes one of the class in ``KINDS``; anything that is of none becomes a ``Foreign``. A
+    ``Foreign`` itself has no way back to the program: what is written of it cannot be decoded.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, OpaqueValue):
+        return {"returned": value.name}
+    for kind, to_json, _ in KINDS:
+        if isinstance(value, kind):
+            return to_json(value)
+    for name, module in NUMBERS.items():
+        if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
+            return {name: str(value)}
+    items = [encode_value(item) for item, _ in zip(value, range(ITEMS))] if hasattr(type(value), "__iter__") else None  # noqa: B905
+    return {"foreign": [type(value).__name__, bool(value), items]}
+
+
+def decode_value(plain: Any) -> Any:
+    """The value that ``encoded`` wrote; for anything else an exception of any kind."""
+    if plain is None or isinstance(plain, bool | int | float | str):
+        return plain
+    ((name, content),) = plain.items()
+    return READERS[name](content)
+
+
+def _number(name: str) -> Callable[[str], Any]:
+    return lambda text: getattr(__import__(NUMBERS[name]), name)(text)
+
+
+def _text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON would make one character of two surrogates
+        return {"str": value.encode("utf-32", "surrogatepass").hex()}
+    return str(value)
+
+
+def _many(name: str, make: Callable[[list[Any]], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    return lambda value: {name: [*map(encode_value, value)]}, lambda items: make([*map(decode_value, items)])
+
+
+KINDS: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    (str, _text, lambda digits: bytes.fromhex(digits).decode("utf-32", "surrogatepass")),
+    (int, lambda value: int(value) if abs(value) < EXACT else {"int": hex(value)}, lambda digits: int(digits, 16)),
+    (float, float, float),
+    (complex, lambda value: {"complex": [value.real, value.imag]}, lambda parts: complex(*parts)),
+    (bytes, lambda value: {"bytes": value.hex()}, bytes.fromhex),
+    (bytearray, lambda value: {"bytearray": value.hex()}, bytearray.fromhex),
+    (list, *_many("list", list)),
+    (tuple, *_many("tuple", tuple)),
+    (set, *_many("set", set)),
+    (frozenset, *_many("frozenset", frozenset)),
+    (
+        dict,
+        lambda value: {"dict": [[encode_value(key), encode_value(item)] for key, item in value.items()]},
+        lambda pairs: {decode_value(key): decode_value(item) for key, item in pairs},
+    ),
+    (range, lambda value: {"range": [value.start, value.stop, value.step]}, lambda parts: range(*parts)),
+]
+NUMBERS = {"Fraction": "fractions", "Decimal": "decimal"}  # imported where one is met
+READERS: dict[str, Callable[[Any], Any]] = {kind.__name__: reader for kind, _, reader in KINDS}
+READERS |= {name: _number(name) for name in NUMBERS}
+READERS["foreign"] = lambda parts: OpaqueValue(
+    str(parts[0]), bool(parts[1]), None if parts[2] is None else [*map(decode_value, parts[2])]
+)
+
+
+# ---------------------------------------------------------------- in the confined interpreters
+
+
+def begin(role: str, limits: str, *words: str) -> None:
+    """What an interpreter does: ``role`` is one of ``ROLES``. The limits bind what follows alone."""
+    import resource  # absent on Windows, where this module can still be imported
+
+    sys.excepthook = _handle_uncaught
+    for limit in limits.split():
+        name, value = limit.split("=")
+        over = 1 if name == "RLIMIT_CPU" else 0  # at the first limit a signal that says why, at the second the end
+        resource.setrlimit(getattr(resource, name), (int(value), int(value) + over))
+    ROLES[role](*words)
+
+
+def _handle_uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """What becomes of an exception that nothing caught."""
+    if issubclass(kind, MemoryError):
+        os._exit(OUT_OF_MEMORY)
+    sys.__excepthook__(kind, error, trace)
+
+
+def _run() -> None:
+    _execute(sys.stdin.buffer.read(), "<program>", _new_main_module())
+
+
+def _answer(name: str, calls: str, answers: str) -> None:
+    """Run the program on standard input, then call its function ``name`` as the check asks, until it asks no more."""
+    names = _new_main_module()
+    _execute(sys.stdin.buffer.read(), "<program>", names)
+    if name not in names:
+        _exit(1, f"the program defines no {name}")
+    with os.fdopen(int(calls), "rb") as asked, os.fdopen(int(answers), "wb") as answered:
+        _send(answered, ["value", None])  # it is there
+        for line in asked:
+            positional, named = (decode_value(plain) for plain in json.loads(line))
+            try:
+                reply = ["value", encode_value(names[name](*positional, **named))]
+            except Exception as error:
+                kinds = (kind.__name__ for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind)
+                reply = ["raised", next(kinds), encode_value([*error.args])]
+            _send(answered, reply)
+    raise SystemExit(OVER)
+
+
+def _check(name: str, calls: str, answers: str) -> NoReturn:
+    """Run the check on standard input, in which ``name`` calls the program; exit with ``PASSED`` behind its last line.
+
+    The input: two texts in JSON, what the check may use (``name`` in it is replaced), and the check.
+    """
+    definitions, check = json.load(sys.stdin)
+    names = _new_main_module()
+    _execute(definitions, "<definitions>", names)
+    with os.fdopen(int(calls), "wb") as asked, os.fdopen(int(answers), "rb") as answered:
+        _receive(answered)
+        names[name] = _remote_function(name, asked, answered)
+        _execute(check, "<check>", names)
+        sys.stdout.flush()
+        os._exit(PASSED)
+
+
+ROLES: dict[str, Callable[..., None]] = {"program": _run, "answers": _answer, "check": _check}
+
+
+def _remote_function(name: str, asked: IO[bytes], answered: IO[bytes]) -> Callable[..., Any]:
+    def candidate(*positional: Any, **named: Any) -> Any:
+        call = [encode_value([*positional]), encode_value(named)]
+        written = json.dumps(call)
+        if '{"returned": ' in written:  # within a text its quotes would be escaped
+            _exit(1, f"{name} is called with what it gave before, which is no plain value")
+        if '{"foreign": ' in written:
+            _exit(UNFIT, f"{name} is called with something that is no plain value")
+        try:
+            _send(asked, call)
+        except OSError as error:
+            _exit(GONE, f"the program reads no calls: {error}")
+        value, raised = _receive(answered)
+        if isinstance(raised, StopIteration):  # `all(map(f, inputs))` would take it for the end of the inputs
+            raise RuntimeError(f"{name} raised StopIteration") from raised
+        if raised is not None:
+            raise raised
+        return value
+
+    candidate.__name__ = name
+    return candidate
+
+
+def _send(stream: IO[bytes], what: Any) -> None:
+    stream.write(json.dumps(what).encode() + b"\n")
+    stream.flush()
+
+
+def _receive(answered: IO[bytes]) -> tuple[Any, Exception | None]:
+    """The value that the program returns, or the exception that it raises.
+
+    No answer ends the process: a check that expects an exception must not see one.
+    """
+    line = answered.readline(LINE_BYTES)
+    if not line:
+        _exit(GONE, "the program has ended")
+    try:
+        kind, *content = json.loads(line)
+        if kind == "value":
+            return decode_value(*content), None
+        family, arguments = vars(builtins)[content[0]], decode_value(content[1])
+        if not issubclass(family, Exception):
+            raise TypeError(content[0])
+        return None, _make_exception(family, arguments)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except Exception as error:
+        _exit(GONE, f"the program answers with no value ({type(error).__name__}: {error}): {line[:80]!r}")
+
+
+def _make_exception(family: type[Exception], arguments: list[Any]) -> Exception:
+    try:
+        return family(*arguments)
+    except TypeError:  # it wants others, as UnicodeError's kinds do
+        return family.__new__(family, *arguments)
+
+
+def _exit(code: int, reason: str) -> NoReturn:
+    sys.stderr.write(f"{reason}\n")
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _new_main_module() -> dict[str, Any]:
+    """The names of a new main module."""
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    return vars(module)
+
+
+def _execute(source: bytes | str, name: str, names: dict[str, Any]) -> None:
+    exec(compile(source, name, "exec", dont_inherit=True), names)

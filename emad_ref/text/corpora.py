@@ -1,0 +1,425 @@
+"""Documents by corpus name: read from the world, files or the hub, without near-duplicates, tokenised as far as
+needed.
+
+``world:premise``, ``world:mixed``   generated (``text.world``)
+``wikitext``                         ``wikitext-2/`` of a data folder, else the hub's WikiText-2 (raw)
+``pile``                             ``pile/`` of a data folder, else the hub's Pile validation documents
+PATH                                 a .txt file (articles if it has WikiText headings, else paragraphs), a .jsonl file
+                                     (field ``text``), or a folder with valid.txt and test.txt
+
+Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest. What
+is
+shared is dealt in runs of consecutive documents, because neighbours may be about one thing. Where documents are
+paragraphs, the one at each border belongs to no split.
+
+Near-duplicates are documents whose sets of five consecutive word pieces have a Jaccard index of at least 0.4,
+estimated
+from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is kept: what
+is counted as independent must not be the same text again.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.extending import added_parts, load_part
+from emad_ref.files import file_kind, parse_json, read_lines
+from emad_ref.record import Ints
+from emad_ref.text import world
+from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
+
+HUB_TIMEOUT_S = 5.0  # seconds
+
+
+def is_hub_reachable() -> bool:
+    """False in offline mode (``HF_HUB_OFFLINE``) and where the hub does not answer, which is tried once per process."""
+    from huggingface_hub import constants  # not at import: this package is torch-free and quick
+
+    return not constants.HF_HUB_OFFLINE and _hub_answers(constants.ENDPOINT)
+
+
+@functools.cache
+def _hub_answers(endpoint: str) -> bool:
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(endpoint, timeout=HUB_TIMEOUT_S)
+    except Exception:  # whichever library the client uses for HTTP, whatever its error: there was no answer
+        return False
+    return True
+
+
+@contextmanager
+def hub_offline() -> Iterator[None]:
+    """Inside the block, ``huggingface_hub`` and ``datasets`` behave as under ``HF_HUB_OFFLINE=1``.
+
+    They read that variable once, when imported, so the flags they keep are set, and put back.
+    """
+    import datasets.config
+    from huggingface_hub import constants
+
+    with ExitStack() as stack:
+        for module in (constants, datasets.config):
+            stack.enter_context(patch.object(module, "HF_HUB_OFFLINE", True))
+        yield
+
+
+DUPLICATE_SIMILARITY = 0.4  # share of the shingles of two documents from which they count as one
+SHINGLE = 5  # pieces
+MAX_PIECES = 4_000  # pieces of a document that are looked at: more than the windows of it that are judged
+SKETCH_SIZE = 256  # smallest hashes of a document: the index is known to 0.03 near the threshold
+# of them, by which likely duplicates are found: two texts that are alike share fewer than two once in 300 times
+LOOKUP_HASHES = 16
+# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON of them have says
+# little: it is looked up only for a document with fewer than RARE others. No hash leads to more than MOST documents,
+# and no document is compared with more than COMPARED, those that share most with it: time grows with their number.
+COMMON_HOLDERS, MIN_RARE_HASHES, MAX_HOLDERS, MAX_COMPARISONS = 64, 6, 1_024, 8
+MAX_DUPLICATES_IN_A_ROW = 10_000  # near-duplicates in a row, after which a source says nothing new any more
+
+_PIECE = re.compile(r"\w{1,6}")  # long runs are cut: not every script puts spaces between words
+_FACTORS = np.array([0x9E3779B97F4A7C15 * (2 * k + 1) % 2**64 for k in range(SHINGLE)], dtype=np.uint64)
+
+
+def bottom_k_sketch(text: str) -> NDArray[np.uint64]:
+    """[at most ``KEPT``] the smallest hashes of the text's shingles, ascending; of few pieces one hash of them all."""
+    pieces = islice(_PIECE.finditer(text), MAX_PIECES)
+    codes = np.array([zlib.crc32(piece.group().lower().encode()) for piece in pieces], dtype=np.uint64)
+    if len(codes) < SHINGLE:  # too short for a shingle, or no word at all: only the same again is alike
+        words = text.strip().lower() if not len(codes) else " ".join(map(str, codes.tolist()))
+        return np.array([zlib.crc32(words.encode())], dtype=np.uint64)
+    mixed = np.lib.stride_tricks.sliding_window_view(codes, SHINGLE) * _FACTORS
+    hashes = np.bitwise_xor.reduce(mixed ^ (mixed >> np.uint64(29)), axis=1) * _FACTORS[1]
+    return np.unique(hashes ^ (hashes >> np.uint64(32)))[:SKETCH_SIZE]
+
+
+def jaccard_index(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> float:
+    """Estimated Jaccard index of two sketches, 0–1."""
+    union = np.union1d(a, b)[: max(len(a), len(b))]
+    return float(np.isin(np.intersect1d(a, b, assume_unique=True), union, assume_unique=True).sum() / len(union))
+
+
+class DocumentIndex:
+    """Documents read so far, each under the number of the first that it is a near-duplicate of."""
+
+    def __init__(self) -> None:
+        self._sketches: list[NDArray[np.uint64]] = []
+        self._holders: dict[int, list[int]] = {}
+
+    def place(self, text: str) -> tuple[int, bool]:
+        """(number of the first document like this one among those that differ, whether this is that first)."""
+        mine = bottom_k_sketch(text)
+        lookup, holders = mine[:LOOKUP_HASHES].tolist(), self._holders
+        rare = [code for code in lookup if len(holders.get(code, ())) < COMMON_HOLDERS]
+        lookup = rare if len(rare) >= MIN_RARE_HASHES else lookup
+        shared = Counter(number for code in lookup for number in holders.get(code, ()))
+        enough = 2 if len(mine) >= LOOKUP_HASHES else 1
+        likely = [number for number, codes in shared.most_common(MAX_COMPARISONS) if codes >= enough]
+        for number in sorted(likely):
+            if jaccard_index(mine, self._sketches[number]) >= DUPLICATE_SIMILARITY:
+                return number, False
+        number = len(self._sketches)
+        self._sketches.append(mine)
+        for code in lookup:
+            known = holders.setdefault(code, [])
+            if len(known) < MAX_HOLDERS:
+                known.append(number)
+        return number, True
+
+
+class DistinctDocuments(Iterator[str]):
+    """The first of all documents that are alike, in order; ``left_out`` counts the others that were read so far.
+
+    A source that gives nothing new ``ENDLESS`` times in a row ends.
+    """
+
+    def __init__(self, documents: Iterable[str]) -> None:
+        self._documents, self._seen, self.left_out = iter(documents), DocumentIndex(), 0
+
+    def __next__(self) -> str:
+        for text in islice(self._documents, MAX_DUPLICATES_IN_A_ROW):
+            if self._seen.place(text)[1]:
+                return text
+            self.left_out += 1
+        raise StopIteration
+
+
+def duplicate_clusters(texts: Iterable[str]) -> Ints:
+    """int64 [texts] the same number for texts that are alike.
+
+    >>> duplicate_clusters(["one two three", "one, two  THREE!", "four"]).tolist()
+    [0, 0, 1]
+    """
+    seen = DocumentIndex()
+    return np.array([seen.place(text)[0] for text in texts], dtype=np.int64)
+
+
+HUB_SETS = {  # repository, configuration
+    "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
+    "pile": ("NeelNanda/pile-10k", None),
+}
+FOLDERS = {"wikitext": "wikitext-2", "pile": "pile"}
+Quarters = tuple[int, int]  # of a source's documents, in order: first, and first that belongs to others
+WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
+WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # what a test part leaves to share
+BLOCK = 25  # consecutive documents of a stream, whose end nobody knows, that stay in one split
+
+
+log = logging.getLogger(__name__)
+
+
+class CorpusUnavailable(EmadError):
+    """A corpus that is neither in the data folder nor to be had from the hub."""
+
+
+def corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
+    """Documents of a corpus and split (the world's are endless).
+
+    Those of files, data sets and extensions come as ``duplicates.Distinct``: of near-duplicates the first alone, for
+    they are what is counted as independent. The world's are drawn independently, and left as they are.
+
+    Raises:
+        BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
+        CorpusUnavailable: a known corpus that cannot be reached.
+    """
+    if corpus in world.CORPORA:
+        return world.documents(corpus, split, seed)
+    return DistinctDocuments(_raw_documents(corpus, split, seed, data))
+
+
+def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> Documents:
+    if split not in SPLITS:
+        raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
+    if split == "train":
+        raise BadArgument("split", split, "calibrate, validate or evaluate", "only the world has text to train on")
+    if corpus in FOLDERS:
+        folder = data / FOLDERS[corpus] if data else None
+        if folder is not None and folder.is_dir():
+            return folder_documents(folder, split)
+        if corpus == "wikitext":
+            if split == "evaluate":
+                return hub_documents(corpus, "test")
+            shared = list(hub_documents(corpus, "validation"))
+            return iter(shared[slice(*split_bounds(len(shared), WITHOUT_TEST[split]))])
+        return split_blocks(hub_documents(corpus, "train"), split)
+    if corpus in added_parts("corpora"):
+        mine: Documents = load_part("corpora", corpus)(split, seed, data)
+        return (clean_text(text, f"{corpus}, {split}, document {number}") for number, text in enumerate(mine, start=1))
+    path = Path(corpus)
+    if path.is_dir():
+        return folder_documents(path, split)
+    if path.is_file():
+        return file_part(path, WHOLE[split])
+    if path.exists():
+        kind = file_kind(path.stat().st_mode)
+        raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
+    known = ", ".join([*world.CORPORA, *FOLDERS, "self", *added_parts("corpora")])
+    raise BadArgument("corpus", corpus, f"one of {known}, or a path that exists", "check the spelling of the path")
+
+
+def split_blocks(documents: Iterable[str], split: Split) -> Iterator[str]:
+    """The documents of a stream of whole texts that belong to ``split``: every fourth block, or two of four."""
+    first, end = WHOLE[split]
+    return (text for number, text in enumerate(documents) if first <= number // BLOCK % 4 < end)
+
+
+def split_bounds(total: int, quarters: Quarters) -> tuple[int, int]:
+    """Numbers of the first document in ``quarters`` of ``total``, and of the first behind them.
+
+    >>> [split_bounds(10, quarters) for quarters in WHOLE.values()]
+    [(0, 3), (3, 5), (5, 10)]
+    """
+    first, end = (math.ceil(total * quarter / 4) for quarter in quarters)
+    return first, end
+
+
+def file_part(path: Path, quarters: Quarters) -> Iterator[str]:
+    """The documents in ``quarters`` of a file, which is read once more to count them: it may not fit into memory."""
+    first, end = split_bounds(sum(1 for _ in file_documents(path)), quarters)
+    neighbours = first > 0 and path.suffix == ".txt" and not has_articles(path)
+    return islice(file_documents(path), first + neighbours, end)
+
+
+def folder_documents(folder: Path, split: Split) -> Iterator[str]:
+    """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused."""
+    stem = "test" if split == "evaluate" else "valid"
+    found = sorted(path for path in _entries(folder) if path.stem == stem and path.suffix in READERS)
+    if not found:
+        raise BadArgument(
+            "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
+        )
+    return file_documents(found[0]) if split == "evaluate" else file_part(found[0], WITHOUT_TEST[split])
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise BadArgument("corpus", str(folder), "a folder that can be read", str(error.strerror)) from error
+
+
+def file_documents(path: Path) -> Iterator[str]:
+    """Non-empty documents of a .txt or .jsonl file."""
+    if path.suffix not in READERS:
+        raise BadArgument("corpus", str(path), f"a file ending in {' or '.join(READERS)}", "convert it first")
+    return (text for text in READERS[path.suffix](path) if text.strip())
+
+
+def text_documents(path: Path) -> Iterator[str]:
+    """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
+    wikitext = has_articles(path)
+    document: list[str] = []
+    for line in clean_lines(path):
+        if is_heading(line) if wikitext else not line.strip():
+            yield "".join(document)
+            document = []
+        document.append(line)
+    yield "".join(document)
+
+
+def has_articles(path: Path) -> bool:
+    """Whether a text file tells where one article ends: by WikiText's headings."""
+    return any(is_heading(line) for line in clean_lines(path))
+
+
+def clean_lines(path: Path) -> Iterator[str]:
+    """Lines of a text file, each with its \\n, whichever ends they have there.
+
+    Raises:
+        BadArgument: what is no text, by its line.
+    """
+    for number, line in enumerate(read_lines(path, "corpus"), start=1):
+        text = clean_text(line, f"{path.name}, line {number}")
+        yield from io.StringIO(text)  # several, where a carriage return alone ended them
+
+
+def is_heading(line: str) -> bool:
+    """A top-level WikiText heading: `` = Title = ``, not `` = = Section = = ``."""
+    words = line.split()
+    return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
+
+
+def jsonl_documents(path: Path) -> Iterator[str]:
+    """The field ``text`` of every line; blank lines are passed over."""
+    for number, line in enumerate(read_lines(path, "corpus"), start=1):
+        if line.strip():
+            yield _text_field(line, f"{path.name}, line {number}")
+
+
+def _text_field(line: str, place: str) -> str:
+    try:
+        text = parse_json(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
+    return clean_text(text, place)
+
+
+READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
+
+
+def hub_documents(corpus: str, part: str) -> Iterator[str]:
+    """Stream the documents of a part (train, validation, test) of a hub data set.
+
+    Raises:
+        CorpusUnavailable: the hub, its cache and the package ``datasets`` do not give it.
+    """
+    name, configuration = HUB_SETS[corpus]
+    try:
+        from datasets import load_dataset  # an extra: only this source needs it
+
+        if is_hub_reachable():
+            rows = load_dataset(name, configuration, split=part, streaming=True)
+        else:
+            with hub_offline():  # what an earlier download left in the cache; that is no stream
+                rows = load_dataset(name, configuration, split=part, streaming=False)
+        first = next(iter(rows))
+    except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
+        raise CorpusUnavailable(
+            f"corpus={corpus!r}, but {name} is out of reach ({type(error).__name__}: {error}); "
+            f"install pytest-emad[tasks], or put its files under {FOLDERS[corpus]}/ in a data folder and name that, or "
+            "choose another corpus"
+        ) from error
+    if "text" not in first:
+        raise CorpusUnavailable(
+            f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'; choose another corpus"
+        )
+    lines = (clean_text(row["text"], name) for row in rows if not _holds_nul(row["text"], name))
+    return (text for text in (join_articles(lines) if corpus == "wikitext" else lines) if text.strip())
+
+
+def _holds_nul(text: str, name: str) -> bool:
+    """Whether a document of the hub is left out, by name, because it cannot be mended there."""
+    if "\0" not in text:
+        return False
+    log.warning("%s: a document holds NUL, which is no text, and is left out: %.60r", name, text)
+    return True
+
+
+def join_articles(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of the hub's WikiText, joined into articles."""
+    document: list[str] = []
+    for line in lines:
+        if is_heading(line) and document:
+            yield "".join(document)
+            document = []
+        document.append(line)
+    yield "".join(document)
+
+
+LONG_CHARACTERS = 100_000  # characters; shorter documents are tokenised whole
+MARGIN_TOKENS = 64  # tokens before a cut, which are not read
+SECOND_CUT_CHARACTERS = 1009  # characters, a prime: by which the second beginning is longer than the first
+
+
+def tokenize_document(tokenizer: Any, text: str) -> Ints | LongDocument:
+    """int64 [n] the tokens of ``text``, none of them special; of a long one, what gives any slice of them."""
+    return _encode(tokenizer, text) if len(text) <= LONG_CHARACTERS else LongDocument(tokenizer, text)
+
+
+class LongDocument:
+    """The tokens of a long text. ``document[start:stop]`` is what the array of all tokens would give."""
+
+    def __init__(self, tokenizer: Any, text: str):
+        self._tokenizer, self._text = tokenizer, text
+        self._known, self._read = np.zeros(0, dtype=np.int64), 0  # tokens, and characters tokenised for them
+
+    def __getitem__(self, part: slice) -> Ints:
+        """int64; steps of one, from the front."""
+        if part.stop is None:
+            self._read_on(len(self._text))
+        while part.stop is not None and len(self._known) < part.stop and self._read < len(self._text):
+            self._read_on(max(LONG_CHARACTERS, 2 * self._read))
+        return self._known[part]
+
+    def _read_on(self, characters: int) -> None:
+        """Tokenise the first so many ``characters``, or all where the rest is short or tokens depend on the cut."""
+        if characters + SECOND_CUT_CHARACTERS < len(self._text) // 2:
+            first, second = (
+                _encode(self._tokenizer, self._text[:end]) for end in (characters, characters + SECOND_CUT_CHARACTERS)
+            )
+            sure = min(len(first), len(second)) - MARGIN_TOKENS
+            if sure > 0 and np.array_equal(first[:sure], second[:sure]):
+                self._known, self._read = first[:sure], characters
+                return
+        self._known, self._read = _encode(self._tokenizer, self._text), len(self._text)
+
+
+def _encode(tokenizer: Any, text: str) -> Ints:
+    return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)

@@ -1,0 +1,466 @@
+"""Input → output pairs of a small world: what an encoder-decoder reads and what it must write.
+
+``qa``        a question and a passage of four events (SQuAD in small). Every person, thing and place asked for has
+              rivals of its kind in the passage, so the span must be chosen. Three kinds of question need more: two
+              sentences joined (box and place), a fact no passage tells (``HOMETOWN``), or a sum. Then no word of the
+              passage is the answer, and an early layer that only copies is wrong.
+``summary``   two exchanges between two people; the target is their outcomes (SamSum in small), some with a sum.
+``count``     two people whose things come and go; the target is a worked chain of sums for one of them.
+``corrupted`` span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
+
+Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and most of that
+in
+towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed); beyond that
+every text belongs to one split for good, by its checksum. This module knows nothing of tokens or models.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Literal
+
+from emad_ref.errors import BadArgument
+from emad_ref.text.documents import SPLITS, Split, split_of
+
+
+def _compounds(first: str, second: str) -> tuple[str, ...]:
+    """Every word of ``first`` joined to every one of ``second``."""
+    return tuple(a + b for a, b in product(first.split(), second.split()))
+
+
+NAMES = _compounds(
+    "Al Bel Cor Dan El Far Gal Hel Il Jor Kal Lor Mar Nor Ol Per Quin Ral Sel Tor Ul Val Wil Yor Zel",
+    "a an en ia in is o us",
+)
+THINGS = _compounds(
+    "oak pine tin brass clay glass silk wool stone steel horn ivory paper copper amber wax reed cane",
+    "boxes bowls combs cups dolls drums flutes forks keys lamps masks rings",
+)
+TOWNS = _compounds(
+    "Ash Birch Bridge Cold Crow East Elm Fern Fox Long Moor North",
+    "bury dale field ford gate ham hill ley mere mill ton wick",
+)
+PLACES = (
+    "attic", "barn", "cellar", "chapel", "dairy", "forge", "garden", "hall", "harbour", "inn", "kitchen", "library",
+    "market", "meadow", "office", "orchard", "pantry", "quarry", "school", "shed", "stable", "tower", "vault", "yard",
+)  # fmt: skip
+COLOURS = (
+    "amber", "black", "blue", "brown", "cream", "crimson", "gold", "green", "grey", "indigo", "lilac", "olive",
+    "orange", "pink", "purple", "red", "rust", "scarlet", "silver", "teal", "umber", "violet", "white", "yellow",
+)  # fmt: skip
+LARGEST_NUMBER = 99  # the largest number that is a word
+
+_home_rng = random.Random("homes")
+HOMETOWN: dict[str, str] = {name: _home_rng.choice(TOWNS) for name in NAMES}
+
+
+TextTask = Literal["qa", "summary", "count"]
+
+SENTINELS = tuple(f"<extra_id_{i}>" for i in range(15))
+CORRUPTED_SHARE = 0.25  # share of words; T5 has 0.15, but short texts leave too little to learn from
+SPAN_MEAN = 2.5  # words per span
+WINDOW = 48  # words of a text that are shown at once
+FACTS_SHARE = 0.3  # of what is corrupted: where people are from; the rest are texts of the pairs
+FACTS = 6  # people in one text of facts
+
+TIMES = ("In the morning", "In the evening", "On that day")
+CONTAINERS = ("box", "bag")
+STEPS = (2, 4)  # least and most sums of one person's chain
+STEP, LEAST_HELD, MOST_HELD = 9, 10, 60  # largest change at once; what may be held at first
+ORDER = ("First", "Then", "Next", "Last")  # a step of the chain is looked up by its word
+SUMS_SHARE = 0.3  # of questions: sums, which would be one in ten if all kinds were as likely
+
+
+@dataclass(frozen=True)
+class SourceTarget:
+    """What a model reads, what it is trained to write, and what counts as right (``target`` is one of them).
+
+    ``text``: the passage, dialogue or story alone. Pairs about one text are not independent of one another.
+    """
+
+    task: str
+    source: str
+    target: str
+    answers: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class _PairText:
+    """A text, a question about it (empty where the task itself is the question) and what to write."""
+
+    text: str
+    question: str
+    target: str
+
+
+# ---------------------------------------------------------------- question → answer
+
+
+@dataclass(frozen=True)
+class _StoryEvent:
+    """A sentence and its (question, answer) pairs; ``sums``: those whose answer is a sum."""
+
+    sentence: str
+    asked: tuple[tuple[str, str], ...]
+    sums: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class _EventRoles:
+    """Who and what one event is about; no two events of a passage share an entity, except ``other``.
+
+    ``held``, ``step``: how many there were, and how many came or went.
+    """
+
+    name: str
+    other: str
+    thing: str
+    colour: str
+    place: str
+    time: str
+    container: str
+    held: int
+    step: int
+
+
+def _travel_event(r: _EventRoles) -> _StoryEvent:
+    return _StoryEvent(
+        f"{r.time} {r.name} went to the {r.place}.",
+        (
+            (f"Where did {r.name} go?", f"the {r.place}"),
+            (f"Who went to the {r.place}?", r.name),
+            (f"When did {r.name} go?", r.time),
+            (f"Where is the one who went to the {r.place} from?", HOMETOWN[r.name]),
+        ),
+    )
+
+
+def _find_event(r: _EventRoles) -> _StoryEvent:
+    return _StoryEvent(
+        f"{r.name} found {r.held} {r.colour} {r.thing} in the {r.place} and {r.step} more.",
+        (
+            (f"What did {r.name} find?", f"{r.held} {r.colour} {r.thing}"),
+            (f"Where were the {r.colour} {r.thing}?", f"the {r.place}"),
+            (f"Who found some {r.thing}?", r.name),
+            (f"Where is the one who found some {r.thing} from?", HOMETOWN[r.name]),
+        ),
+        ((f"How many {r.thing} did {r.name} find?", str(r.held + r.step)),),
+    )
+
+
+def _gift_event(r: _EventRoles) -> _StoryEvent:
+    return _StoryEvent(
+        f"{r.name} had {r.held} {r.colour} {r.thing} and gave {r.other} {r.step}.",
+        (
+            (f"What had {r.name}?", f"{r.held} {r.colour} {r.thing}"),
+            (f"Who gave the {r.thing}?", r.name),
+            (f"Who took the {r.colour} {r.thing}?", r.other),
+            (f"Where is the one who gave the {r.thing} from?", HOMETOWN[r.name]),
+            (f"Where is the one who took the {r.thing} from?", HOMETOWN[r.other]),
+        ),
+        ((f"How many {r.thing} has {r.name} now?", str(r.held - r.step)),),
+    )
+
+
+def _storage_event(r: _EventRoles) -> _StoryEvent:
+    return _StoryEvent(
+        f"{r.name} put the {r.thing} in the {r.colour} {r.container}. "
+        f"The {r.colour} {r.container} is in the {r.place}.",
+        (
+            (f"What did {r.name} put?", f"the {r.thing}"),
+            (f"Where did {r.name} put the {r.thing}?", f"the {r.colour} {r.container}"),
+            (f"In what place are the {r.thing}?", f"the {r.place}"),  # two sentences
+            (f"Where is the one who put the {r.thing} from?", HOMETOWN[r.name]),
+        ),
+    )
+
+
+_EVENTS: tuple[Callable[[_EventRoles], _StoryEvent], ...] = (_travel_event, _find_event, _gift_event, _storage_event)
+
+
+def _question(rng: random.Random) -> _PairText:
+    """Each kind of event once, in any order, and one question about one of them."""
+    kinds = rng.sample(_EVENTS, len(_EVENTS))
+    people = rng.sample(NAMES, 4)
+    drawn = zip(people, rng.sample(THINGS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
+    events = [
+        kind(
+            _EventRoles(
+                name=name,
+                other=rng.choice([other for other in people if other != name]),
+                thing=thing,
+                colour=colour,
+                place=place,
+                time=rng.choice(TIMES),
+                container=rng.choice(CONTAINERS),
+                held=rng.randint(LEAST_HELD, MOST_HELD),
+                step=rng.randint(1, STEP),
+            )
+        )
+        for kind, (name, thing, colour, place) in zip(kinds, drawn, strict=True)
+    ]
+    sums = rng.random() < SUMS_SHARE
+    question, answer = rng.choice(rng.choice([e.sums for e in events if e.sums] if sums else [e.asked for e in events]))
+    return _PairText(" ".join(event.sentence for event in events), question, answer)
+
+
+# ---------------------------------------------------------------- dialogue → summary
+
+
+@dataclass(frozen=True)
+class _DialogueScene:
+    """Who talks about what; ``place`` and ``instead`` differ."""
+
+    name: str
+    other: str
+    thing: str
+    colour: str
+    place: str
+    instead: str
+    time: str
+    held: int
+    step: int
+
+
+Turns = list[str]  # spoken in alternation; the first by ``name``
+
+
+def _carry(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice(
+            (
+                f"Can you take {s.held} {s.thing} to the {s.place}, and {s.step} more?",
+                f"Take {s.held} {s.thing} and {s.step} more to the {s.place} for me.",
+            )
+        ),
+        rng.choice((f"Sure, {s.time}.", f"I will, {s.time}.")),
+    ]
+    total = s.held + s.step
+    return turns, f"{s.name} asked {s.other} to take {total} {s.thing} to the {s.place}. {s.other} will, {s.time}."
+
+
+def _decline(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"Can you take the {s.thing} to the {s.place}?", f"Take the {s.thing} to the {s.place} for me.")),
+        rng.choice((f"No, I am cleaning the {s.instead}.", f"Not now, I am in the {s.instead}.")),
+    ]
+    return turns, f"{s.name} asked {s.other} to take the {s.thing} to the {s.place}. {s.other} is in the {s.instead}."
+
+
+def _meet(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"Can we meet in the {s.place}?", f"Will you go to the {s.place} with me?")),
+        rng.choice((f"No, in the {s.instead}.", f"The {s.place} is not clean. In the {s.instead}?")),
+        rng.choice((f"Sure, {s.time}.", f"Good, {s.time} in the {s.instead}.")),
+        "Good.",
+    ]
+    return turns, f"{s.name} and {s.other} will meet in the {s.instead} {s.time}."
+
+
+def _lose(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"I lost the {s.colour} {s.thing}.", f"Where are the {s.colour} {s.thing}? I lost them.")),
+        rng.choice((f"Look in the {s.place}.", f"I found some {s.thing} in the {s.place}.")),
+        f"Thank you, {s.other}!",
+        "Sure.",
+    ]
+    return turns, f"{s.name} lost the {s.colour} {s.thing}. {s.other} said that the {s.thing} were in the {s.place}."
+
+
+def _swap(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice(
+            (f"I have {s.held} {s.thing}. Can I give you {s.step}?", f"Take {s.step} of my {s.held} {s.thing}.")
+        ),
+        rng.choice((f"Thank you! Then take the {s.colour} bag.", f"Sure, for the {s.colour} bag.")),
+    ]
+    left = s.held - s.step
+    return turns, f"{s.name} gave {s.other} {s.step} {s.thing} for the {s.colour} bag and has {left} now."
+
+
+_DIALOGUES: tuple[Callable[[random.Random, _DialogueScene], tuple[Turns, str]], ...] = (
+    _carry,
+    _decline,
+    _meet,
+    _lose,
+    _swap,
+)
+
+
+def _small_talk(rng: random.Random) -> Turns:
+    """Nothing that a summary would tell, said about the same kinds of things."""
+    return [
+        f"{rng.choice(TIMES)} I was in the {rng.choice(PLACES)}.",
+        rng.choice(("I was cleaning.", f"I put some {rng.choice(THINGS)} in a {rng.choice(CONTAINERS)}.")),
+    ]
+
+
+def _scene(rng: random.Random, name: str, other: str) -> _DialogueScene:
+    place, instead = rng.sample(PLACES, 2)
+    time = rng.choice(TIMES).replace("In", "in").replace("On", "on")
+    held, step = rng.randint(LEAST_HELD, MOST_HELD), rng.randint(1, STEP)
+    return _DialogueScene(name, other, rng.choice(THINGS), rng.choice(COLOURS), place, instead, time, held, step)
+
+
+def _dialogue(rng: random.Random) -> _PairText:
+    """Two different exchanges, each opened by the same person: every exchange has an even number of turns."""
+    name, other = rng.sample(NAMES, 2)
+    said, outcomes = (_small_talk(rng) if rng.random() < 0.5 else []), []
+    for kind in rng.sample(_DIALOGUES, 2):
+        turns, outcome = kind(rng, _scene(rng, name, other))
+        said += turns
+        outcomes.append(outcome)
+    spoken = (f"{(name, other)[i % 2]}: {turn}" for i, turn in enumerate(said))
+    return _PairText(" ".join(spoken), "", " ".join(outcomes))
+
+
+# ---------------------------------------------------------------- story → worked chain
+
+
+def _chain(rng: random.Random, name: str, thing: str, ordered: bool) -> tuple[list[str], str]:
+    """(sentences about one person's things in their order; the first of them, the sums and the last number)."""
+    held = rng.randint(LEAST_HELD, MOST_HELD)
+    sentences, sums = [f"{name} has {held} {thing}."], []
+    for when in ORDER[: rng.randint(*STEPS)]:
+        step = rng.randint(1, STEP)
+        gains = held - step < 0 or (rng.random() < 0.5 and held + step <= LARGEST_NUMBER)
+        after = held + step if gains else held - step
+        sentences.append(f"{f'{when} ' if ordered else ''}{name} {'finds' if gains else 'loses'} {step}.")
+        sums.append(f"{when} {held} {'+' if gains else '-'} {step} = {after}.")
+        held = after
+    return sentences, f"{sentences[0]} {' '.join(sums)} So {name} has {held} {thing}."
+
+
+def _story(rng: random.Random) -> _PairText:
+    """Two chains told in turns, and the question about the one whose steps are in order."""
+    people, things = rng.sample(NAMES, 2), rng.sample(THINGS, 2)
+    asked, other = (
+        _chain(rng, name, thing, ordered) for name, thing, ordered in zip(people, things, (True, False), strict=True)
+    )
+    whose = [number for number, (sentences, _) in enumerate((asked, other)) for _ in sentences]
+    rng.shuffle(whose)
+    left = [iter(sentences) for sentences, _ in (asked, other)]
+    question = f"How many {things[0]} has {people[0]} now?"
+    return _PairText(" ".join(next(left[number]) for number in whose), question, asked[1])
+
+
+# ---------------------------------------------------------------- splits
+
+
+_ITEMS: dict[TextTask, Callable[[random.Random], _PairText]] = {"qa": _question, "summary": _dialogue, "count": _story}
+_SOURCES: dict[TextTask, str] = {
+    "qa": "question: {question} context: {text}",
+    "summary": "summarize: {text}",
+    "count": "count: {question} context: {text}",
+}
+
+
+def format_source(task: TextTask, text: str, question: str = "") -> str:
+    """What a model is given: the text-to-text form in which T5 reads its tasks (Raffel et al. 2020, appendix D).
+
+    Raises:
+        BadArgument: unknown task.
+    """
+    if task not in _SOURCES:
+        raise BadArgument("task", task, f"one of {', '.join(_SOURCES)}")
+    return _SOURCES[task].format(question=question, text=text)
+
+
+def _stream(kind: str, split: Split, seed: int) -> random.Random:
+    if split not in SPLITS:
+        raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
+    return random.Random(f"pairs:{kind}/{split}/{seed}")
+
+
+def _items(task: TextTask, split: Split, rng: random.Random) -> Iterator[_PairText]:
+    while True:
+        item = _ITEMS[task](rng)
+        if split_of(item.text) == split:
+            yield item
+
+
+def _pair(task: TextTask, item: _PairText) -> SourceTarget:
+    return SourceTarget(task, format_source(task, item.text, item.question), item.target, (item.target,), item.text)
+
+
+def generate_pairs(task: TextTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
+    """``limit`` pairs of a task, endless for None; the same (task, split, seed) gives the same pairs.
+
+    Raises:
+        BadArgument: unknown task or split.
+    """
+    if task not in _ITEMS:
+        raise BadArgument("task", task, f"one of {', '.join(_ITEMS)}")
+    rng = _stream(task, split, seed)
+    return islice((_pair(task, item) for item in _items(task, split, rng)), limit)
+
+
+# ---------------------------------------------------------------- span corruption
+
+
+def _facts(rng: random.Random) -> str:
+    return " ".join(f"{name} is from {HOMETOWN[name]}." for name in rng.sample(NAMES, FACTS))
+
+
+def _texts(split: Split, rng: random.Random) -> Iterator[str]:
+    """Facts, which belong to no split, and the pairs' texts with question and answer as running text."""
+    items = {task: _items(task, split, rng) for task in _ITEMS}
+    while True:
+        if rng.random() < FACTS_SHARE:
+            yield _facts(rng)
+        else:
+            item = next(items[rng.choice(list(items))])
+            yield " ".join(part for part in (item.text, item.question, item.target) if part)
+
+
+def _spans(rng: random.Random, words: int) -> list[tuple[int, int]]:
+    """(first, past last) of the spans to hide: apart from one another, in order, about ``CORRUPTED`` of the words."""
+    hidden = max(1, round(CORRUPTED_SHARE * words))
+    count = max(1, min(len(SENTINELS), round(hidden / SPAN_MEAN)))
+    lengths = _parts(rng, hidden, count)
+    gaps = _parts(rng, words - hidden + 2, count + 1)
+    spans, at = [], -1  # the first and the last gap may be empty: each is drawn one too long
+    for gap, length in zip(gaps, lengths, strict=False):
+        spans.append((at + gap, at + gap + length))
+        at += gap + length
+    return spans
+
+
+def _parts(rng: random.Random, total: int, count: int) -> list[int]:
+    """``total`` cut into ``count`` whole parts of at least one, every cut as likely."""
+    cuts = sorted(rng.sample(range(1, total), count - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+def corrupt_text(text: str, rng: random.Random) -> SourceTarget:
+    """One text with spans of its words hidden behind sentinels; at most ``WINDOW`` words of it, from anywhere.
+
+    Raises:
+        BadArgument: fewer than four words, of which none could be hidden and told apart.
+    """
+    words = text.split()
+    if len(words) < 4:
+        raise BadArgument("text", text, "at least four words")
+    start = rng.randint(0, max(0, len(words) - WINDOW))
+    words = words[start : start + WINDOW]
+    shown, told, at = [], [], 0
+    for sentinel, (first, last) in zip(SENTINELS, _spans(rng, len(words)), strict=False):
+        shown += [*words[at:first], sentinel]
+        told += [sentinel, *words[first:last]]
+        at = last
+    target = " ".join(told)
+    return SourceTarget("corrupted", " ".join([*shown, *words[at:]]), target, (target,), text)
+
+
+def corrupted_pairs(split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
+    """``limit`` pairs of span corruption, endless for None; the same (split, seed) gives the same pairs.
+
+    Raises:
+        BadArgument: unknown split.
+    """
+    rng = _stream("corrupted", split, seed)
+    return islice((corrupt_text(text, rng) for text in _texts(split, rng)), limit)

@@ -1,0 +1,358 @@
+"""The judge's side: ``Decoder`` and ``Session`` of ``emad_ref.protocol`` over a connection to another process.
+
+Each call has a time limit. Whatever comes in place of its reply breaks the connection for good: what was sent since
+cannot be told from what was meant, so nothing is read from it again, and a program is killed with all it started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported
+from emad_ref.record import Ints, Record, Work
+from emad_ref.wire.address import Address
+from emad_ref.wire.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
+from emad_ref.wire.json_fields import count, field
+from emad_ref.wire.messages import (
+    RemoteState,
+    ReplyShapes,
+    ServedModel,
+    as_int64,
+    capabilities_of,
+    prompts_frame,
+    record_of,
+    reply_shapes,
+    request_frame,
+    state_of,
+    step_of,
+)
+from emad_ref.wire.transport import StreamEnded, StreamTimedOut, Transport, open_transport
+
+
+class DecoderFailed(EmadError):
+    """A call that did not come to its reply: where, which call, what came instead, what to do, and what it last said.
+
+    ``said``: the last lines of standard error, where there is one.
+    """
+
+    def __init__(self, where: str, call: str, came: str, remedy: str, said: Sequence[str] = ()):
+        self.where, self.call, self.came = where, call, came
+        lines = "".join(f"\n  {line}" for line in said)
+        heard = f"\nlast lines of its standard error:{lines}" if said else ""
+        super().__init__(f"decoder={where}: call {call!r}: {came}; {remedy}{heard}")
+
+
+WIRE = 1  # version of docs/wire.md
+BYE_TIMEOUT_S = 5.0  # for the last call, and for a program to end after it
+
+T = TypeVar("T")
+
+TIMEOUT_REMEDY = "raise the time limit (--emad-decoder-timeout), or mend what hangs"
+ENDED_REMEDY = "what it wrote to standard error may say why"
+GARBAGE_REMEDY = "nothing but frames may be written there: send prints and logs to standard error"
+MISFIT_REMEDY = "docs/wire.md says what each reply holds"
+
+
+class DecoderRefusal(BadArgument):
+    """``BadArgument`` in the words of a decoder elsewhere."""
+
+    def __init__(self, message: str):
+        self.name, self.value = "request", None
+        EmadError.__init__(self, message)
+
+
+class ConnectionBroken(EmadError):
+    """What ended a connection, before it has a call and an address: ``came`` and ``remedy``."""
+
+    def __init__(self, came: str, remedy: str):
+        self.came, self.remedy = came, remedy
+        super().__init__(f"{came}; {remedy}")
+
+
+REFUSALS: dict[str, Callable[[str], EmadError]] = {
+    "Unsupported": Unsupported,
+    "InadmissibleDepth": InadmissibleDepth,
+    "BadArgument": DecoderRefusal,
+}
+FAILURE = "Failure"
+
+
+class Connection:
+    """From ``hello`` to ``bye`` with the decoder at ``address``. ``name``: how it calls itself.
+
+    Raises:
+        DecoderFailed: the program cannot be started, nobody listens, or hello is answered by another version.
+    """
+
+    def __init__(self, address: Address, seconds: float):
+        self.address, self._seconds = address, seconds
+        self.failed: DecoderFailed | None = None
+        try:
+            self._transport: Transport = open_transport(address, seconds)
+        except OSError as error:
+            remedy = "is it started, and is this its address?"
+            raise DecoderFailed(str(address), "hello", f"no connection ({error})", remedy) from error
+        self._closed = False
+        try:
+            self.name = self.call("hello", WireFrame({"wire": WIRE}), _parse_hello)
+        except EmadError as error:
+            if self.failed is None:  # it answers, and says no
+                raise self._broken("hello", ConnectionBroken(f"it refuses: {error}", MISFIT_REMEDY)) from error
+            raise
+
+    @property
+    def usable(self) -> bool:
+        return not self._closed and self.failed is None
+
+    def call(self, name: str, frame: WireFrame, read: Callable[[WireFrame], T], seconds: float | None = None) -> T:
+        """Send ``frame`` as the call ``name``, and ``read`` the reply.
+
+        Raises:
+            Unsupported, InadmissibleDepth, BadArgument: the decoder refuses; the connection stays.
+            DecoderFailed: it says that it failed, and stays; or it broke, now or in an earlier call.
+        """
+        if self.failed is not None:
+            came = f"the connection broke before, in call {self.failed.call!r}: {self.failed.came}"
+            raise DecoderFailed(str(self.address), name, came, "open a decoder anew")
+        if self._closed:
+            raise DecoderFailed(str(self.address), name, "the connection is closed", "open a decoder anew")
+        parts = encode_frame(WireFrame({"call": name}) + frame)  # what cannot be sent breaks nothing
+        try:
+            reply = self._exchanged(name, parts, self._seconds if seconds is None else seconds)
+            refusal = _parse_refusal(reply)
+            found = read(reply) if refusal is None else None
+        except ConnectionBroken as error:
+            raise self._broken(name, error) from error
+        except BadArgument as error:
+            raise self._broken(name, ConnectionBroken(f"a reply in which {error}", MISFIT_REMEDY)) from error
+        except BaseException:
+            # interrupted half way through: whatever comes next belongs to this call
+            self._broken(name, ConnectionBroken("it was interrupted", "open a decoder anew"))
+            raise
+        if refusal is not None:
+            kind, message = refusal
+            if kind in REFUSALS:
+                raise REFUSALS[kind](message)
+            raise DecoderFailed(str(self.address), name, f"it says that it failed: {message}", "see its own log")
+        return found  # type: ignore[return-value]  # None only where a refusal was raised
+
+    def close(self) -> None:
+        """Say goodbye, leave nothing running. Idempotent; whatever the other side makes of it."""
+        if self._closed:
+            return
+        grace_s = BYE_TIMEOUT_S
+        try:
+            if self.failed is None:
+                self.call("bye", WireFrame(), lambda reply: None, min(self._seconds, BYE_TIMEOUT_S))
+        except EmadError:
+            grace_s = 0.0  # whatever it has to say, it goes
+        finally:
+            self._closed = True
+            self._transport.close(grace_s)
+
+    def _exchanged(self, name: str, parts: list[bytes | memoryview], seconds: float) -> WireFrame:
+        stream = self._transport.stream
+        stream.deadline = time.monotonic() + seconds
+        try:
+            stream.write(parts)
+            reply = read_frame(stream.read)
+        except StreamTimedOut as error:
+            so_far = f", {error.received!r} so far" if error.received else ""
+            raise ConnectionBroken(f"no reply within {seconds:g} s{so_far}", TIMEOUT_REMEDY) from error
+        except NotAFrame as error:
+            raise ConnectionBroken(
+                f"{error.magic + stream.rest()!r} where a frame begins with {MAGIC!r}", GARBAGE_REMEDY
+            ) from error
+        except BadFrame as error:
+            raise ConnectionBroken(f"a frame with {error}", MISFIT_REMEDY) from error
+        except StreamEnded as error:
+            so_far = f" after {error.received!r}" if error.received else ""
+            raise ConnectionBroken(f"no reply: {self._transport.ended()}{so_far}", ENDED_REMEDY) from error
+        except OSError as error:  # nobody reads, or the socket was torn down
+            raise ConnectionBroken(f"no reply: {self._transport.ended()} ({error})", ENDED_REMEDY) from error
+        if reply.header.get("reply") != name and "error" not in reply.header:
+            raise ConnectionBroken(f"a reply to {reply.header.get('reply')!r}", MISFIT_REMEDY)
+        return reply
+
+    def _broken(self, call: str, why: ConnectionBroken) -> DecoderFailed:
+        self._transport.close()
+        self.failed = DecoderFailed(str(self.address), call, why.came, why.remedy, self._transport.said())
+        return self.failed
+
+
+def _parse_refusal(reply: WireFrame) -> tuple[str, str] | None:
+    """(kind, message) of a reply that says no."""
+    if "error" not in reply.header:
+        return None
+    kind, message = reply.header["error"], reply.header.get("message")
+    known = (*REFUSALS, FAILURE)
+    if kind not in known or not isinstance(message, str):
+        raise BadArgument("error", kind, f"one of {', '.join(known)}, with a message")
+    return kind, message
+
+
+def _parse_hello(reply: WireFrame) -> str:
+    wire, name = reply.header.get("wire"), reply.header.get("name")
+    if wire != WIRE or isinstance(wire, bool):
+        raise ConnectionBroken(
+            f"it speaks version {wire!r} of the wire protocol", f"this judge speaks {WIRE}: install what fits"
+        )
+    if not isinstance(name, str):
+        raise BadArgument("name", name, "how reports call the decoder")
+    return name
+
+
+class DecoderClient:
+    """Opens decoders over one connection, which is made when first needed, and anew after one that broke.
+
+    ``seconds``: the time limit of each call.
+    """
+
+    def __init__(self, address: Address, seconds: float):
+        self.address, self._seconds = address, seconds
+        self._connection: Connection | None = None
+
+    def open(self, request: Request, model: ServedModel, vocabulary: int) -> RemoteDecoder:
+        """A decoder for ``request``; ``vocabulary``: V of its logits.
+
+        Raises:
+            Unsupported: the decoder declines.
+            BadArgument: it cannot serve such a request.
+            DecoderFailed: it cannot be reached, or fails.
+        """
+        if self._connection is None or not self._connection.usable:
+            self.close()
+            self._connection = Connection(self.address, self._seconds)
+        return RemoteDecoder(self._connection, request, model, vocabulary)
+
+    def close(self) -> None:
+        """End the connection and the program behind it. Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class RemoteDecoder:
+    def __init__(self, connection: Connection, request: Request, model: ServedModel, vocabulary: int):
+        def opened(reply: WireFrame) -> tuple[int, Capabilities]:
+            return field(reply.header, "decoder", count), capabilities_of(reply.header)
+
+        self._connection, self.is_open = connection, True
+        self._id, self.capabilities = connection.call("open", request_frame(request, model), opened)
+        self._sizes = reply_shapes(request.point, vocabulary, self.capabilities)
+
+    def start(self, prompts: Sequence[Prompt]) -> tuple[RemoteSession, Step]:
+        def started(reply: WireFrame) -> tuple[int, RemoteState, Step]:
+            rows = len(prompts)
+            state, step = state_of(reply, rows, self._sizes), step_of(reply, rows, 1, 1, self._sizes)
+            return field(reply.header, "session", count), state, step
+
+        self._require_open()
+        number, state, step = self._connection.call("start", self._asked() + prompts_frame(prompts), started)
+        return RemoteSession(self, self._connection, number, self._sizes, state), step
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        self._require_open()
+        tokens = sorted(int(as_int64("stop", token)) for token in stop)
+        asked = {"max_new": int(as_int64("max_new", max_new)), "stop": tokens}
+        frame = self._asked() + WireFrame(asked) + prompts_frame(prompts)
+        return self._connection.call("generate", frame, lambda reply: record_of(reply, len(prompts), self._sizes))
+
+    def synchronize(self) -> None:
+        self._require_open()
+        self._connection.call("synchronize", self._asked(), lambda reply: None)
+
+    def close(self) -> None:
+        """Idempotent; after a failure there is nothing left to close."""
+        if self.is_open and self._connection.usable:
+            self._connection.call("close", self._asked(), lambda reply: None)
+        self.is_open = False
+
+    def _asked(self) -> WireFrame:
+        return WireFrame({"decoder": self._id})
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise BadArgument("decoder", "closed", "an open one", "make another")
+
+
+class RemoteSession:
+    """Rows of one batch elsewhere. Length, cap and work are those that came with the last reply."""
+
+    def __init__(
+        self, decoder: RemoteDecoder, connection: Connection, number: int, sizes: ReplyShapes, state: RemoteState
+    ):
+        self._decoder, self._connection, self._id = decoder, connection, number
+        self._sizes, self._state, self._open = sizes, state, True
+
+    @property
+    def length(self) -> Ints:
+        return self._state.length.copy()
+
+    @property
+    def cap(self) -> Ints:
+        return self._state.cap.copy()
+
+    @property
+    def work(self) -> Work | None:
+        work = self._state.work
+        return None if work is None else work + Work.none(work.layers)
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        tokens = as_int64("tokens", tokens)
+        if tokens.ndim != 2:
+            raise BadArgument("tokens", tokens.shape, f"shape [{self._rows}, n ≥ 1]")
+        arrays = {"tokens": tokens} | ({} if depth is None else {"depth": as_int64("depth", depth)})
+        read = tokens.shape[1] if last is None else int(as_int64("last", last))
+        return self._stepped("feed", WireFrame({"last": None if last is None else read}, arrays), tokens.shape[1], read)
+
+    def deepen(self, length: Ints) -> Step:
+        length = as_int64("length", length)
+        shallow = self._state.length - length if length.shape == self._state.length.shape else np.zeros(1, np.int64)
+        n = max(int(shallow[0]), 0)  # where rows differ the decoder refuses
+        return self._stepped("deepen", WireFrame(arrays={"length": length}), n, n)
+
+    def rollback(self, length: Ints) -> None:
+        self._changed("rollback", WireFrame(arrays={"length": as_int64("length", length)}), self._rows)
+
+    def commit(self, length: Ints) -> None:
+        self._changed("commit", WireFrame(arrays={"length": as_int64("length", length)}), self._rows)
+
+    def drop(self, rows: Ints) -> None:
+        gone = np.atleast_1d(as_int64("rows", rows))
+        self._changed("drop", WireFrame(arrays={"rows": gone}), self._rows - len(np.unique(gone)))
+
+    def close(self) -> None:
+        """Idempotent; after a failure, or with its decoder closed, there is nothing left to end."""
+        if self._open and self._decoder.is_open and self._connection.usable:
+            self._connection.call("end", self._asked(), lambda reply: None)
+        self._open = False
+
+    @property
+    def _rows(self) -> int:
+        return len(self._state.length)
+
+    def _stepped(self, call: str, frame: WireFrame, n: int, read: int) -> Step:
+        def stepped(reply: WireFrame) -> tuple[RemoteState, Step]:
+            return state_of(reply, self._rows, self._sizes), step_of(reply, self._rows, n, read, self._sizes)
+
+        self._require_open()
+        self._state, step = self._connection.call(call, self._asked() + frame, stepped)
+        return step
+
+    def _changed(self, call: str, frame: WireFrame, rows: int) -> None:
+        self._require_open()
+        self._state = self._connection.call(
+            call, self._asked() + frame, lambda reply: state_of(reply, rows, self._sizes)
+        )
+
+    def _asked(self) -> WireFrame:
+        return WireFrame({"session": self._id})
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise BadArgument("session", "closed", "an open one", "start() a new one")

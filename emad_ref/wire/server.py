@@ -1,0 +1,269 @@
+"""The decoder's side: what answers the calls of one judge with decoders of any factory.
+
+``Serving`` knows no model: ``make`` turns a request into a decoder, or refuses. What the judge says of the model is
+``request.model.load()``, a ``messages.Model``. Errors of ours become refusals of their kind, any other a failure whose
+traceback goes to standard error; the loop goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsupported
+from emad_ref.wire.client import FAILURE, WIRE
+from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
+from emad_ref.wire.json_fields import absent_or, count, field, is_whole, items, whole
+from emad_ref.wire.messages import (
+    capabilities_json,
+    prompts_of,
+    read_ints,
+    record_frame,
+    request_of,
+    state_frame,
+    step_frame,
+)
+from emad_ref.wire.transport import Stream, StreamEnded
+
+REFUSAL_KINDS: tuple[tuple[type[EmadError], str], ...] = (
+    (Unsupported, "Unsupported"),
+    (InadmissibleDepth, "InadmissibleDepth"),
+    (BadArgument, "BadArgument"),
+)
+
+REQUEST_BYTES = 64 << 20  # of one request's arrays: tokens and depths, never logits
+MESSAGE_CHARACTERS = 2000  # of one refusal, which quotes what it refuses
+
+T = TypeVar("T")
+
+
+class IdleTimeout(EmadError):
+    """A judge that is silent for longer than the server waits."""
+
+
+class LimitExceeded(EmadError):
+    """One judge wants more than a server gives to one: ``name=value, but expected <limit>; <remedy>``."""
+
+    def __init__(self, name: str, value: int, most: int, option: str):
+        remedy = f"close what is done with, or start the server with a larger {option}"
+        super().__init__(f"{name}={value}, but expected at most {most} of one judge; {remedy}")
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What one judge may take of a server; ``inf`` is without end.
+
+    ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction.
+    ``sessions``: open at once, and as many decoders. ``tokens``: positions that all open sessions hold, over all rows,
+    those of a ``generate`` in progress included: K/V is kept for each.
+    """
+
+    idle_s: float = math.inf
+    frame_s: float = math.inf
+    sessions: int = 64
+    tokens: int = 1 << 17
+
+
+class DecoderServer:
+    """The decoders and sessions of one judge, by the numbers they were given.
+
+    ``turn``: entered around each call, for those who share a model between several judges.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Request], Decoder],
+        name: str,
+        turn: AbstractContextManager[Any] | None = None,
+        limits: ServerLimits = ServerLimits(),
+    ):
+        self._make, self._name, self._turn, self._limits = make, name, turn or nullcontext(), limits
+        self._numbers = itertools.count(1)
+        self._decoders: dict[int, Decoder] = {}
+        self._sessions: dict[int, tuple[int, Session]] = {}  # of which decoder
+        self._calls: dict[str, Callable[[WireFrame], WireFrame]] = {
+            "hello": self._hello,
+            "open": self._opened,
+            "start": self._start,
+            "feed": self._feed,
+            "deepen": self._deepen,
+            "rollback": lambda asked: self._moved(asked, "rollback"),
+            "commit": lambda asked: self._moved(asked, "commit"),
+            "drop": self._drop,
+            "end": self._end,
+            "generate": self._generate,
+            "synchronize": self._synchronize,
+            "close": self._close,
+            "bye": lambda asked: WireFrame(),
+        }
+
+    def serve(self, stream: Stream) -> None:
+        """Answer calls until ``bye``, or until the judge closes the stream between two of them.
+
+        Raises:
+            Idle: no call for too long.
+            TimedOut: a request that is not sent to its end, or a reply that is not read, in time.
+            Ended: the stream ended within a request.
+            BadFrame: something else than a request: nothing can be read after it.
+            OSError: the judge reads no longer.
+        """
+        try:
+            while True:
+                _set_deadline(stream, self._limits.idle_s)
+                if not stream.arrives():
+                    raise IdleTimeout(f"no call for {self._limits.idle_s:g} s")
+                _set_deadline(stream, self._limits.frame_s)
+                try:
+                    asked = read_frame(stream.read, REQUEST_BYTES)
+                except StreamEnded as end:
+                    if not end.received:
+                        return
+                    raise
+                reply = self._answered(asked)
+                _set_deadline(stream, self._limits.frame_s)
+                stream.write(reply)
+                if asked.header.get("call") == "bye":
+                    return
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close every session and decoder."""
+        for number in list(self._decoders):
+            self._closed(number)
+
+    def _answered(self, asked: WireFrame) -> list[bytes | memoryview]:
+        """The reply's bytes; a refusal where there is none."""
+        name = asked.header.get("call")
+        try:
+            if not isinstance(name, str) or name not in self._calls:
+                raise BadArgument("call", name, f"one of {', '.join(self._calls)}")
+            with self._turn:
+                return encode_frame(WireFrame({"reply": name}) + self._calls[name](asked))
+        except EmadError as error:
+            kind = next((kind for family, kind in REFUSAL_KINDS if isinstance(error, family)), FAILURE)
+            return _encode_refusal(kind, str(error) if kind != FAILURE else f"{type(error).__name__}: {error}")
+        except Exception as error:  # a decoder's own: the judge hears what, standard error where
+            traceback.print_exc(file=sys.stderr)
+            return _encode_refusal(FAILURE, f"{type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------ calls
+
+    def _hello(self, asked: WireFrame) -> WireFrame:
+        if asked.header.get("wire") != WIRE:
+            raise BadArgument("wire", asked.header.get("wire"), f"{WIRE}, the version spoken here")
+        return WireFrame({"wire": WIRE, "name": self._name})
+
+    def _opened(self, asked: WireFrame) -> WireFrame:
+        _require_within("decoders", len(self._decoders) + 1, self._limits.sessions, "--sessions")
+        decoder = self._make(request_of(asked))
+        number = next(self._numbers)
+        self._decoders[number] = decoder
+        return WireFrame({"decoder": number, "capabilities": capabilities_json(decoder.capabilities)})
+
+    def _start(self, asked: WireFrame) -> WireFrame:
+        owner, decoder = self._decoder(asked)
+        prompts = prompts_of(asked)
+        _require_within("sessions", len(self._sessions) + 1, self._limits.sessions, "--sessions")
+        self._require_tokens(sum(len(prompt.tokens) for prompt in prompts))
+        session, step = decoder.start(prompts)
+        number = next(self._numbers)
+        self._sessions[number] = owner, session
+        return WireFrame({"session": number}) + _session_state_frame(session) + step_frame(step)
+
+    def _feed(self, asked: WireFrame) -> WireFrame:
+        session = self._session(asked)
+        depth = read_ints(asked, "depth", None, None) if "depth" in asked.arrays else None
+        last = field(asked.header, "last", absent_or(count))
+        tokens = read_ints(asked, "tokens", None, None)
+        self._require_tokens(tokens.size)
+        step = session.feed(tokens, depth, last)
+        return _session_state_frame(session) + step_frame(step)
+
+    def _deepen(self, asked: WireFrame) -> WireFrame:
+        session = self._session(asked)
+        step = session.deepen(read_ints(asked, "length", None))
+        return _session_state_frame(session) + step_frame(step)
+
+    def _moved(self, asked: WireFrame, method: str) -> WireFrame:
+        session = self._session(asked)
+        getattr(session, method)(read_ints(asked, "length", None))
+        return _session_state_frame(session)
+
+    def _drop(self, asked: WireFrame) -> WireFrame:
+        session = self._session(asked)
+        session.drop(read_ints(asked, "rows", None))
+        return _session_state_frame(session)
+
+    def _end(self, asked: WireFrame) -> WireFrame:
+        self._session(asked).close()
+        del self._sessions[field(asked.header, "session", count)]
+        return WireFrame()
+
+    def _generate(self, asked: WireFrame) -> WireFrame:
+        _, decoder = self._decoder(asked)
+        stop = field(asked.header, "stop", items)
+        if not all(is_whole(token) for token in stop):
+            raise BadArgument("stop", stop, "a list of tokens")
+        max_new = field(asked.header, "max_new", whole)
+        prompts = prompts_of(asked)
+        self._require_tokens(sum(len(prompt.tokens) + max(max_new, 0) for prompt in prompts))
+        return record_frame(decoder.generate(prompts, max_new, frozenset(stop)))
+
+    def _synchronize(self, asked: WireFrame) -> WireFrame:
+        self._decoder(asked)[1].synchronize()
+        return WireFrame()
+
+    def _close(self, asked: WireFrame) -> WireFrame:
+        self._closed(self._decoder(asked)[0])
+        return WireFrame()
+
+    # ------------------------------------------------------------ numbers
+
+    def _require_tokens(self, more: int) -> None:
+        held = sum(int(session.length.sum()) for _, session in self._sessions.values())
+        _require_within("tokens", held + more, self._limits.tokens, "--tokens")
+
+    def _decoder(self, asked: WireFrame) -> tuple[int, Decoder]:
+        number = field(asked.header, "decoder", count)
+        return number, _lookup("decoder", number, self._decoders)
+
+    def _session(self, asked: WireFrame) -> Session:
+        return _lookup("session", field(asked.header, "session", count), self._sessions)[1]
+
+    def _closed(self, number: int) -> None:
+        for mine in [session for session, (owner, _) in self._sessions.items() if owner == number]:
+            self._sessions.pop(mine)[1].close()
+        self._decoders.pop(number).close()
+
+
+def _set_deadline(stream: Stream, seconds: float) -> None:
+    stream.deadline = None if math.isinf(seconds) else time.monotonic() + seconds
+
+
+def _require_within(name: str, value: int, most: int, option: str) -> None:
+    if value > most:
+        raise LimitExceeded(name, value, most, option)
+
+
+def _encode_refusal(kind: str, message: str) -> list[bytes | memoryview]:
+    cut = message if len(message) <= MESSAGE_CHARACTERS else f"{message[:MESSAGE_CHARACTERS]} …"
+    return encode_frame(WireFrame({"error": kind, "message": cut}))
+
+
+def _lookup(kind: str, number: int, held: dict[int, T]) -> T:
+    if number not in held:
+        raise BadArgument(kind, number, f"an open {kind}", f"open are {sorted(held) or 'none'}")
+    return held[number]
+
+
+def _session_state_frame(session: Session) -> WireFrame:
+    return state_frame(session.length, session.cap, session.work)

@@ -1,0 +1,266 @@
+"""Which plugin makes the decoder under test, how often it answered, and how reports name it.
+
+The provider is ours, the one foreign plugin, the one that ``--emad-backend`` names, or the process of
+``--emad-decoder``. A run that judged our decoder where another was meant must not pass for a run of that other one, so
+every answer and refusal is counted, and providers that nobody loaded are looked for.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import MISSING, fields
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.families import BACKENDS
+from emad_ref.report.provenance import ANSWERED, DECLINED, EXITS, FEATURES, NONE, PROVIDER_OUTCOMES, SAMPLING
+from pytest_emad.options import settings
+
+if TYPE_CHECKING:
+    from emad_ref.measurements.run_resources import RemoteDecoders
+    from emad_ref.protocol import Decoder, Request
+    from emad_ref.wire.address import Address
+
+
+HOOK = "pytest_emad_make_decoder"
+OUR_PROVIDER = "emad-walked"
+REMOTE_PROVIDER = "emad-distant"
+
+# fields that every point with exits sets, or that are said with the schedule
+PLAIN_FIELDS = frozenset({"probes", "thresholds", "schedule", "margin_nats", "period"})
+
+COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
+COUNTED_FEATURES = pytest.StashKey[dict[str, dict[str, list[int]]]]()  # provider → feature → [answered, declined]
+
+
+class NoDecoder(EmadError):
+    """Every provider that had to answer returned None."""
+
+
+class ReferenceProvider:
+    """Our own provider, asked last: ``emad_ref.decoding.reference`` over the judge's own model, which it leaves
+    alone."""
+
+    emad_origin = "reference (ours)"
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
+        from emad_ref.measurements.run_resources import (
+            make_judge_decoder,  # imports torch: only when a decoder is really wanted
+        )
+
+        return make_judge_decoder(request)
+
+
+class RemoteProvider:
+    """The provider of ``--emad-decoder``: one connection for the run, made when the first decoder is wanted."""
+
+    def __init__(self, address: Address, seconds: float) -> None:
+        self._address, self._seconds = address, seconds
+        self.emad_origin = f"process {address}"
+        self._distant: RemoteDecoders | None = None
+
+    def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
+        if self._distant is None:
+            from emad_ref.measurements.run_resources import (
+                RemoteDecoders,  # imports torch, as the model that is asked about has
+            )
+
+            self._distant = RemoteDecoders(self._address, self._seconds)
+        return self._distant.make(request)
+
+    def close(self) -> None:
+        if self._distant is not None:
+            self._distant.close()
+
+
+def register_providers(config: pytest.Config) -> None:
+    """Our provider and, with ``--emad-decoder``, the one of the other process, which ends with the run."""
+    config.pluginmanager.register(ReferenceProvider(), OUR_PROVIDER)
+    asked_for = settings(config)
+    if asked_for.decoder is not None:
+        distant = RemoteProvider(asked_for.decoder, asked_for.decoder_timeout)
+        config.pluginmanager.register(distant, REMOTE_PROVIDER)
+        config.add_cleanup(distant.close)
+
+
+def providers(config: pytest.Config) -> dict[str, object]:
+    """Every registered provider by plugin name, ours included, the next to be asked first."""
+    found = reversed(getattr(config.hook, HOOK).get_hookimpls())
+    return {implementation.plugin_name: implementation.plugin for implementation in found}
+
+
+def check_providers(config: pytest.Config) -> None:
+    """Refuse a run whose decoder is ambiguous or unknown.
+
+    Raises:
+        pytest.UsageError: ``--emad-backend`` names no provider; or several foreign ones and no ``--emad-backend``.
+    """
+    try:
+        _sole_provider(config)
+    except BadArgument as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def provider_choice(config: pytest.Config) -> str | None:
+    """The provider that the command line names, by address, by name or by how ours walks; None: the usual order."""
+    asked_for = settings(config)
+    if asked_for.decoder is not None:
+        return REMOTE_PROVIDER
+    return OUR_PROVIDER if asked_for.backend in BACKENDS else asked_for.backend
+
+
+def _sole_provider(config: pytest.Config) -> str | None:
+    """The provider that alone is asked, or None for the usual order."""
+    known, wanted = list(providers(config)), provider_choice(config)
+    if wanted == REMOTE_PROVIDER:
+        return wanted
+    foreign = [name for name in known if name != OUR_PROVIDER]
+    if wanted is None and len(foreign) > 1:
+        raise BadArgument("--emad-backend", None, f"a choice between {', '.join(foreign)}", "name one of them")
+    if wanted is not None and wanted not in known:
+        raise BadArgument("--emad-backend", wanted, f"a plugin with {HOOK}: {', '.join(known)}", "load it with -p NAME")
+    return wanted
+
+
+def requested_features(request: Request) -> tuple[str, ...]:
+    """What ``request`` asks beyond a greedy run at full depth: exits, sampling, and fields of the point by name."""
+    point = request.point
+    if point.fixed and point.ceiling == point.layers:
+        exits: list[str] = []
+    else:
+        given = [field for field in fields(point) if field.default is not MISSING and field.name not in PLAIN_FIELDS]
+        exits = [EXITS, *(field.name for field in given if getattr(point, field.name) != field.default)]
+        exits += [f"schedule {point.schedule}"] if point.schedule != "monotone" else []
+    return (*exits, *([SAMPLING] if request.temperature else []))
+
+
+def _count_features(config: pytest.Config, name: str, request: Request, declined: bool) -> tuple[str, ...]:
+    counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
+    for feature in (asked := requested_features(request)):
+        counted.setdefault(feature, [0, 0])[declined] += 1
+    return asked
+
+
+def make_decoder(config: pytest.Config, request: Request) -> Decoder:
+    """The decoder under test for ``request``; the caller closes it.
+
+    Raises:
+        pytest.UsageError: as ``check``.
+        emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
+        NoDecoder: every provider that is asked, the one of ``--emad-backend`` or all, returned None.
+    """
+    from emad_ref.protocol import Unsupported
+
+    check_providers(config)
+    wanted, known = _sole_provider(config), providers(config)
+    counts = config.stash.setdefault(COUNTS, {})
+    for name in known if wanted is None else [wanted]:
+        others = [plugin for other, plugin in known.items() if other != name]
+        caller = config.pluginmanager.subset_hook_caller(HOOK, remove_plugins=others)
+        count = counts.setdefault(name, dict.fromkeys(PROVIDER_OUTCOMES, 0))
+        try:
+            decoder: Decoder | None = caller(config=config, request=request)
+        except Unsupported as refusal:
+            count[DECLINED] += 1
+            refusal.features = _count_features(config, name, request, declined=True)
+            raise
+        count[NONE if decoder is None else ANSWERED] += 1
+        if decoder is not None:
+            _count_features(config, name, request, declined=False)
+            return decoder
+    raise NoDecoder(
+        f"--emad-backend={wanted or ', '.join(known)} returned no decoder for {request.model.name} at "
+        f"{request.point.name!r}; expected a Decoder or Unsupported(reason)"
+    )
+
+
+def provider_counts(config: pytest.Config) -> list[dict[str, Any]]:
+    """The providers that may be asked in this process, each with what came of it so far: JSON values only."""
+    counts, offered, wanted = (
+        config.stash.get(COUNTS, {}),
+        config.stash.get(COUNTED_FEATURES, {}),
+        provider_choice(config),
+    )
+    return [
+        {"name": provider_name(config, name, plugin), "plugin": name, "foreign": name != OUR_PROVIDER}
+        | {FEATURES: offered.get(name, {})}
+        | counts.get(name, dict.fromkeys(PROVIDER_OUTCOMES, 0))
+        for name, plugin in providers(config).items()
+        if wanted in (None, name)
+    ]
+
+
+def provider_name(config: pytest.Config, name: str, plugin: object) -> str:
+    """``reference (ours)``, ``hook of plugin mylib (mylib.pytest_plugin, mylib 1.2)``, ``hook of conftest.py``."""
+    named = getattr(plugin, "emad_origin", None)
+    if named is not None:
+        return str(named)
+    file = getattr(plugin, "__file__", None)
+    if file is not None and Path(file).name == "conftest.py":
+        place = Path(file)
+        return f"hook of {place.relative_to(config.rootpath) if place.is_relative_to(config.rootpath) else place}"
+    module = getattr(plugin, "__name__", type(plugin).__module__)
+    held = [dist for known, dist in config.pluginmanager.list_plugin_distinfo() if known is plugin]
+    release = [f"{dist.metadata['Name']} {dist.version}" for dist in held]
+    return f"hook of plugin {name} ({', '.join([module, *release])})"
+
+
+def unloaded_providers(config: pytest.Config) -> list[str]:
+    """Who offers a decoder beside this run and was not loaded: a conftest.py on the way, an installed plugin.
+
+    Nobody where a decoder was chosen by name, or a foreign one answers anyhow. Nothing is imported.
+    """
+    if provider_choice(config) is not None or set(providers(config)) != {OUR_PROVIDER}:
+        return []
+    loaded = {Path(file).resolve() for plugin in config.pluginmanager.get_plugins() if (file := _plugin_file(plugin))}
+    start, root = config.invocation_params.dir, config.rootpath
+    way = [start, *(folder for folder in start.parents if folder.is_relative_to(root)), root]
+    way += [root / folder for folder in config.getini("testpaths")]
+    conftests = [(str(file), file) for file in dict.fromkeys(folder / "conftest.py" for folder in way)]
+    installed = [
+        (f"plugin {entry.name}", source)
+        for entry in metadata.entry_points(group="pytest11")
+        if not config.pluginmanager.has_plugin(entry.name) and (source := _module_source(entry.module))
+    ]
+    return [name for name, file in (*conftests, *installed) if file.resolve() not in loaded and _defines_hook(file)]
+
+
+def _plugin_file(plugin: object) -> str | None:
+    return getattr(plugin, "__file__", None)
+
+
+def _module_source(module: str) -> Path | None:
+    """Where the source of an installed module lies; only its outermost package is looked up."""
+    first, *rest = module.split(".")
+    spec = find_spec(first)
+    if spec is None:
+        return None
+    if not rest and spec.origin is not None:
+        return Path(spec.origin)
+    places = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _defines_hook(file: Path) -> bool:
+    """Whether source defines, imports or assigns the hook."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):  # not there, or nothing that pytest could have loaded
+        return False
+    names = [
+        getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.alias) or (isinstance(node, ast.Name) and _is_stored(node))
+    ]
+    return HOOK in names
+
+
+def _is_stored(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)

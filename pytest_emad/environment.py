@@ -1,0 +1,242 @@
+"""What a run stands on: one installation, our suites, caches, one GPU per process.
+
+A run that checks nothing must not look like a run in which nothing failed: a user's ``python_files`` can make our
+suites collect no test at all, and pytest then exits with status 0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+
+import emad_ref
+import pytest_emad
+from emad_ref.errors import BadArgument
+from emad_ref.report import deselection as suites_source
+from emad_ref.report.deselection import shipped_name
+from emad_ref.report.provenance import DISTRIBUTION, installed_version
+from pytest_emad.options import settings
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+EXTRA = "suites"  # what they need beside the reference
+
+SOURCE_ROOT = Path(pytest_emad.__file__).resolve().parents[1]
+SUITES = suites_source.SUITES
+INSTALLED_SUITES = SOURCE_ROOT / "pytest_emad" / "suites"
+
+
+def check_installation() -> None:
+    """``pytest_emad`` and ``emad_ref`` must come from one tree: their versions are never mixed.
+
+    Raises:
+        pytest.UsageError: they come from two places.
+    """
+    reference = Path(emad_ref.__file__).resolve().parents[1]
+    if reference != SOURCE_ROOT:
+        raise pytest.UsageError(
+            f"pytest_emad comes from {SOURCE_ROOT}, but emad_ref from {reference}; "
+            "uninstall one of them, or run from the checkout after `pip install -e .`"
+        )
+
+
+def check_requirements() -> None:
+    """Our metadata against our code, and installed versions against its bounds, which ``--no-deps`` can bypass.
+
+    Raises:
+        pytest.UsageError: metadata of another version; a dependency that is missing or outside its bounds.
+    """
+    from packaging.requirements import Requirement  # for the suites alone
+
+    try:
+        declared = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return  # run from a tree that is not installed: there are no declared bounds to hold
+    if (there := installed_version(DISTRIBUTION)) != emad_ref.__version__:
+        raise pytest.UsageError(
+            f"{DISTRIBUTION}={there} is installed, but the code in {SOURCE_ROOT} is {emad_ref.__version__}; "
+            "install it again: pip install -e ."
+        )
+    needed = [(requirement, who) for requirement in map(Requirement, declared) if (who := _requirer(requirement))]
+    unfit = [(requirement, who) for requirement, who in needed if not _is_satisfied(requirement)]
+    if unfit:
+        (first, needs), *_ = unfit
+        bounds = [f"{requirement.name}{requirement.specifier}" for requirement, _ in unfit]
+        raise pytest.UsageError(
+            f"{first.name}={installed_version(first.name)}, but {needs} {bounds[0]}; "
+            f"pip install {' '.join(repr(one) for one in bounds)}"
+        )
+
+
+def _is_satisfied(requirement: Requirement) -> bool:
+    found = installed_version(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
+
+
+def _requirer(requirement: Requirement) -> str:
+    """In words: everything here, or our suites; "" where neither does."""
+    needs = {"": f"{DISTRIBUTION} needs", EXTRA: f"{DISTRIBUTION}[{EXTRA}], which the suites are run with, needs"}
+    marker = requirement.marker
+    return next((words for extra, words in needs.items() if marker is None or marker.evaluate({"extra": extra})), "")
+
+
+def requested_suites(config: pytest.Config) -> list[str]:
+    """Those command-line arguments that name our suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
+    return [argument for argument in config.args if _suite_path(argument, config) is not None]
+
+
+def _suite_path(argument: str, config: pytest.Config) -> Path | None:
+    return suite_path(argument, config.invocation_params.dir, config.getoption("pyargs"))
+
+
+def suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None:
+    """The file or folder below one of our suite folders that ``argument``, typed in ``folder``, names."""
+    name = argument.split("::")[0]
+    if pyargs and name.split(".")[:2] == ["pytest_emad", "suites"]:
+        inside = SOURCE_ROOT.joinpath("pytest_emad", "suites")
+        path = (inside if inside.is_dir() else SOURCE_ROOT / "suites").joinpath(*name.split(".")[2:])
+        return path if path.is_dir() else path.with_suffix(".py")
+    path = (folder / name).resolve()
+    return path if any(path.is_relative_to(suites) for suites in SUITES) else None
+
+
+def is_shipped(item: pytest.Item) -> bool:
+    return shipped_file(item.path) is not None
+
+
+def shipped_file(path: Path) -> str | None:
+    """``suites/…`` for a file of ours."""
+    return _shipped_name(path, SUITES)
+
+
+@cache
+def _shipped_name(path: Path, suites: tuple[Path, ...]) -> str | None:
+    """Asked for every phase of every test of whatever run this plugin is installed for."""
+    return shipped_name(path.resolve(), suites)
+
+
+def shipped_test_name(item: pytest.Item) -> str | None:
+    """``suites/…/test_x.py::test_y`` for a test of ours, whatever its parameters."""
+    file = shipped_file(item.path)
+    return None if file is None else f"{file}::{getattr(item, 'originalname', None) or item.name}"
+
+
+def shipped_tests() -> list[str]:
+    """All of them, collected or not."""
+    return suites_source.shipped_tests(SUITES)
+
+
+def check_waivers(config: pytest.Config) -> None:
+    """Every waiver must name something that can be missing.
+
+    Raises:
+        pytest.UsageError: one does not.
+    """
+    if not (waivers := settings(config).waive):
+        return
+    from emad_ref.report.gaps import DECIDING_TESTS, DECODER, waivable_names  # not at the start of every run
+
+    known = waivable_names(shipped_tests())
+    for of, _ in waivers:
+        if of not in known:
+            claims = ", ".join(DECIDING_TESTS)
+            expected = f"{claims}, {DECODER}, or a shipped test or its file, e.g. {known[-1]}"
+            raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
+
+
+def requested_tests(config: pytest.Config) -> list[str]:
+    """What the command line asks of our suites, as ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
+    asked = []
+    for argument in config.args:
+        home = _suite_path(argument, config)
+        name = None if home is None else shipped_name(home, SUITES)
+        if name is not None:
+            asked.append("::".join([name, *(part.partition("[")[0] for part in argument.split("::")[1:])]))
+    return list(dict.fromkeys(asked))
+
+
+def is_cost_test(item: pytest.Item) -> bool:
+    """Whether ``item`` is one of our measuring tests, marked or not."""
+    return (shipped_file(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")
+
+
+def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
+    """Every argument that names our suites must have given at least one test; call it before deselection.
+
+    Raises:
+        pytest.UsageError: one gave none although nothing failed to import.
+    """
+    if session.testsfailed:  # pytest reports the broken module itself
+        return
+    if not (asked := requested_suites(session.config)):
+        return
+    found = {item.path.resolve() for item in items}
+    for argument in asked:
+        home = _suite_path(argument, session.config)
+        if home is not None and not any(path.is_relative_to(home) for path in found):
+            files, functions = (session.config.getini(name) for name in ("python_files", "python_functions"))
+            raise pytest.UsageError(
+                f"{argument} was asked for, but none of its tests were collected: python_files={files} and "
+                f"python_functions={functions} must match test_*.py and test_*; add "
+                "-o python_files='test_*.py' -o python_functions='test_*'"
+            )
+
+
+STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
+BENCHMARKS = "file://./.benchmarks"  # where pytest-benchmark stores, unless told
+
+
+def use_pytest_cache(config: pytest.Config) -> None:
+    """Before pytest-benchmark is configured, and before Hypothesis is imported. What a user chose stays as it is."""
+    options = config.option
+    stores = any(getattr(options, f"benchmark_{name}", None) for name in ("save", "autosave", "compare"))
+    if getattr(options, "benchmark_storage", None) == BENCHMARKS and not stores:
+        options.benchmark_storage = f"file://{_cache_folder(config, 'benchmarks')}"
+    if not os.environ.get(STORAGE):
+        os.environ[STORAGE] = str(_cache_folder(config, "hypothesis"))
+        config.add_cleanup(_unset_storage)
+
+
+def _unset_storage() -> None:
+    os.environ.pop(STORAGE, None)
+
+
+def _cache_folder(config: pytest.Config, name: str) -> Path:
+    cache = getattr(config, "cache", None)
+    if cache is not None and os.access(config.rootpath, os.W_OK):
+        found: Path = cache.mkdir(f"emad-{name}")
+        return found
+    temporary = TemporaryDirectory(prefix=f"emad-{name}-", ignore_cleanup_errors=True)
+    config.add_cleanup(temporary.cleanup)
+    return Path(temporary.name)
+
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def select_gpu(worker: int) -> None:
+    """Of the GPUs that this process sees the one of number ``worker``, counted round. Before anything starts CUDA.
+
+    Raises:
+        BadArgument: CUDA was started here before, and sees what it saw then.
+    """
+    import torch
+
+    count = torch.cuda.device_count()  # by NVML, which leaves CUDA alone
+    if count < 2:
+        return
+    given = os.environ.get(VISIBLE_DEVICES)
+    names = given.split(",") if given else [str(number) for number in range(count)]
+    os.environ[VISIBLE_DEVICES] = mine = names[worker % count].strip()
+    if torch.cuda.device_count() != 1:
+        remedy = "somebody started CUDA too early, say a conftest.py; leave that to the tests, or use one process"
+        raise BadArgument("device", "cuda", f"that worker {worker} sees GPU {mine} alone, and not all {count}", remedy)

@@ -1,0 +1,407 @@
+"""Command-line options, their ini twins, and the validated ``RunSettings`` that everything else reads.
+
+Precedence: command line, then ini file, then default. Relative paths start where the command was typed, or beside the
+ini file that names them. Every value is validated before a model is loaded; a bad one is a ``pytest.UsageError`` (exit
+status 4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.measurements import option_values
+from emad_ref.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S, Budget, Study, select_pair
+from emad_ref.models.bundled import BUNDLED_PAIR
+from emad_ref.models.families import BACKENDS, FAST
+from emad_ref.statistics.gate import GATES, INCONCLUSIVE, METHOD_ROWS, REQUIREMENTS, GateOptions
+from emad_ref.statistics.verdicts import Claim, load_register, select_ids
+from emad_ref.wire.address import ADDRESS_FORMS, Address, parse_address
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What this run was asked to do, validated. Plain data: comparable, printable, free of torch.
+
+    ``study``: what evidence is gathered on and with; the other fields say what becomes of it.
+    """
+
+    study: Study
+    models: tuple[str, ...]
+    only: frozenset[str]  # ids of the claims that alone are asked; empty: all
+    pair: tuple[str, str] | None  # small, large; None: the models are the user's, and no pair was named
+    pair_named: bool  # by the user: then its claims are asked at every budget
+    all_claims: bool
+    backend: str | None
+    decoder: Address | None
+    decoder_timeout: float
+    process_timeout: float
+    expect_decoder: str | None
+    waive: tuple[tuple[str, str], ...]  # what may stay undecided → why
+    report: Path | None
+    gating: GateOptions
+    gate_claims: frozenset[str]
+    claims: Path | None
+    golden: Path | None
+    update_golden: bool
+    evidence: str
+
+    @property
+    def budget(self) -> Budget:
+        return self.study.budget
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types only, sets sorted, by the names of the options: the ``settings`` entry of ``report.json``."""
+        parts = (self, self.study, self.gating)
+        named = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+        return {name: _json_value(value) for name, value in named.items() if name not in ("study", "gating", "journal")}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Budget):
+        return value.name
+    if isinstance(value, Path | Address):
+        return str(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+DEFAULT_MODEL = "emad-tiny"
+
+
+@dataclass(frozen=True)
+class PluginOption:
+    """One row: ``--emad-<name>`` and its ini twin ``emad_<name>``.
+
+    ``read(text, base, where)`` turns the text into a value or raises BadArgument naming ``where``; ``base`` is the
+    folder that relative paths start from. ``many`` collects repetitions (ini: words) into a tuple; ``switch`` takes
+    no value on the command line.
+    """
+
+    name: str
+    read: Callable[[str, Path, str], Any]
+    default: Any
+    help: str
+    metavar: str = "VALUE"
+    many: bool = False
+    switch: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--emad-{self.name}"
+
+    @property
+    def field(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def ini(self) -> str:
+        return f"emad_{self.field}"
+
+
+OPTIONS: tuple[PluginOption, ...] = (
+    PluginOption(
+        "model",
+        option_values.model,
+        (DEFAULT_MODEL,),
+        "model to judge: bundled name, folder or hub name; NAME@REVISION for a branch, tag or commit of a hub model; "
+        "repeatable",
+        "NAME[@REVISION]",
+        many=True,
+    ),
+    PluginOption(
+        "only",
+        option_values.patterns,
+        (),
+        "ask these claims alone, by id or pattern, e.g. EMAD-F1,EMAD-R*: nothing else of the suites runs; repeatable",
+        "IDS",
+        many=True,
+    ),
+    PluginOption(
+        "pair",
+        option_values.two_models,
+        None,
+        "small and large model, with one tokenizer, that the claims about a pair are judged on (default: "
+        f"{','.join(BUNDLED_PAIR)} beside bundled models; none beside a model of yours, and those claims are not "
+        "asked)",
+        "SMALL,LARGE",
+    ),
+    PluginOption(
+        "small-model", option_values.model, None, "the small model of --emad-pair alone, for names with a comma"
+    ),
+    PluginOption("large-model", option_values.model, None, "the large one"),
+    PluginOption(
+        "corpus",
+        option_values.corpus,
+        None,
+        f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)",
+    ),
+    PluginOption("device", option_values.device, "cpu", "torch device (default: cpu)"),
+    PluginOption(
+        "dtype",
+        option_values.one_of(option_values.DTYPES),
+        "float32",
+        f"one of {', '.join(option_values.DTYPES)} (default: float32)",
+    ),
+    PluginOption(
+        "backend",
+        option_values.name,
+        None,
+        "plugin that makes the decoder under test (default: the one installed, else ours); fast, eager or walked: "
+        "ours, by fused steps where a block has one, on CUDA as captured graphs, as by default, by such steps with "
+        "nothing captured, or by the model's modules alone",
+    ),
+    PluginOption(
+        "decoder",
+        parse_address,
+        None,
+        f"decoder in another process: {ADDRESS_FORMS} (docs/wire.md), in place of any plugin",
+        "ADDRESS",
+    ),
+    PluginOption(
+        "decoder-timeout",
+        option_values.seconds,
+        120.0,
+        "time limit of each call to --emad-decoder (default: 120)",
+        "SECONDS",
+    ),
+    PluginOption(
+        "process-timeout",
+        option_values.seconds,
+        START_S,
+        "seconds that a fresh process of a race may take to start and load, beside ten times those of its requests "
+        f"(default: {START_S:.0f})",
+        "SECONDS",
+    ),
+    PluginOption(
+        "expect-decoder",
+        option_values.name,
+        None,
+        "whose decoder must have been judged, else the run fails: foreign, ours or the name of a plugin",
+        "WHOSE",
+    ),
+    PluginOption(
+        "waive",
+        option_values.reasoned,
+        (),
+        "let EMAD-E2, E5, F1 or F2, a shipped test or its file, or the word decoder stay undecided, for a reason; "
+        "repeatable",
+        "NAME=REASON",
+        many=True,
+    ),
+    PluginOption(
+        "profile", option_values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"
+    ),
+    PluginOption(
+        "margin",
+        option_values.pasted(option_values.nats),
+        None,
+        "also judge EMAD at this margin, in nats; a pasted minus sign (U+2212) will do",
+        "NATS",
+    ),
+    PluginOption(
+        "exit",
+        option_values.file,
+        None,
+        "exit that `emad screen` wrote for this model, in place of one found in the run: EMAD-X1 to X6 are asked of it "
+        "at any budget, and audits of its points",
+        "FILE",
+    ),
+    PluginOption(
+        "report", option_values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"
+    ),
+    PluginOption(
+        "gate",
+        option_values.one_of(GATES),
+        "paper",
+        "which rows fail the run: paper, the papers' falsifiers and the identities; decoder, the identities and every "
+        "audit, so that a right decoder passes whatever exits cost on the model; known, a change of a known verdict",
+    ),
+    PluginOption(
+        "gate-claims", option_values.names, frozenset(), "comma list of further claims that gate, e.g. EMAD-E1,EMAD-E3"
+    ),
+    PluginOption(
+        "claims", option_values.file, None, "TOML file with other thresholds or gates for rows of the register", "FILE"
+    ),
+    PluginOption(
+        "inconclusive",
+        option_values.one_of(INCONCLUSIVE),
+        "warn",
+        "what an inconclusive gating claim does: warn or fail",
+    ),
+    PluginOption(
+        "require", option_values.some_of(REQUIREMENTS), frozenset(), f"what must be decided: {', '.join(REQUIREMENTS)}"
+    ),
+    PluginOption(
+        "evidence",
+        option_values.one_of(FLOP_EVIDENCE),
+        FLOP_EVIDENCE[0],
+        f"what FLOP counts must stand on at least: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
+    ),
+    PluginOption(
+        "budget", option_values.one_of(tuple(BUDGETS)), "smoke", f"one of {', '.join(BUDGETS)} (default: smoke)"
+    ),
+    PluginOption(
+        "all-claims",
+        option_values.switch,
+        False,
+        "also ask the claims that take long, gate nothing and else wait for a larger --emad-budget",
+        switch=True,
+    ),
+    PluginOption("seed", option_values.seed, 0, "seed of all sampling (default: 0)", "N"),
+    PluginOption(
+        "golden", option_values.folder, None, "golden data read before the shipped; where updates are written", "DIR"
+    ),
+    PluginOption(
+        "update-golden",
+        option_values.switch,
+        False,
+        "write goldens and known verdicts to --emad-golden; fails",
+        switch=True,
+    ),
+    PluginOption("data", option_values.folder, None, "folder with data sets, for machines without a network", "DIR"),
+    PluginOption(
+        "tasks",
+        option_values.task_names,
+        frozenset(),
+        "comma list of lm-eval tasks to score, e.g. wikitext,gsm8k",
+        "NAMES",
+    ),
+    PluginOption("limit", option_values.count, None, "documents per task (default: all)", "N"),
+    PluginOption(
+        "allow-code-execution", option_values.switch, False, "run generated programs, in a sandbox", switch=True
+    ),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every row of ``OPTIONS`` twice: as a flag and as an ini value."""
+    group = parser.getgroup("emad", "adaptive-depth decoding (pytest-emad)")
+    for option in OPTIONS:
+        kind: Literal["args", "string"] = "args" if option.many else "string"
+        if option.switch:
+            group.addoption(option.flag, action="store_const", const="true", default=None, help=option.help)
+        else:
+            action = "append" if option.many else "store"
+            group.addoption(option.flag, action=action, default=None, metavar=option.metavar, help=option.help)
+        parser.addini(option.ini, option.help, type=kind, default=None)
+
+
+_SETTINGS = pytest.StashKey[RunSettings]()
+_REGISTER = pytest.StashKey[dict[str, Claim]]()
+
+
+def settings(config: pytest.Config) -> RunSettings:
+    """The run's settings, built and validated on the first call.
+
+    Raises:
+        pytest.UsageError: a value that cannot be accepted; the message names option, value, expectation and remedy.
+    """
+    if _SETTINGS not in config.stash:
+        try:
+            config.stash[_SETTINGS] = _read_settings(config)
+        except BadArgument as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[_SETTINGS]
+
+
+def claims_register(config: pytest.Config) -> dict[str, Claim]:
+    """The claims register with ``--emad-claims`` applied. Raises pytest.UsageError if that file cannot be accepted."""
+    if _REGISTER not in config.stash:
+        try:
+            config.stash[_REGISTER] = _register_under_gate(
+                load_register(settings(config).claims), settings(config).gating.gate
+            )
+        except BadArgument as error:
+            raise pytest.UsageError(f"--emad-claims: {error}") from error
+    return config.stash[_REGISTER]
+
+
+def _register_under_gate(rows: dict[str, Claim], gate: str) -> dict[str, Claim]:
+    """``rows`` as they gate under ``gate``; what ``--emad-gate-claims`` names gates in any case."""
+    if gate != "decoder":
+        return rows
+    return {name: replace(row, gate=row.gate and name not in METHOD_ROWS) for name, row in rows.items()}
+
+
+def _read_settings(config: pytest.Config) -> RunSettings:
+    given = {option.field: _option_value(config, option) for option in OPTIONS}
+    given["budget"] = BUDGETS[given["budget"]]
+    given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
+    given["models"] = models = given.pop("model")
+    named = (given.pop("pair"), given.pop("small_model"), given.pop("large_model"))
+    given["pair"], given["pair_named"] = select_pair(*named, models, "--emad-"), any(named)
+    if len(set(models)) != len(models):
+        raise BadArgument("--emad-model", models, "each model once")
+    waived = [of for of, _ in given["waive"]]
+    if len(set(waived)) != len(waived):
+        raise BadArgument("--emad-waive", waived, "each name once")
+    report = given["report"]
+    given["journal"] = None if report is None else report / "journal"
+    patterns = frozenset(pattern for words in given["only"] for pattern in words)
+    given["only"] = select_ids(patterns, load_register(given["claims"]), "--emad-only") if patterns else patterns
+    study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})
+    gating = GateOptions(**{field.name: given.pop(field.name) for field in fields(GateOptions)})
+    built = RunSettings(study=study, gating=gating, **given)
+    _check_claims(built)
+    _check_provider(built)
+    _check_update(built, config, os.environ)
+    return built
+
+
+def _option_value(config: pytest.Config, option: PluginOption) -> Any:
+    given = config.getoption(option.flag)
+    if given not in (None, []):
+        return _parse_option(option, given, config.invocation_params.dir, option.flag)
+    written = config.getini(option.ini)
+    if written not in (None, [], ""):
+        folder = config.inipath.parent if config.inipath else config.rootpath
+        return _parse_option(option, written, folder, f"ini {option.ini}")
+    return option.default
+
+
+def _parse_option(option: PluginOption, value: Any, base: Path, where: str) -> Any:
+    if option.many:
+        return tuple(option.read(text, base, where) for text in value)
+    return option.read(value, base, where)
+
+
+def _check_claims(built: RunSettings) -> None:
+    if built.claims is None and not built.gate_claims:
+        return
+    known = load_register(built.claims)
+    for name in sorted(built.gate_claims):
+        if name not in known:
+            expected = f"ids of the register: {', '.join(known)}"
+            raise BadArgument("--emad-gate-claims", name, expected, suggest_nearest(name, known))
+
+
+def _check_provider(built: RunSettings) -> None:
+    """One decoder is judged: there or here."""
+    if built.decoder is not None and built.backend is not None:
+        raise BadArgument("--emad-backend", built.backend, "none beside --emad-decoder", "leave one of them out")
+
+
+def _check_update(built: RunSettings, config: pytest.Config, environment: Mapping[str, str]) -> None:
+    """An update is a person's decision: never in CI, never by several processes, never into the installed package."""
+    if not built.update_golden:
+        return
+    where = "--emad-update-golden"
+    if environment.get("CI"):
+        raise BadArgument(where, True, "a run outside CI", "update on your machine, read the diff, commit it")
+    if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
+        raise BadArgument(where, True, "one process", "run it again with -n 0")
+    if built.golden is None:
+        raise BadArgument(
+            where, True, "a place to write", "add --emad-golden DIR (in a checkout: --emad-golden golden)"
+        )
+
+
+__all__ = ["OPTIONS", "RunSettings", "add_options", "claims_register", "settings"]

@@ -1,0 +1,242 @@
+"""What one test puts on record, and whether that fails it (``emad_ref.statistics.gate`` says when).
+
+Records travel as JSON strings in ``item.user_properties``: xdist carries them to the controller, which a single NumPy
+scalar would kill; ``junit`` then leaves a short form of them.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.statistics.gate import gate_result
+from emad_ref.statistics.goldens import (
+    MACHINE_BOUND,
+    Change,
+    KnownVerdicts,
+    RecordedOutcome,
+    RunConditions,
+    compare_with_record,
+    departures,
+    key_of,
+)
+from emad_ref.statistics.verdicts import Claim, Verdict
+from pytest_emad.options import RunSettings
+
+if TYPE_CHECKING:
+    from emad_ref.audit.finding import Finding
+    from emad_ref.measurements.attachments import Attachments
+    from emad_ref.statistics.goldens import Goldens
+
+KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT, ATTEMPT, RAISED, REPLACED = tuple(
+    f"emad.record.{kind}"
+    for kind in (
+        *("claim", "point", "note", "model", "golden", "known", "table", "audit"),
+        *("attempt", "raised", "replaced"),  # written by ``attempts``
+    )
+)
+
+
+class EmadWarning(pytest.PytestWarning):
+    """A gating claim that this run could not decide."""
+
+
+class Recorder:
+    """The fixture ``emad_record``: puts facts on a test's record and fails the test where a verdict says so.
+
+    ``properties`` is the test's ``user_properties``, to which this object only appends.
+    """
+
+    def __init__(
+        self,
+        properties: list[tuple[str, object]],
+        settings: RunSettings,
+        register: Mapping[str, Claim],
+        goldens: Goldens,
+        known: KnownVerdicts,
+        provenance: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._properties, self._settings, self._register = properties, settings, register
+        self._goldens, self._known, self._provenance = goldens, known, provenance
+        study = settings.study
+        options = [*study.departures, *departures(register, settings.gate_claims)]
+        self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
+
+    def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
+        """Record a verdict, then fail or warn as ``gating`` says.
+
+        Args:
+            verdict: its ``gate`` is replaced by what register and options say.
+            corpus: the corpus it was decided on; "" for claims that read no text.
+            fingerprint: the model's, so that known verdicts follow the weights and not the name.
+            refused: why the decoder under test, and not the model or the text, left it undecided; "" where it did not.
+
+        Raises:
+            BadArgument: the register has no row ``verdict.id``.
+        """
+        row = self._row(verdict.id)
+        key = key_of(row.id, fingerprint or verdict.model, corpus, self._run)
+        beside = compare_with_record(row, verdict, self._known.expected(key, self._run.seed))
+        verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
+        updating = self._settings.update_golden and row.requires not in MACHINE_BOUND
+        if updating:
+            expected = RecordedOutcome(
+                frozenset({verdict.verdict}), verdict.verdict
+            )  # accepted; the run fails as a whole
+        found = gate_result(verdict, row, self._settings.gating, expected)
+        told = verdict.to_json() | {"title": row.plain or row.title, "fails": bool(found.failure)}
+        self._add(CLAIM, told | ({"refused": refused} if refused else {}))
+        self._add(KNOWN, beside.to_json())
+        if updating:
+            self._put_on_record(verdict, key)
+        if found.warning:
+            warnings.warn(EmadWarning(found.warning), stacklevel=2)
+        if found.failure:
+            pytest.fail(found.failure, pytrace=False)
+
+    def exhibits(self, model: str, shown: Attachments) -> None:
+        """Record every table, note and point of ``shown``, about ``model``."""
+        for point in shown.points:
+            self.point(point)
+        for table in shown.tables:
+            self.table(table.title, model, table.rows, table.figure)
+        for note in shown.notes:
+            self.note(note)
+
+    def point(self, values: Mapping[str, Any]) -> None:
+        """Record an operating point for the summary; keys as ``emad_ref.report.tables.point_rows`` reads them.
+
+        Raises:
+            BadArgument: no ``model`` or ``name``; or a value JSON cannot hold, NaN and infinity included.
+        """
+        for key in ("model", "name"):
+            if not values.get(key):
+                raise BadArgument(f"point[{key!r}]", values.get(key), "the name it is reported under")
+        self._add(POINT, dict(values))
+
+    def model(self, facts: Mapping[str, Any]) -> None:
+        """Record facts about a model (``name`` and, say, fingerprint, layers) for ``report.json``."""
+        if not facts.get("name"):
+            raise BadArgument("model['name']", facts.get("name"), "the name it is reported under")
+        self._add(MODEL, dict(facts))
+
+    def table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]], figure: str = "") -> None:
+        """Record a table for the summary and ``report.json``: ``rows`` share their keys, which are its columns.
+
+        Args:
+            figure: a name of ``emad_ref.report.figures.FIGURES`` that shows these rows; whoever writes the report draws
+                it from them, in this run or later. "": none.
+
+        Raises:
+            BadArgument: no rows, rows with different keys, a value JSON cannot hold, rows the figure cannot draw.
+        """
+        if not rows:
+            raise BadArgument(
+                f"rows of {title!r}", rows, "at least one row", "record a note that says why there is none"
+            )
+        columns = list(rows[0])
+        if any(list(row) != columns for row in rows):
+            raise BadArgument(f"rows of {title!r}", "differing keys", f"{columns} in every row", "None marks absence")
+        drawn = {"figure": figure} if figure else {}
+        if figure:
+            from emad_ref.report.figures import require_drawable  # not at the start of every run
+
+            require_drawable(figure, rows)
+        self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]} | drawn)
+
+    def audit(self, finding: Finding) -> None:
+        """Record what an audit found, whatever becomes of it."""
+        self._add(
+            AUDIT,
+            {
+                "check": finding.check,
+                "passed": None if finding.passed is None else bool(finding.passed),
+                "detail": finding.detail,
+                "n": int(finding.n),
+                "ties": int(finding.ties),
+            },
+        )
+
+    def note(self, text: str) -> None:
+        """Record a sentence that the reader of the summary needs."""
+        self._add(NOTE, text)
+
+    def golden(self, name: str, found: Any) -> Any | None:
+        """The golden stored under ``name``, for the test to compare with ``found``; None if none is recorded.
+
+        Under ``--emad-update-golden`` ``found`` (JSON values only) is stored and returned.
+
+        Raises:
+            emad_ref.statistics.goldens.DamagedGolden: listed in the index, but missing or altered.
+            Failed: none is recorded, and ``--emad-require golden`` is set.
+        """
+        if self._settings.update_golden:
+            stored = json.loads(_strict_json(f"golden {name}", found))
+            change = self._goldens.update(name, stored, self._provenance())
+            self._changed(f"golden {name}", change)
+            return stored
+        stored = self._goldens.read(name)
+        self._add(GOLDEN, {"id": name, "outcome": "absent" if stored is None else "read"})
+        if stored is None and "golden" in self._settings.gating.require:
+            pytest.fail(f"no golden recorded for {name}, and --emad-require golden asks for one", pytrace=False)
+        return stored
+
+    def _gates(self, row: Claim, expected: RecordedOutcome | None) -> bool:
+        """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
+        if self._settings.gating.gate == "known":
+            return expected is not None
+        return row.gates(self._settings.gate_claims)
+
+    def _row(self, claim: str) -> Claim:
+        if claim not in self._register:
+            raise BadArgument("claim", claim, f"a row of the register: {', '.join(self._register)}")
+        return self._register[claim]
+
+    def _put_on_record(self, verdict: Verdict, key: Mapping[str, str]) -> None:
+        if self._goldens.target is None:  # settings() refuses this combination
+            raise AssertionError("update without a target")
+        from emad_ref.statistics.goldens import record_verdict  # not at the start of every run
+
+        seed = self._run.seed
+        change = record_verdict(self._goldens.target, key, verdict.model, seed, verdict.verdict)
+        self._changed(f"verdict {verdict.id} of {verdict.model}, seed {seed}: {verdict.verdict}", change)
+
+    def _changed(self, name: str, change: Change) -> None:
+        self._add(GOLDEN, {"id": name, "outcome": change})
+
+    def _add(self, kind: str, value: object) -> None:
+        self._properties.append((kind, _strict_json(kind, value)))
+
+
+def _strict_json(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadArgument(
+            name, value, "built-in JSON values", f"{error}; leave absent numbers out, or give None"
+        ) from error
+
+
+def read_properties(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
+    """(kind, value) for each of our records among a report's ``user_properties``, in order."""
+    for kind, value in filter(is_record, properties):
+        yield kind, json.loads(str(value))
+
+
+def first_attempt_records(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
+    """The same of the first attempt alone: what a later one found decides nothing."""
+    for kind, value in read_properties(properties):
+        if kind == ATTEMPT and value > 1:
+            return
+        yield kind, value
+
+
+def is_record(entry: tuple[str, object]) -> bool:
+    """Whether one of ``user_properties`` is a record of ours, and not its short form or somebody else's."""
+    return entry[0] in KINDS and isinstance(entry[1], str)

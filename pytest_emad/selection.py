@@ -1,0 +1,110 @@
+"""Which collected tests run, and in which order.
+
+``--emad-only`` selects by claim. Tests about a pair or an exit need one; tests marked with a larger budget wait for it
+unless they gate or were asked for by name. Correctness runs before quality and quality before time, and of each model
+the gates first: a decoder whose K/V cache is wrong need not be timed. Tests of other plugins keep their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from emad_ref.measurements.study import BUDGETS
+from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR
+from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim
+from pytest_emad import environment
+from pytest_emad.environment import is_shipped, shipped_file
+from pytest_emad.options import RunSettings
+
+EXIT_FIXTURE = "emad_exit"  # the fixture that holds one
+PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
+
+
+def marker_arguments(item: pytest.Item) -> dict[str, Any]:
+    """The nearest ``emad`` marker's arguments with their defaults."""
+    nearest = item.get_closest_marker("emad")
+    return {"claim": None, "budget": "smoke", "measures": False} | (dict(nearest.kwargs) if nearest else {})
+
+
+def is_measuring(item: pytest.Item) -> bool:
+    """Whether ``item`` takes time or energy, and so needs the machine to itself."""
+    return bool(marker_arguments(item)["measures"]) or environment.is_cost_test(item)
+
+
+def is_related(item: pytest.Item) -> bool:
+    """Whether ``item`` has to do with us: one of our tests, or one that asks for a claim or a fixture of ours."""
+    fixtures = getattr(item, "fixturenames", ())
+    marked = environment.is_shipped(item) or item.get_closest_marker("emad") is not None
+    return marked or any(name.startswith("emad_") for name in fixtures)
+
+
+def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> str:
+    """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
+    arguments, ours = marker_arguments(item), environment.is_shipped(item)
+    claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not _is_requested(claim, of_pair, chosen, register):
+        return ABOVE_BUDGET  # first: what belongs to a larger budget is no part of this run's proof either
+    if chosen.only and claim not in chosen.only and (ours or claim is not None):
+        return LEFT_OUT
+    if ours and EXIT_FIXTURE in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
+        return NO_EXIT
+    return NO_PAIR if ours and of_pair and chosen.pair is None else ""
+
+
+def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, register: Mapping[str, Claim]) -> bool:
+    """Whether a claim is asked whatever it takes: it gates, or somebody wants to know."""
+    if claim is None:
+        return False
+    wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
+    wanted = wanted or (chosen.study.exit is not None and claim.startswith(EXIT_PREFIX))
+    return wanted or register[claim].gates(chosen.gate_claims)
+
+
+FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
+
+
+def sort_by_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """``items``, ours by the folder of ``suites`` they stand in and within one as they were collected."""
+    ours = {place: file for place, item in enumerate(items) if (file := shipped_file(item.path)) is not None}
+    moved = iter(sorted(ours, key=lambda place: folder_rank(ours[place].split("/")[1])))
+    return [items[next(moved)] if place in ours else item for place, item in enumerate(items)]
+
+
+def folder_rank(folder: str) -> int:
+    """When the tests of a folder of ``suites`` run, before or after those of others."""
+    return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+
+
+def sort_gates_first(
+    items: Sequence[pytest.Item], gating: Collection[str], exact: Collection[str]
+) -> list[pytest.Item]:
+    """``items``, first those of ``gating`` claims without a model, then of each model the gates, the ``exact`` first.
+
+    What measures time keeps its place: it is asked when nothing else is left to do. Models stay in their order, so that
+    one is freed before the next is loaded.
+    """
+    parts: list[list[pytest.Item]] = []
+    model = None
+    for item in items:
+        asked = _model_name(item)
+        if not parts or (asked is not None and model is not None and asked != model):
+            parts.append([])
+        model = asked or model
+        parts[-1].append(item)
+
+    def when(item: pytest.Item) -> int:
+        asked = marker_arguments(item)
+        if asked["claim"] not in gating or asked["measures"] or not is_shipped(item):
+            return 3
+        return 0 if _model_name(item) is None else 1 if asked["claim"] in exact else 2
+
+    first = [item for item in items if when(item) == 0]
+    return [*first, *(item for part in parts for item in sorted(part, key=when) if when(item) > 0)]
+
+
+def _model_name(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("emad_model")

@@ -1,0 +1,137 @@
+"""Run the suites on every mutant, each in a process of its own, and print a line for each and the table."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import write_atomically
+from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind, select_mutants
+from emad_ref.mutants.mutant import Mutant
+from emad_ref.report.deselection import SUITES
+from emad_ref.report.mutation_results import (
+    LOG_FILE,
+    MutationResult,
+    complaints,
+    is_proved,
+    mutation_line,
+    mutation_outcome,
+    mutation_table,
+    summarize_mutations,
+)
+from pytest_emad.options import OPTIONS, settings
+from pytest_emad.selfcheck import ALL, FLAG, KINDS, MEANT
+
+IMPORTED = ("torch._dynamo", "transformers", "hypothesis.stateful", "scipy.stats", "emad_ref.mutants.catalogue")
+LIMIT_S = 1800.0  # of one planted decoder: one that hangs is not caught by anybody
+
+
+def run_pytest(arguments: list[str], log: Path) -> None:
+    """A pytest of these ``arguments``, all of whose words go to ``log``; ended when it takes too long."""
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context: Any = multiprocessing.get_context(method)  # of either kind; typeshed's base class has no Process
+    if method == "forkserver":
+        context.set_forkserver_preload(list(IMPORTED))
+    process = context.Process(target=_pytest, args=(arguments, str(log)))
+    process.start()
+    process.join(LIMIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _pytest(arguments: list[str], log: str) -> None:
+    """All that it says goes to ``log``."""
+    with open(log, "wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    raise SystemExit(int(pytest.main(arguments)))
+
+
+PASSED_ON = ("model", "corpus", "device", "dtype", "profile", "budget", "seed", "data", "inconclusive")
+PROVIDER = "pytest_emad.mutants"
+
+
+def run_selfcheck(config: pytest.Config) -> int:
+    """Run the catalogue, print a line for each entry and the table; the exit status.
+
+    Raises:
+        pytest.UsageError: an unknown name, several models, a report that cannot be written.
+    """
+    try:
+        planted = _selected_mutants(config.getoption(FLAG))
+        asked = settings(config)
+        if len(asked.models) > 1:
+            raise BadArgument("--emad-model", asked.models, f"one model beside {FLAG}", "run it for each")
+    except BadArgument as error:
+        raise pytest.UsageError(str(error)) from error
+    results: list[MutationResult] = []
+    everything = config.getoption(FLAG) == ALL
+    print(f"emad selfcheck: {len(planted)} planted decoders on {asked.models[0]}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="emad-selfcheck-") as folder:
+        for number, one in enumerate(planted, start=1):
+            results.append(_check_mutant(config, one, Path(folder, str(number)), everything))
+            print(f"{number}/{len(planted)} {mutation_line(results[-1])}", flush=True)
+    said = summarize_mutations(results)
+    print(f"\n{mutation_table(results)}\n{said}")
+    if asked.report is not None:
+        written = {"model": asked.models[0], "summary": said, "results": [asdict(result) for result in results]}
+        try:
+            asked.report.mkdir(parents=True, exist_ok=True)
+            write_atomically(asked.report / "selfcheck.json", json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+            write_atomically(asked.report / "selfcheck.txt", f"{mutation_table(results)}\n{said}\n")
+        except (OSError, EmadError) as error:
+            raise pytest.UsageError(f"--emad-report: {error}") from error
+    return int(pytest.ExitCode.OK if is_proved(results) else pytest.ExitCode.TESTS_FAILED)
+
+
+def _selected_mutants(names: str) -> list[Mutant]:
+    if names == KINDS:
+        return one_of_each_kind()
+    return list(CATALOGUE.values()) if names in (MEANT, ALL) else select_mutants(names.split(","))
+
+
+# ---------------------------------------------------------------- one of them
+
+
+def _check_mutant(config: pytest.Config, planted: Mutant, folder: Path, everything: bool) -> MutationResult:
+    began = time.monotonic()
+    folder.mkdir()
+    run_pytest(_arguments(config, planted, folder, everything), folder / LOG_FILE)
+    found, by, message = mutation_outcome(planted, list(complaints(folder)), folder)
+    seconds, plain = round(time.monotonic() - began, 1), " ".join(message.removeprefix("Failed: ").split())
+    return MutationResult(planted.name, planted.kind, planted.does, planted.meant, found, by, plain, seconds)
+
+
+def _arguments(config: pytest.Config, planted: Mutant, folder: Path, everything: bool) -> list[str]:
+    """A command line of pytest's: the options of this run, the planted provider, and what is to be run."""
+    suites = next(folder for folder in SUITES if folder.is_dir())
+    names = planted.test.split()
+    if everything:
+        names = list(dict.fromkeys(["invariants", "fidelity", *names]))
+        names = [name for name in names if "::" not in name or name.split("/")[0] not in names]
+    model = settings(config).models[0]
+    case = f"[{model.replace('/', '|')}-{planted.case}]" if planted.case.startswith("EMAD") else ""
+    given = [
+        part
+        for option in OPTIONS
+        if option.name in PASSED_ON and (value := config.getoption(option.flag)) not in (None, [])
+        for part in (option.flag, str(value[0] if option.many else value))
+    ]
+    around = [f"--rootdir={config.rootpath}", *([f"-c{config.inipath}"] if config.inipath else [])]
+    around += [part for name in config.getoption("plugins") for part in ("-p", name)]
+    around += ["-n0"] if config.pluginmanager.hasplugin("xdist") else []
+    provider = ["-p", PROVIDER, "--emad-planted", planted.name, "--emad-backend", PROVIDER, "-o", "emad_decoder="]
+    paths = [f"{suites / name}{case}" for name in names]
+    return [*around, *provider, *given, "-pno:cacheprovider", "--emad-report", str(folder), *paths]

@@ -1,0 +1,183 @@
+"""What suite files call: claims as test parameters, the answer to a claim, an audit's finding, benchmark rows.
+
+``claim_parameters`` makes one parameter per claim of a suite. ``record_answer`` decides a claim and puts the verdict
+on
+record. ``Auditor`` fails the test on a finding, warns, or records a count of ties. ``CLOCK`` hands pytest-benchmark
+the
+durations that the paired clock measured, because its own loop times one arm after the other, which drift makes
+incomparable.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from emad_ref.audit.finding import AuditRefutedError, Finding
+from emad_ref.audit.lens import Lens
+from emad_ref.audit.token_comparison import (
+    GoldenTokens,
+    TokenRows,
+    compare_golden,
+    golden_key,
+    golden_thresholds,
+    largest_threshold_change,
+    same_tokens,
+)
+from emad_ref.claims.base import About, NamedMeasurements, Question, RunPlan, Suite, ask, question_of, questions_of
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Prompt
+from emad_ref.statistics.verdicts import load_register
+from pytest_emad.options import RunSettings
+from pytest_emad.recorder import EmadWarning, Recorder
+
+Ask = Callable[..., None]  # asks a claim, by id, of the evidence that a fixture holds, and records the answer
+
+
+def claim_parameters(suite: Suite, *about: About) -> list[Any]:
+    """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
+    return [
+        pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
+        for claim, question in questions_of(load_register()).items()
+        if question.suite == suite and question.about in about
+    ]
+
+
+def record_answer(
+    evidence: NamedMeasurements,
+    layers: int,
+    docket: RunPlan,
+    record: Recorder,
+    claim: str,
+    question: Question[Any] | None = None,
+) -> None:
+    """Ask ``claim`` of ``evidence``; put what stands beside the verdict on record, then the verdict, which may fail.
+
+    ``question``: in place of the registered one, for a suite that draws its evidence in a way of its own.
+
+    Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
+    """
+    asked = docket.asked(claim, evidence.name, layers)
+    try:
+        answer = ask(question or question_of(claim), evidence, asked)
+    except AuditRefutedError as complaint:
+        if complaint.finding is not None:
+            record.audit(complaint.finding)
+        record.claim(asked.unmeasured(f"not decided: {complaint}"), evidence.corpus, evidence.fingerprint)
+        pytest.fail(f"{claim} is not decided: {complaint}", pytrace=False)
+    record.exhibits(evidence.name, answer.exhibits)
+    record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
+
+
+class Auditor:
+    """The fixture ``emad_audit``: call it with a finding; it fails the test, warns, or puts the count on record."""
+
+    def __init__(self, lens: Lens, tolerance: float, settings: RunSettings, record: Recorder) -> None:
+        self._lens, self._tolerance, self._settings, self._record = lens, tolerance, settings, record
+
+    def __call__(self, finding: Finding) -> None:
+        self._record.audit(finding)
+        if finding.passed:
+            return
+        said = f"audit {finding.check}: {finding.detail}"
+        if finding.passed is False or self._settings.gating.inconclusive == "fail":
+            pytest.fail(said, pytrace=False)
+        self._record.note(f"inconclusive {said}")
+        warnings.warn(EmadWarning(f"inconclusive {said}"), stacklevel=2)
+
+    def same_tokens(
+        self,
+        prompts: Sequence[Prompt],
+        found: TokenRows,
+        wanted: TokenRows,
+        point: OperatingPoint | None = None,
+        found_depths: TokenRows | None = None,
+        wanted_depths: TokenRows | None = None,
+        *,
+        declared: float = 0.0,
+    ) -> None:
+        """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.sameness``)."""
+        given = (self._tolerance, prompts, found, wanted, point, found_depths, wanted_depths)
+        finding = same_tokens(self._lens, *given, declared=declared)
+        self._record.audit(finding)
+        if not finding.passed:
+            pytest.fail(finding.detail, pytrace=False)
+        if finding.ties:
+            self._record.note(finding.detail)
+
+    def golden(
+        self,
+        about: tuple[str, str, str, int, str],
+        taken: GoldenTokens,
+        prompts: Sequence[Prompt],
+        noise: float,
+        *,
+        declared: float,
+        point: OperatingPoint | None = None,
+        drawn: bool = False,
+    ) -> bool:
+        """Hold ``taken`` of ``prompts`` against the golden on record; False, and a note, where there is none.
+
+        Args:
+            about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
+            noise: of a signal, in multiples of a logit's; ``declared``: a logit's, by the decoder.
+            point: what decided depths; its thresholds must be those on record, up to the noise of a signal.
+            drawn: whether tokens were drawn: they follow the generator of the installed torch.
+        """
+        release = metadata.version("torch").split(".")[:2]
+        key = golden_key(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
+        asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
+        decided = {} if point is None else {"point": golden_thresholds(point)}
+        golden = self._record.golden(key, asked | decided | taken.to_json())
+        if golden is None:
+            self._record.note("golden rows not applicable (no golden recorded)")
+            return False
+        # a threshold that lies elsewhere by so much decides as a signal that does
+        shift = largest_threshold_change(golden.get("point"), decided["point"]) if decided else 0.0
+        others = [name for name, value in asked.items() if golden.get(name) != value]
+        if shift > noise * self._tolerance:
+            others.append("point")
+        for name in others:
+            pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
+        noise += shift / self._tolerance if shift else 0.0
+        self(compare_golden(GoldenTokens.from_json(golden), taken, self._tolerance, noise, declared=declared))
+        return True
+
+
+class ReplayClock:
+    """A timer whose readings make round i last ``seconds[i]`` of the samples loaded last."""
+
+    def __init__(self) -> None:
+        self._readings: Iterator[float] = iter(())
+
+    def __call__(self) -> float:
+        return next(self._readings)
+
+    def load(self, seconds: Sequence[float]) -> None:
+        self._readings = _clock_readings([float(duration) for duration in seconds])
+
+
+def _clock_readings(seconds: Sequence[float]) -> Iterator[float]:
+    now = 0.0
+    for duration in seconds:
+        yield now
+        now += duration
+        yield now
+
+
+CLOCK = ReplayClock()
+
+
+def record_samples(benchmark: Any, seconds: Sequence[float], group: str) -> None:
+    """Record ``seconds`` as the rounds of ``benchmark``, a fixture whose timer is ``CLOCK``, in ``group``."""
+    benchmark.group = group
+    CLOCK.load(seconds)
+    benchmark.pedantic(_no_op, rounds=len(seconds), iterations=1, warmup_rounds=0)
+
+
+def _no_op() -> None:
+    """What a replayed round runs."""

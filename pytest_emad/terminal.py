@@ -1,0 +1,172 @@
+"""What a run prints of ours: the header, a line as each claim is decided, progress bars, the summary at the end.
+
+pytest captures standard error while tests run. Where standard error is a terminal, a second descriptor of it, opened
+before capture starts, shows progress bars as they move; elsewhere bars stay in the captured output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO, cast
+
+import pytest
+
+from emad_ref.errors import printable
+from emad_ref.statistics.gate import UNDECIDED
+from pytest_emad.options import RunSettings
+from pytest_emad.recorder import EmadWarning
+
+MAX_WAIVER_LENGTH = 300  # characters of a waiver in the header; report.json keeps the whole
+PYTEST_SUMMARY_LINES = (
+    4  # lines that pytest itself prints around a summary, of the forty: headings, a blank, its last line
+)
+COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
+TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
+
+
+def header(settings: RunSettings, decoder: str) -> list[str]:
+    """``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and whatever else departs from the defaults.
+
+    Then whose decoder is about to be judged, and what may stay undecided.
+    """
+    parts = [
+        f"model{'s' if len(settings.models) > 1 else ''} {', '.join(settings.models)}",
+        f"corpus {settings.study.corpus or 'by model'}",
+        f"device {settings.study.device}",
+        f"dtype {settings.study.dtype}",
+        f"budget {settings.budget.name}",
+        f"gate {settings.gating.gate}",
+    ]
+    if settings.study.seed:
+        parts.append(f"seed {settings.study.seed}")
+    if settings.backend:
+        parts.append(f"backend {settings.backend}")
+    if settings.decoder:
+        parts.append(f"decoder {settings.decoder}")
+    if settings.gating.require:
+        parts.append(f"require {', '.join(sorted(settings.gating.require))}")
+    if settings.update_golden:
+        parts.append(f"UPDATING goldens in {settings.golden}")
+    waived = [f"emad: waived {of}: {printable(reason, MAX_WAIVER_LENGTH)}" for of, reason in settings.waive]
+    return [printable(line) for line in (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived)]
+
+
+def write_summary(
+    terminal: pytest.TerminalReporter, report: Mapping[str, Any], places: Sequence[str], verbosity: int
+) -> None:
+    """The summary of at most forty lines; before it, with ``-v``, every row, and with ``-vv`` legs and tables too.
+
+    Args:
+        report: as ``report.json`` holds it.
+        places: where it lies, a sentence each.
+    """
+    from emad_ref.console import replace_unencodable
+    from emad_ref.report.summary import (
+        MAX_LINES,
+        run_summary,  # tabulate: not at the start of every run
+        summary_lines,
+    )
+
+    replace_unencodable(terminal.config.get_terminal_writer()._file)
+    width = terminal.config.get_terminal_writer().fullwidth
+    for title, text in _verbose_sections(report, width, verbosity):
+        terminal.section(title)
+        terminal.line(printable(text))
+    found = summary_lines(run_summary(report), width, places, MAX_LINES - PYTEST_SUMMARY_LINES)
+    if report["claims"]:
+        terminal.section(f"emad: {', '.join(report['settings']['models'])}")
+    for line in found:
+        terminal.line(printable(line.text), **COLOURS.get(line.tone, {}))
+
+
+def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
+    """(title, text) of what does not go into the summary."""
+    from emad_ref.report.tables import leg_rows, note_text, sections, text_table
+
+    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
+    if updated:  # who asks for an update reads what it did
+        yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
+    if verbosity < 1:
+        return
+    tables = report["tables"] if verbosity > 1 else []
+    yield from sections(report["points"], tables, report["claims"], report["notes"], width)
+    for claim in report["claims"] if verbosity > 1 else []:
+        if claim["legs"]:
+            yield f"{claim['id']} on {claim['model']}", text_table(leg_rows(claim["legs"]), width)
+    if report["run"]["failures"]:
+        yield "emad: why the run fails", "\n".join(note_text(reason, width) for reason in report["run"]["failures"])
+
+
+def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
+    """Warnings of ours that the summary says in a line of its own; ``-v`` shows them with their places."""
+    warnings = terminal.stats.pop("warnings", [])
+    others = [warning for warning in warnings if f"{EmadWarning.__name__}: " not in warning.message]
+    if others:
+        terminal.stats["warnings"] = others
+
+
+def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
+    """What a test decided, a line per claim of at most ``width`` letters: id, verdict, what was found. "" for nothing.
+
+    Claims whose premise or instrument is absent decided nothing: a dot says enough.
+    """
+    from emad_ref.statistics.number_format import quantity
+
+    lines = [
+        f"  {claim['id']:15}  {claim['verdict']:12}  "
+        + quantity(claim["estimate"], claim["unit"], claim["interval"])
+        + (f" ({claim['model']})" if " + " in claim["model"] else "")
+        for claim in claims
+        if claim["verdict"] not in UNDECIDED
+    ]
+    return "\n".join(printable(line) if len(line) <= width else f"{printable(line[: width - 1])}…" for line in lines)
+
+
+def verdict_colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """That of the worst verdict among ``claims``."""
+    found = {claim["verdict"] for claim in claims}
+    return next((COLOURS[tone] for verdict, tone in TONES if verdict in found), {})
+
+
+_streams: list[TextIO | None] = []  # a stack: pytester runs a pytest inside a pytest
+
+
+def open_stream(worker: bool) -> None:
+    """Called at ``pytest_configure``, when capture is suspended; ``worker`` says that others share the terminal."""
+    visible = not worker and os.isatty(2)
+    _streams.append(
+        open(os.dup(2), "w", encoding="utf-8", errors="replace") if visible else None  # noqa: SIM115  # close_stream
+    )
+
+
+def close_stream() -> None:
+    """Called at ``pytest_unconfigure``."""
+    stream = _streams.pop() if _streams else None
+    if stream is not None:
+        stream.close()
+
+
+def progress_stream() -> TextIO | None:
+    """Where bars go, at the start of a line; None: wherever standard error leads."""
+    current = _streams[-1] if _streams else None
+    return None if current is None else cast(TextIO, _NewLineStream(current))
+
+
+class _NewLineStream:
+    """``stream``, on a new line from the first word on: pytest stands in the middle of one, behind a file's name.
+
+    Bars of work that ends soon are never drawn, and leave no line behind.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._fresh = stream, False
+
+    def write(self, text: str) -> int:
+        if not self._fresh:
+            self._stream.write("\n")
+            self._fresh = True
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
