@@ -49,3 +49,16 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     ):
         assert said in " ".join(done.stdout.split())  # long lines are wrapped
     assert "unheard_of" in done.stdout
+
+
+OPTIONAL = ("lm_eval", "datasets", "distributed", "submitit")
+
+
+def test_measurements_need_no_extra() -> None:
+    """README's first command installs neither lm-eval nor a cluster's packages."""
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
+        "import emad_ref.measurements.model, emad_ref.measurements.pair, emad_ref.screening.screen, emad_ref.cli"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

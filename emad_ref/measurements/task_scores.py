@@ -29,7 +29,7 @@ from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem, DocumentOf
 from emad_ref.sweep.losses import full_flops, net_saving
 from emad_ref.tasks.datasets import TaskDataUnavailable
-from emad_ref.tasks.evaluation import lm_eval_quiet
+from emad_ref.tasks.logging import lm_eval_quiet
 from emad_ref.tasks.sandbox import sandbox_obstacle
 from emad_ref.tasks.scoring import (
     TaskItem,

@@ -9,10 +9,8 @@ from the documents. So WikiText, for which lm-eval gives no standard error, has 
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +24,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import perplexity_of
 from emad_ref.tasks.local import FOLDER
-
-
-@contextmanager
-def lm_eval_quiet() -> Iterator[None]:
-    """lm-eval logs errors only, for as long as the block lasts."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
+from emad_ref.tasks.logging import lm_eval_quiet
 
 FEWSHOT_SEED = 1234  # lm-eval's own: the same examples stand in the same prompts as in its published numbers
 
