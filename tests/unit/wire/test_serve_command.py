@@ -161,7 +161,7 @@ def test_a_service_without_descriptors_serves_on_once_there_are_some(port, monke
     """The kernel's own word: descriptors of this process run out, and come back."""
     monkeypatch.setattr(server, "PAUSE_S", 0.05)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ours = [socket.create_connection(("127.0.0.1", port))]
+    ours = [greeted(port)]  # which was accepted: its descriptor on the other side is taken
     spare = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(n) for n in os.listdir("/proc/self/fd")) + 8, hard))
     try:
