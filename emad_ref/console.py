@@ -1,8 +1,9 @@
 """Text for a terminal, whatever its encoding and wherever the text comes from; how a command ends.
 
-``take_any_text`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->`` instead of
-a UnicodeEncodeError. ``SafeStream`` escapes what would move the cursor, hide or reorder text. ``run_command`` runs the
-body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit status.
+``replace_unencodable`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->``
+instead of a UnicodeEncodeError. ``SafeStream`` escapes what would move the cursor, hide or reorder text.
+``run_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit
+status.
 """
 
 from __future__ import annotations

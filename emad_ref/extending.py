@@ -110,7 +110,7 @@ def provenance() -> dict[str, Any]:
 
 
 def load_part(part: str, name: str) -> Any:
-    """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``resolved``."""
+    """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``load_place``."""
     return load_place(added_parts(part)[name], f"{GROUP}: {part}: {name}")
 
 

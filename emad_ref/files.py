@@ -120,10 +120,10 @@ def read_json(
     path: Path | str, argument: str, kind: type | None = None, *, remedy: str = WRITE_AGAIN, constants: bool = False
 ) -> Any:
     """What a JSON file holds, of type ``kind`` (dict or list) where one is asked for; ``constants`` as in
-    ``parsed_json``, for readers that judge each number by its name.
+    ``parse_json``, for readers that judge each number by its name.
 
     Raises:
-        BadFile: as ``read_text``, and as ``parsed_json``.
+        BadFile: as ``read_text``, and as ``parse_json``.
     """
     text = read_text(path, argument)
     try:
@@ -213,7 +213,7 @@ def _require_64_bits(value: Any) -> None:
 
 
 def write_atomically(path: Path, text: str, argument: str = "file") -> None:
-    """UTF-8, whole or not at all; half characters, which UTF-8 has not, as their escape. Raises as ``writing``."""
+    """UTF-8, whole or not at all; half characters, which UTF-8 has not, as their escape. Raises as ``open_atomic``."""
     with open_atomic(path, argument) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
@@ -312,7 +312,7 @@ def append_text(path: Path, text: str, argument: str) -> None:
     """Add ``text`` to a file, on the disk when this returns; an interruption may leave a part of it, at the end.
 
     Raises:
-        BadFile: as ``writing``.
+        BadFile: as ``open_atomic``.
     """
     target, _ = _target(path, argument)
     try:
@@ -327,7 +327,7 @@ def append_text(path: Path, text: str, argument: str) -> None:
 
 
 def truncate_file(path: Path, size: int, argument: str) -> None:
-    """Keep the first ``size`` bytes of a file. Raises BadFile as ``writing``."""
+    """Keep the first ``size`` bytes of a file. Raises BadFile as ``open_atomic``."""
     target, _ = _target(path, argument)
     try:
         os.truncate(target, size)
@@ -344,10 +344,10 @@ def remove_file(path: Path, argument: str) -> None:
 
 
 def require_writable(path: Path, argument: str) -> None:
-    """Refuse now what ``writing`` would refuse after a long pass; makes the folder where it is missing.
+    """Refuse now what ``open_atomic`` would refuse after a long pass; makes the folder where it is missing.
 
     Raises:
-        BadFile: as ``writing``; a name that is empty or too long.
+        BadFile: as ``open_atomic``; a name that is empty or too long.
     """
     target, _ = _target(path, argument)
     require_writable_folder(target.parent, argument, path)

@@ -18,7 +18,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "translated", "positional", "chunked"]
-# schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.table``
+# schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.schedules``
 SCHEDULE_FIELDS: dict[ScheduleName, tuple[str, ...]] = {
     "monotone": (),
     "free_eager": (),
@@ -179,7 +179,7 @@ class OperatingPoint:
 
     ``name``        how reports call it, e.g. ``emad m=0.20``.
     ``family``      where the thresholds come from: ``full``, ``truncation``, ``emad`` (profile − margin),
-                    ``fixed_entropy``, ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
+                    ``fixed_entropy_point``, ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
     ``layers``      L of the model it belongs to.
     ``probes``      layers after which the signal is read, ascending, all < ``ceiling``.
     ``thresholds``  [bins][probes], in the unit of the signal; a token exits at ℓ when signal_ℓ ≤ τ_ℓ (≥ for signals
@@ -192,10 +192,10 @@ class OperatingPoint:
     ``interpolate`` whether tokens may exit between probes, where the line through the last two readings crosses τ.
     ``confidence``  parameters of a signal that more than one layer decides, or of a pruned one; None for the others.
     ``lens``        digest of the tuned lens that heads below the last layer read through, attached to the model that
-                    decodes (``readout.tuned``); None: the model's own head. A linear probe reads the state itself, and
+                    decodes (``probes.lens``); None: the model's own head. A linear probe reads the state itself, and
                     only its exits go through the lens.
     ``translators`` digest of the state translators that K and V above an exit come from (translated), attached to the
-                    model that decodes (``readout.states``).
+                    model that decodes (``probes.lens``).
     ``decay``       (rate, N) of thresholds that fall with the decided tokens t = 0, 1, … of a sequence of at most N
                     (CALM): τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
 

@@ -1,7 +1,7 @@
 """What a decoder decided and what it executed. NumPy only; no clock inside.
 
 ``Tokens``  one row per processed token: what was decided (depth D_t, cap D_{t-1}, phase).
-``Work``    sums per layer: what was executed. With a model's geometry it gives FLOPs (``meters.flops``).
+``Work``    sums per layer: what was executed. With a model's geometry it gives FLOPs (``benchmark.flops``).
 ``Record``  both, plus the signals compared and the reason each row stopped.
 
 Layers count from 1 to L for users; column ``l - 1`` of a per-layer array belongs to layer ``l``.

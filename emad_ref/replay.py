@@ -61,7 +61,8 @@ class Replay:
 class TraceReplayer:
     """A trace laid out as grids [longest, sequences], so that each rule and running minimum is one call over all rows.
 
-    ``schedule.monotone.depths`` is the plain form of what happens here under it; a law holds the two together.
+    ``schedule.schedules.monotone_depths`` is the plain form of what happens here under it; a law holds the two
+    together.
     """
 
     def __init__(self, trace: Trace):

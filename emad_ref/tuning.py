@@ -107,7 +107,7 @@ def windows_of(
     """At most ``limit`` windows of ``corpus``, or of what the model writes itself where that is ``self``.
 
     ``per_document``: the most that one document may give, its first; None: all. ``told`` is given the texts that are
-    read: a ``text.duplicates.Distinct`` knows how many it left out.
+    read: a ``text.corpora.DistinctDocuments`` knows how many it left out.
 
     Raises:
         BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a

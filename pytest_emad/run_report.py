@@ -165,7 +165,7 @@ class RunResults:
             kinds[kind].append(value)
 
     def report(self, settings: RunSettings, provenance: dict[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
-        """``report.json`` as data (``report.reading``). Models nothing was recorded about are listed by name.
+        """``report.json`` as data (``report.schema``). Models nothing was recorded about are listed by name.
 
         ``around``: the parts that tell of the run and not of what its tests found.
         """
@@ -360,7 +360,8 @@ class RunRecord:
 
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file that a step of GitHub's appends Markdown to
 USAGE_ERROR_NODE = "emad usage error"  # node id of a worker's usage error
-# options under which pytest runs no test's body, by the name of their value; those of ``SET_UP`` run its fixtures
+# options under which pytest runs no test's body, by the name of their value; those of ``FIXTURES_ONLY`` run its
+# fixtures
 FIXTURES_ONLY = {"setupplan": "--setup-plan", "setuponly": "--setup-only"}
 NO_TEST_OPTIONS = FIXTURES_ONLY | {
     "collectonly": "--collect-only",

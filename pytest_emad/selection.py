@@ -42,7 +42,7 @@ def is_related(item: pytest.Item) -> bool:
 
 
 def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> str:
-    """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
+    """Why ``item`` is not asked, in a word of ``report.gaps``; "" where it is."""
     arguments, ours = marker_arguments(item), environment.is_shipped(item)
     claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
     if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not _is_requested(claim, of_pair, chosen, register):

@@ -100,7 +100,7 @@ class Auditor:
         *,
         declared: float = 0.0,
     ) -> None:
-        """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.sameness``)."""
+        """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.token_comparison``)."""
         given = (self._tolerance, prompts, found, wanted, point, found_depths, wanted_depths)
         finding = same_tokens(self._lens, *given, declared=declared)
         self._record.audit(finding)

@@ -14,19 +14,22 @@ __getattr__, __dir__  # lazy names of the package
 custom_generate  # of an exit: docs/screen.md
 take_profile, choose_margin  # among them, for people: docs/python.md
 fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
-tensors_of, translators_from  # for files that hold translators beside other things
+translator_tensors, translators_from_tensors  # for files that hold translators beside other things
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
-ticks, label_y, x_label, y_label, layouts, embedded  # the page's template
+ticks, label_y, x_label, y_label, layouts, embedded, explorers  # the page's template
 
 # for readers of a result, or of the papers
 process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
 idle_power_w  # what `EnergyReadings.joules_per_token(idle_w=…)` takes
 problems_in  # HumanEval's own file, for whoever scores without lm-eval
-hoeffding, risk  # the weaker bound that tests compare with; the early-exit paper's second loss
+hoeffding, excess_risk  # the weaker bound that tests compare with; the early-exit paper's second loss
+changed_share  # the second bounded loss: docs/guarantee.md
+monotone_depths  # the plain form that laws hold replay to
+duplicate_clusters  # what a document index says of many texts, as tests ask it
 passes_of  # exits in order, where laws know it: predicted time of what is deferred
 derived_work  # the derivation that laws hold counted work against
-signs_of_record  # for whoever holds a record of their decoder: docs/guarantee.md
+record_features  # for whoever holds a record of their decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

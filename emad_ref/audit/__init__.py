@@ -21,8 +21,8 @@
 ``witness``     what was seen to run is what is said to have run
 ``bridge``      teacher-forced depths and NLL equal replay's
 
-Each returns a ``Finding``; ``tolerances`` says how far numbers may differ, ``shapes`` what is asked for. The oracle is
-a ``Lens``; NumPy only, but for ``oracle``, which makes one of a model that the stepper knows.
+Each returns a ``Finding``; ``logit_tolerances`` says how far numbers may differ, ``shapes`` what is asked for. The
+oracle is a ``Lens``; NumPy only, but for ``oracle``, which makes one of a model that the stepper knows.
 """
 
 from __future__ import annotations

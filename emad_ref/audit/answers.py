@@ -286,7 +286,8 @@ def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: 
 def no_faster_than_work(
     arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
 ) -> Finding:
-    """Whether ``arm`` is at most ``UNEXPLAINED`` times faster than ``full``, full depth, than its work is less.
+    """Whether ``arm`` is at most ``MAX_UNEXPLAINED_SPEEDUP`` times faster than ``full``, full depth, than its work is
+    less.
 
     Args:
         seconds: arm → [pairs], of one decoder; the median ratio over pairs counts, which a pause of the machine in one
@@ -326,7 +327,7 @@ def timed_requests(
         rows: those held against the lens where a batch has many; None: all.
 
     Raises:
-        BadArgument: as ``generation.judge_record``.
+        BadArgument: as ``decoding_checks.judge_record``.
     """
     tally = Tally(TIMED_CHECK, needed=0)
     with tally:

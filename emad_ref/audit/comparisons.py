@@ -9,7 +9,8 @@ below  the threshold lies a little beyond the signal: rounded to fewer digits th
 equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
 above  the token stops by a little: with a threshold or signal rounded the other way it does not
 
-Discriminating are the careless comparisons (``CARELESS``) under which some token's depth would be another one.
+Discriminating are the careless comparisons (``CARELESS_COMPARISONS``) under which some token's depth would be another
+one.
 """
 
 from __future__ import annotations

@@ -446,7 +446,7 @@ def _check_variant(
     On one text two tokens may tie, and the signal jump; who ignores the field is wrong on the next one, too.
 
     Raises:
-        Refuted: on the last of them.
+        AuditRefutedError: on the last of them.
         Unsupported, TooNoisy: nothing can be said.
     """
     for left, text in zip(reversed(range(len(texts))), texts, strict=True):

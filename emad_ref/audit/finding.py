@@ -36,7 +36,7 @@ class Finding:
     ties: int
 
     def require(self) -> None:
-        """Go on unless refuted. Raises Refuted."""
+        """Go on unless refuted. Raises AuditRefutedError."""
         if self.passed is False:
             raise AuditRefutedError(self.detail, self)
 

@@ -99,8 +99,8 @@ class LensReference:
     """What n positions of one sequence must agree with.
 
     ``logits`` float64 [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
-    ``readouts`` as of ``Led``. ``rows``: which row of the point's thresholds each position belongs to, int64 [n], and
-    after it every other answer that the tolerance allows.
+    ``readouts`` as of ``RuleReadings``. ``rows``: which row of the point's thresholds each position belongs to, int64
+    [n], and after it every other answer that the tolerance allows.
     """
 
     logits: Floats
@@ -147,7 +147,7 @@ def is_read_from_logits(point: OperatingPoint) -> bool:
 
 
 def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolerance: float) -> tuple[Ints, ...]:
-    """``Reference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
+    """``LensReference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
     best = np.argsort(logits, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
     confidence = 1 / np.exp(logits - first[:, None]).sum(axis=-1)

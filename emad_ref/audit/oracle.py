@@ -1,7 +1,7 @@
 """The lens of a model that the stepper knows, with any rule led up all its layers, and what replay says of a document.
 
 Signals of one layer's readout are none of its business: audits compute those from its logits. What compares several
-layers, prunes or estimates is led as decoding would lead it (``readout.watch``), over the states of one plain pass and
+layers, prunes or estimates is led as decoding would lead it (``probes.probe``), over the states of one plain pass and
 with no token stopping; under an exact schedule a decoder sees the same wherever it gets to. What is checked of such a
 rule is therefore all that surrounds the reading: which layers were read, on whose states, what was compared, emitted
 and counted. The readings themselves are held to the papers' formulas by tests.

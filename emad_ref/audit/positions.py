@@ -27,7 +27,8 @@ def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_
 
 
 def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
-    """Three lengths in drawn order: up to a quarter, up to three quarters, and the last ``EDGE`` of ``room`` positions.
+    """Three lengths in drawn order: up to a quarter, up to three quarters, and the last ``WINDOW_END`` of ``room``
+    positions.
 
     ``room``: positions left for prompts. Under a window of 512 that is below 128, beyond it, and near the end.
 

@@ -74,7 +74,7 @@ def judge_answers(
     """Every row of ``answers``, and what sessions showed (``spoken``), against one lens pass for each history.
 
     Raises:
-        Refuted: the first complaint.
+        AuditRefutedError: the first complaint.
     """
     rows: list[tuple[Trajectory, Ints | None, int]] = []  # a trajectory, what it emitted, and of which answer
     read = []
@@ -230,7 +230,7 @@ def prefixes(
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
-    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``variations``.
+    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``.
 
     Each is asked for alone, in drawn order and out of one array that is written over between requests, then all
     together, then by sessions that are open at once. Discriminating are variations whose signals or tokens differ from
@@ -306,7 +306,7 @@ class AbortedRequestError(Exception):
 
 
 class AbortingStopTokens(frozenset[int]):
-    """A stop set that raises ``Aborted`` when it is asked about a token for more than ``most`` times.
+    """A stop set that raises ``AbortedRequestError`` when it is asked about a token for more than ``most`` times.
 
     A decoder that copies the set never notices, and answers.
     """

@@ -58,8 +58,7 @@ def same_tokens(
         if not _is_tie(lens, tolerance, prompt, wanted[row][:at], point, depth):
             complaint = (
                 f"row {row}, new token {at}: {found[row][at]} (depth {_depth_text(found_depths, row, at)}), but "
-                "expected "
-                f"{wanted[row][at]} (depth {_depth_text(wanted_depths, row, at)}), and no tie excuses it"
+                f"expected {wanted[row][at]} (depth {_depth_text(wanted_depths, row, at)}), and no tie excuses it"
             )
             return Finding(TOKENS_CHECK, False, complaint, total, ties)
         ties += 1
@@ -132,7 +131,7 @@ class GoldenTokens:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> GoldenTokens:
-        """Raises BadGolden."""
+        """Raises BadGoldenError."""
         try:
             token, depth = (np.array(stored[name], dtype=np.int64) for name in ("token", "depth"))
             # None, which JSON has for infinity, reads as NaN

@@ -74,7 +74,7 @@ def judge_trajectory(
 def judge_trajectories(
     tally: Tally, trajectories: Sequence[Trajectory], lens: Lens, point: OperatingPoint, tolerance: float
 ) -> None:
-    """The same of every trajectory; discriminating are positions as in ``differing_logits``."""
+    """The same of every trajectory; discriminating are positions as in ``count_differing_logits``."""
     for trajectory in trajectories:
         reference = judge_trajectory(tally, trajectory, lens, point, tolerance)
         tally.discriminating += count_differing_logits(reference, trajectory, tolerance)

@@ -149,7 +149,8 @@ def _judge_upper_bounds(
 
 
 def max_keys(length: int) -> int:
-    """Keys of a query of a row of ``length`` tokens, in a buffer that grows by doubling; at least ``BUFFER``."""
+    """Keys of a query of a row of ``length`` tokens, in a buffer that grows by doubling; at least
+    ``MIN_BUFFER_KEYS``."""
     return max(MIN_BUFFER_KEYS, 1 << (length - 1).bit_length())
 
 

@@ -118,7 +118,7 @@ class EnergyResult:
     """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that led each pair.
 
     ``spoiled`` tells why windows were thrown away, ``caveats`` what could not be checked.
-    ``refresh_s``: how long the counter may rest between two changes (``meters.instrument``); 0 where it was not asked.
+    ``refresh_s``: how long the counter may rest between two changes (``benchmark.energy``); 0 where it was not asked.
     """
 
     joules: dict[str, Floats]
@@ -174,7 +174,7 @@ def measure_pairs(
             faster arm gets further.
         pairs: pairs wanted, ≥ 1.
         rng: the order of the arms.
-        counter: from ``nvml``; ``Unmeasured`` comes back as it is, so that the caller need not look.
+        counter: from ``open_nvml``; ``Unmeasured`` comes back as it is, so that the caller need not look.
         min_seconds: shortest window.
         warm_up: requests of each arm before anything is measured, numbered as pair −1.
         spare: how many pairs may be spoiled. One spoiled window spoils its pair: both arms saw the same conditions or
@@ -185,7 +185,7 @@ def measure_pairs(
         clock: wall clock in seconds.
 
     Returns:
-        ``Energies`` of 1 to ``pairs`` pairs; ``Unmeasured`` where the device cannot be read or no pair was good.
+        ``EnergyResult`` of 1 to ``pairs`` pairs; ``Unmeasured`` where the device cannot be read or no pair was good.
 
     Raises:
         BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
@@ -246,8 +246,8 @@ def measure_window(
     """Repeat ``request`` (number → tokens) until ``min_seconds`` have passed, between two readings.
 
     Raises:
-        Spoiled: throttled, shared with another process, or a counter that did not rise.
-        Unreadable: as the counter does.
+        WindowSpoiled: throttled, shared with another process, or a counter that did not rise.
+        CounterUnreadable: as the counter does.
     """
     synchronize()
     listed = counter.processes()
@@ -400,7 +400,7 @@ def integrated_j(readings: Sequence[tuple[float, int]], start: float, stop: floa
     that averages the last ``lag`` seconds speaks of the time before the window until ``start + lag``.
 
     Raises:
-        Spoiled: fewer than two such readings, or no power in them.
+        WindowSpoiled: fewer than two such readings, or no power in them.
     """
     inside = np.array([reading for reading in readings if start + lag <= reading[0] <= stop], dtype=np.float64)
     if len(inside) < 2:
@@ -413,7 +413,7 @@ def integrated_j(readings: Sequence[tuple[float, int]], start: float, stop: floa
 
 
 class _NvmlCounter:
-    """``Counter`` over ``pynvml``; every error of the library or its bindings leaves as ``Unreadable``."""
+    """``EnergyCounter`` over ``pynvml``; every error of the library or its bindings leaves as ``Unreadable``."""
 
     def __init__(self, pynvml: Any, uuid: str):
         self._pynvml = pynvml
@@ -481,7 +481,7 @@ class _NvmlCounter:
         return frozenset(int(process.pid) for kind in kinds for process in self._listed(kind))
 
     def _listed(self, kind: str) -> Sequence[Any]:
-        """None where this device lists none at all; ``paired`` then says that sharing cannot be ruled out."""
+        """None where this device lists none at all; ``measure_pairs`` then says that sharing cannot be ruled out."""
         try:
             return list(self._call(kind, self._handle))
         except CounterUnreadable as why:

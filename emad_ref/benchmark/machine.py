@@ -136,7 +136,7 @@ def unreadable_reason(device: torch.device) -> str:
 
 
 def used_bytes(device: torch.device) -> int:
-    """Bytes in use on ``device``, garbage collected first; ask ``without_reading`` before."""
+    """Bytes in use on ``device``, garbage collected first; ask ``unreadable_reason`` before."""
     gc.collect()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

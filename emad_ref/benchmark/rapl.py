@@ -1,4 +1,5 @@
-"""Energy of CPU packages, from the counters that Linux shows of them (RAPL), as a ``Counter`` of ``meters.energy``.
+"""Energy of CPU packages, from the counters that Linux shows of them (RAPL), as a ``EnergyCounter`` of
+``benchmark.energy``.
 
     /sys/class/powercap/intel-rapl:N/{name, energy_uj, max_energy_range_uj}
 
@@ -20,7 +21,7 @@ RAPL_SOURCE: EnergySource = "CPU package energy"
 
 
 class RaplCounter:
-    """``Counter`` over package domains; energy since it was opened."""
+    """``EnergyCounter`` over package domains; energy since it was opened."""
 
     source: EnergySource = RAPL_SOURCE
 

@@ -219,7 +219,7 @@ def batch_statistics(
 ) -> EntropyStatistics:
     """Statistics of ``batch`` after ``layers`` in the bins of ``spec``, from one forward.
 
-    ``first_probe`` as of ``statistics_of``, one of ``layers``.
+    ``first_probe`` as of ``trace_statistics``, one of ``layers``.
 
     Raises:
         BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.

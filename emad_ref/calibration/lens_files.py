@@ -121,7 +121,7 @@ def load_lens(path: Path | str) -> FittedLens:
 
 
 def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors by name, plain JSON) that ``fitted_of`` makes the same lens of."""
+    """(tensors by name, plain JSON) that ``lens_from_tensors`` makes the same lens of."""
     lens, tensors = fitted.lens, {}
     for layer, translator in lens.translators.items():
         names = FULL if translator.rank is None else LOW
@@ -145,7 +145,7 @@ def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedLens:
-    """The lens of ``parts_of``.
+    """The lens of ``lens_tensors``.
 
     Raises:
         ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
@@ -201,7 +201,7 @@ def translator_tensors(translators: StateTranslators) -> dict[str, Tensor]:
 def translators_from_tensors(
     fingerprint: str, dtype: str, layers: int, tensors: Mapping[str, Tensor]
 ) -> StateTranslators:
-    """The inverse of ``tensors_of``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
+    """The inverse of ``translator_tensors``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
 
     Raises:
         BadArgument: tensors that make no state translators: missing or unknown parts of a pair, other shapes, numbers

@@ -46,7 +46,7 @@ Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
 Batches = Iterable[list[TokenSequence]]
 StatisticsSource = Callable[[Batches], Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]]
 """Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. By this
-process, whose units are batches, or by others (``calibration.shards``)."""
+process, whose units are batches, or by others (``calibration.run``)."""
 
 
 class BadCheckpoint(EmadError):
@@ -431,7 +431,7 @@ def worker_statistics(crew: WorkerPool, whence: ModelSpec, plan: CalibrationPlan
 def worker_traces(
     crew: WorkerPool, whence: ModelSpec, sequences: Iterable[TokenSequence], rules: Sequence[OperatingPoint] = ()
 ) -> Iterator[Trace]:
-    """Traces batch by batch, as ``trace.stream`` gives them. Raises as ``statistics_by``."""
+    """Traces batch by batch, as ``trace.stream_traces`` gives them. Raises as ``worker_statistics``."""
     units = (_TraceShard(whence, tuple(rules), shard) for shard in _shards(batched(sequences)))
     for _, found in dispatch_in_order(crew, _TraceShard.read, units):
         yield from found

@@ -93,8 +93,8 @@ E = TypeVar("E", bound=NamedMeasurements)
 class Question(Generic[E]):
     """One claim as a question to evidence.
 
-    ``about``     whether ``answer`` takes the evidence of a model (``evidence.gathered``), of a pair
-                  (``evidence.pair.gathered``), or no more than the pair's names (``evidence.pair.names``).
+    ``about``     whether ``answer`` takes the evidence of a model (``measurements.model``), of a pair
+                  (``emad_ref.measurements.pair``), or no more than the pair's names (``emad_ref.measurements.study``).
     ``legs``      statistical legs of the row at a study, on a model of so many layers: an upper bound, for Holm.
     ``measures``  whether it takes time or energy, and so needs the machine to itself.
     ``suite``     the folder of ``suites`` that asks it.

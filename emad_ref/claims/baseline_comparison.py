@@ -2,7 +2,7 @@
 
 At every net saving that both sweeps reach on the validation split, the mixture of two of EMAD's points that saves
 exactly that on the evaluation split meets the rival's (``sweep.front``). Which points stands on validation, and the
-interval draws both splits anew (``verdict.dominance``). Sides that decide the same tie: neither is better. The claims
+interval draws both splits anew (``statistics.fronts``). Sides that decide the same tie: neither is better. The claims
 do not apply to weights without quality, behind a decoder for which replay does not speak, nor where no point of both
 sweeps saves 15 % of FLOPs.
 """
@@ -66,7 +66,7 @@ def leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: float) -> Leg
 
 
 def answer_against_baseline(family: str, evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """EMAD as published against ``family``, a key of ``sweep.families.families``."""
+    """EMAD as published against ``family``, a key of ``sweep.grids.point_families``."""
     verdict = quality_premise(evidence, asked)
     if verdict is None:
         rivals = evidence.rivals

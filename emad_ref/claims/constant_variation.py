@@ -61,7 +61,7 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
 def answer_constant(
     pair: PairMeasurements, asked: ClaimContext, field: str, values: Sequence[int], symbol: str
 ) -> Answer:
-    """``field``: of ``SwitchingRule`` and ``Constants``; ``symbol``: the paper's name for it."""
+    """``field``: of ``SwitchingRule`` and ``SwitchingConstants``; ``symbol``: the paper's name for it."""
     if absent := routing_answer_absent(pair, asked):
         return absent
     task, saving = pair.rules.tasks[0], pair.savings[0]

@@ -2,7 +2,7 @@
 
 Entropy-gated acceptance against switching, at exactly the large model's share that the paper's first saving leaves: of
 all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules do
-(``sweep.routing``). A speculated token counts as the large model's where no draft stands for it. The verifier reads
+(``sweep.front``). A speculated token counts as the large model's where no draft stands for it. The verifier reads
 every draft all the same, so that a share is no saving here: EAD-F1's table has the FLOPs. The row reports. It does not
 apply to weights without quality, nor where the large model is not better on any task, nor where no answer is written.
 """

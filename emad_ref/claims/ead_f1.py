@@ -2,9 +2,9 @@
 
 For each task on which the large model is shown to beat a guess and to be 10 points better, and each of the paper's two
 results: the rules that validation puts forward for that saving take turns by items so that they save exactly as much
-(``evidence.pair.rules``); their score on other items, against the large model's on the same. Both scores are samples.
-It does not apply to weights without quality, nor where the large model is not better on any task; it is unmeasured
-where no task is at hand.
+(``measurements.pair_routing``); their score on other items, against the large model's on the same. Both scores are
+samples. It does not apply to weights without quality, nor where the large model is not better on any task; it is
+unmeasured where no task is at hand.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def decide(found: SwitchingScoreEvidence, asked: ClaimContext) -> Verdict:
 
 def _kept(judged: RoutedScores, kept: float) -> Estimate:
     """The share of the large model's score at exactly the saving: a t test on what is expected of each item, whose
-    spread holds that of the proportion too (``sweep.routing``).
+    spread holds that of the proportion too (``sweep.front``).
 
     Where all that differs are a few items lost, t is too sure that little is: with 5 of 200 it let a rule at the
     threshold survive 9 % of the time, with 20 of 800 7 % (2,500 simulations). So to survive, the items as they were

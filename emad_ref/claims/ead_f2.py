@@ -1,7 +1,7 @@
 """EAD-F2: does switching beat speculation with the same pair, which loses nothing? (EAD, reading notes, Thoughts)
 
 The rule put forward against speculation, which scores as the large model: batch 1, in time and in FLOPs. The time of a
-mix of requests is their total, and so are its FLOPs (``times.total_ratio``, ``times.work_ratio``).
+mix of requests is their total, and so are its FLOPs (``speedup.total_ratio``, ``speedup.work_ratio``).
 
 What the claim names is speculative decoding of the same pair, and not ours: transformers' assisted generation is the
 same by another implementation, and whoever wants the large model's output takes the faster of the two. Which that is

@@ -4,7 +4,7 @@
 It does not apply to decoder-only models, to random weights, to a model without room for the paper's settings, nor to a
 task that the model does not solve; where two prunings exit alike on every item the data could not tell them apart, and
 the leg says how many tokens each keeps. That is the rule, not the exception: a contrast compares the plausible tokens
-alone (p ≥ α·max p), on which both normalisers cancel (``readout.contrast``). A pruning acts only where it drops one of
+alone (p ≥ α·max p), on which both normalisers cancel (``probes.contrast``). A pruning acts only where it drops one of
 those, or where it makes another layer look most different.
 """
 

@@ -1,9 +1,9 @@
 """EMAD-E10: does a margin selected on a validation set hold the drop on a test set? (EMAD, Margin selection)
 
 Perplexity within the stricter of two bounds, points and relative; and the accuracy of each replayed task that counts
-at the margin (``verdict.counting``), one by one: pooled, tasks on which the rule never acts would dilute the one that
-falls. Where tasks are scored and fewer than two of them count, the accuracy leg is unmeasured, so that perplexity or
-one task can refute the claim and cannot carry it.
+at the margin (``statistics.accuracy``), one by one: pooled, tasks on which the rule never acts would dilute the one
+that falls. Where tasks are scored and fewer than two of them count, the accuracy leg is unmeasured, so that perplexity
+or one task can refute the claim and cannot carry it.
 
 It does not apply where no margin that saves what the paper calls an operating point holds the bounds on validation, to
 weights without quality, nor behind a decoder for which replay does not speak.

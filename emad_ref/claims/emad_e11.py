@@ -2,8 +2,8 @@
 
 Two numbers without a threshold: the slope of the mean entropy profile, and the gain at equal quality, what the margin
 that saves most within the bounds of perplexity on validation saves on evaluation; beside them, what it loses there. The
-trend over models and corpora is an ablation's (``evidence.flatness.trend``). It does not apply to weights without
-quality, nor behind a decoder for which replay does not speak.
+trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``). It does not apply to weights
+without quality, nor behind a decoder for which replay does not speak.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """EMAD-E4: do top-K and low-rank estimators keep the entropy ranking of the full softmax? (EMAD, Method)
 
-At the sizes the paper means (``Estimates.paper``): K of 32 and 128 or small shares of V, r ≤ d/8; half of d would say
-nothing. Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by document: the
-paper's two estimators decide at every size, the linear probe, which is ours, is listed beside. It does not apply to
-weights without quality, nor behind a decoder for which replay does not speak: what its probes would read is then not
-what was compared.
+At the sizes the paper means (``EntropyEstimates.paper``): K of 32 and 128 or small shares of V, r ≤ d/8; half of d
+would say nothing. Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by
+document: the paper's two estimators decide at every size, the linear probe, which is ours, is listed beside. It does
+not apply to weights without quality, nor behind a decoder for which replay does not speak: what its probes would read
+is then not what was compared.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ listed beside, and so is the same rule under the monotone schedule, which owes n
 only where weights mean something and replay speaks for the decoder under test; time needs neither.
 
 It does not apply where the rule hardly leaves a block out: then nothing is owed, and nothing could be faster. Nor to a
-decoder that declines a schedule. The time of a mix of requests is their total (``times.total_ratio``).
+decoder that declines a schedule. The time of a mix of requests is their total (``speedup.total_ratio``).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def decide(found: ComposedSpeculationEvidence, asked: ClaimContext) -> Verdict:
 
 
 def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-    """Raises Refuted where speculation emits something else than its verifier does, ties excused."""
+    """Raises AuditRefutedError where speculation emits something else than its verifier does, ties excused."""
     if reason := pair.models.without_quality:
         return pair_answer(pair, asked.not_applicable(reason))
     full, emad = (pair.small.subject.full, pair.large.subject.full), pair.timing.emad_point

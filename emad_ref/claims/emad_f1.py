@@ -29,7 +29,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The points put forward on the run's corpus and on every task; beside it the operating-point table.
 
     Raises:
-        Refuted: the decoder under test does not give what is read for it (``Bridging.spot_checked``).
+        AuditRefutedError: the decoder under test does not give what is read for it (``ReplayValidity.spot_checked``).
     """
     verdict = quality_premise(evidence, asked)
     if verdict is not None:

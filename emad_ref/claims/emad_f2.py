@@ -10,14 +10,14 @@ A point that is slower than a baseline is not a matter of ten per cent: where th
 below 1×, the leg is falsified without Holm's correction over the other rows of the run. What pays for that is the
 distance from the threshold: to get there a speed-up of 1.10× would have to be missed by a tenth besides its own noise.
 
-The time of a mix of requests is their total: a leg estimates the ratio of totals (``times.total_ratio``).
+The time of a mix of requests is their total: a leg estimates the ratio of totals (``speedup.total_ratio``).
 
 The point timed is one that EMAD-F1 lets stand; where there is none the row does not apply, and its ratios are listed as
 numbers. So with random weights, which take as long as trained ones and have no quality that a speed-up could cost.
 
-At ``standard`` and above further batch sizes are timed from fewer pairs (``evidence.swept``). They are numbers beside:
-a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
-(``verdict.vanishing``), which is named in the reason and has a leg that decides nothing.
+At ``standard`` and above further batch sizes are timed from fewer pairs (``measurements.latency``). They are numbers
+beside: a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
+(``statistics.speedup``), which is named in the reason and has a leg that decides nothing.
 
 What was emitted while the clock ran is looked at afterwards (``audit.timed``). Times of requests that are not what they
 are said to be are times of nothing, and a leg that names the difference is falsified, whatever else is absent.
@@ -104,7 +104,7 @@ def decide(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
 
 
 def speedup_limit_of(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
-    """Where the gain over every baseline ends. Raises BadArgument as ``vanishing``."""
+    """Where the gain over every baseline ends. Raises BadArgument as ``speedup_limit``."""
     return speedup_limit({
         rows: {name: total_ratio(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
         for rows, timed in batches.items()

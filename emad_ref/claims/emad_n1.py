@@ -1,9 +1,9 @@
 """EMAD-N1: do joules per generated token fall? (CLAIMS; the paper itself reports latency and FLOPs only)
 
-Windows of the device's own counter in pairs (``meters.energy``), requests of the same shape as those timed; every batch
-size is a leg, and estimates the ratio of joules per token summed over windows, which together are one mix of requests.
-What the counter's steps may add or leave out widens the interval at its worst (``meters.instrument``). On a CPU it is
-the energy of its packages where the system shows it (``meters.rapl``), whoever used them.
+Windows of the device's own counter in pairs (``benchmark.energy``), requests of the same shape as those timed; every
+batch size is a leg, and estimates the ratio of joules per token summed over windows, which together are one mix of
+requests. What the counter's steps may add or leave out widens the interval at its worst (``benchmark.energy``). On a
+CPU it is the energy of its packages where the system shows it (``benchmark.rapl``), whoever used them.
 
 All windows are this process's: NVML lists who is on a device, and a window that another process shared is spoiled, so
 that one which measured for this one could not be told from a stranger's.
@@ -46,7 +46,7 @@ SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minute
 HALF = (
     2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
 )
-ARMS = ("full", "adaptive")  # in the order of ``Joules``
+ARMS = ("full", "adaptive")  # in the order of ``JoulesPerToken``
 ALONE = "in this process alone (another on the device spoils a window)"
 
 

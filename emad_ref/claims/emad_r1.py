@@ -1,7 +1,7 @@
 """EMAD-R1: at equal net FLOPs, is EMAD's perplexity below that of fixed truncation at the best depth?
 
 EMAD, Experiments, Baselines. The rival runs the same first layers for every token.
-``questions.duels`` says what is compared, and when the claim does not apply.
+``claims.baseline_comparison`` says what is compared, and when the claim does not apply.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """EMAD-R2: at equal net FLOPs, is EMAD's perplexity below that of a fixed entropy threshold at its best?
 
 EMAD, Experiments, Baselines. The rival exits at one threshold after every probe, without a profile.
-``questions.duels`` says what is compared, and when the claim does not apply.
+``claims.baseline_comparison`` says what is compared, and when the claim does not apply.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """EMAD-R3: at equal net FLOPs, is EMAD's perplexity below that of softmax response at its best threshold?
 
 EMAD, Experiments, Baselines. The rival exits where the two largest probabilities lie far enough apart.
-``questions.duels`` says what is compared, and when the claim does not apply.
+``claims.baseline_comparison`` says what is compared, and when the claim does not apply.
 """
 
 from __future__ import annotations

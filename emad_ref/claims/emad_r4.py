@@ -1,7 +1,7 @@
 """EMAD-R4: at equal net FLOPs, is EMAD's perplexity below that of depth held for chunks of tokens?
 
 EMAD, Experiments, Baselines. The rival decides by EMAD's profile, but only once per chunk.
-``questions.duels`` says what is compared, and when the claim does not apply.
+``claims.baseline_comparison`` says what is compared, and when the claim does not apply.
 """
 
 from __future__ import annotations

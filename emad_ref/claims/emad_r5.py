@@ -11,12 +11,12 @@ the same mixture has to be faster than it, too, in a leg of its own (an intersec
 FLOPs are not counted, so that w stays what makes them equal to our speculation's. Prompt lookup, which no small model
 drafts for, is a number beside.
 
-Accuracy is judged on every task that counts at the point (``verdict.counting``), each a leg. Where none does, nothing
-could be lost, and the row does not apply; nor does it where F1 lets no point stand, or to weights without quality. The
-times are then listed as numbers.
+Accuracy is judged on every task that counts at the point (``statistics.accuracy``), each a leg. Where none does,
+nothing could be lost, and the row does not apply; nor does it where F1 lets no point stand, or to weights without
+quality. The times are then listed as numbers.
 
 Beside it, without judging: the large model drafts for itself at EMAD's first probe and verifies from there on. The same
-exits, no second model, no loss. The time of a mix of requests is their total (``times.total_ratio``).
+exits, no second model, no loss. The time of a mix of requests is their total (``speedup.total_ratio``).
 """
 
 from __future__ import annotations

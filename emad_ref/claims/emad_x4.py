@@ -1,8 +1,8 @@
 """EMAD-X4: does a model that drafts for itself give its own output, at least 10 % faster than the fastest baseline?
 
 The lossless mode: what followed where the text's last tokens stood before is copied; elsewhere a shallow layer drafts
-through a lens while its gate is confident, and the layers above verify the run in one pass (``decoding.drafting``). Two
-things are judged:
+through a lens while its gate is confident, and the layers above verify the run in one pass
+(``decoding.self_speculation``). Two things are judged:
 
 output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding counted
         (``audit.timed``). One token that is not falsifies the row, whatever the times are.

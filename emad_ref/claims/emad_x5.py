@@ -2,7 +2,7 @@
 
 A report. An oracle knows every layer's divergence from the final distribution, leaves at the first that is small
 enough, and pays for nothing: neither probes nor heads nor K/V. No criterion knows more. What it saves at losses of
-0.1, 1 and 5 % is the slack that criteria share out among themselves (``sweep.ceilings``): read through the model's own
+0.1, 1 and 5 % is the slack that criteria share out among themselves (``sweep.oracles``): read through the model's own
 head and through a tuned lens, with depth that may rise again and with EMAD's that may not. How small is small enough is
 set on the text judged itself: a ceiling, and not what anybody would find on other text. It does not apply to weights
 without quality; no decoder is asked.

@@ -50,7 +50,8 @@ def routing_answer_absent(pair: PairMeasurements, asked: ClaimContext) -> Answer
 
 
 def writing_answer_absent(pair: PairMeasurements, asked: ClaimContext) -> Answer | None:
-    """As ``nothing_to_route``; and not applicable where every task worth routing reads options and writes nothing."""
+    """As ``routing_answer_absent``; and not applicable where every task worth routing reads options and writes
+    nothing."""
     if absent := routing_answer_absent(pair, asked):
         return absent
     if pair.rules.written:

@@ -3,10 +3,10 @@
 Legs per judged point: one per corpus (perplexity rise), one for accuracy. Points that save less are listed as not
 applicable. No judged point → not applicable, never survived.
 
-The accuracy leg asks whether two or more of the k tasks that count at the point (``verdict.counting``) lose more than
-the threshold. Tasks are judged one by one, never pooled or averaged; each stands beside the leg as measured, with the
-reason where it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks share
-no items, so that given the point their p-values are independent):
+The accuracy leg asks whether two or more of the k tasks that count at the point (``statistics.accuracy``) lose more
+than the threshold. Tasks are judged one by one, never pooled or averaged; each stands beside the leg as measured, with
+the reason where it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks
+share no items, so that given the point their p-values are independent):
 
 falsify   Simes of all but the smallest of "the drop exceeds the threshold"
 survive   Simes of the two largest of "the drop stays below it": all tasks but one are shown to hold

@@ -1,7 +1,7 @@
 """Tables that belong to no claim, by name: of one model's evidence, ours first, then those of extensions.
 
-Each is a function of ``evidence.gathered.Evidence`` that returns ``Exhibits``, or raises ``protocol.Unsupported`` with
-the reason for which there is nothing to show.
+Each is a function of ``measurements.model.ModelMeasurements`` that returns ``Attachments``, or raises
+``protocol.Unsupported`` with the reason for which there is nothing to show.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def _log(what: str) -> None:
 
 @contextmanager
 def _stops_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM end the block by ``Stopped``."""
+    """SIGINT and SIGTERM end the block by ``ServerStopped``."""
 
     def stop(number: int, frame: Any) -> None:
         raise ServerStopped

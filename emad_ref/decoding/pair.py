@@ -1,8 +1,8 @@
 """Models that write one text: what switching and speculation share.
 
 ``Partner``  a decoder with the operating point it was made for, and the ids it shares with the other one.
-``Seat``     a partner's session over some sequences; everything it processes is written into a ``Log``.
-``Log``      columns of ``Tokens`` for all models; a rollback turns ``kept`` off.
+``LoggedSession``     a partner's session over some sequences; everything it processes is written into a ``TokenLog``.
+``TokenLog``      columns of ``Tokens`` for all models; a rollback turns ``kept`` off.
 
 A partner whose point lets no token exit reads a chunk in one forward, at its ceiling; any other is fed without
 depths and decides them itself. The protocol's ``Session`` is all that is used: any two decoders can be paired that

@@ -75,7 +75,6 @@ def _samples(stepper: Stepper, opening: int, tokens: int, stream: int, stop: fro
         if dry == DRY_BATCHES:
             raise EmptyCorpus(
                 f"corpus='self', but {dry * SAMPLE_ROWS} samples of this model ended within a token and at least "
-                "two tokens "
-                "are expected; name a corpus of real text"
+                "two tokens are expected; name a corpus of real text"
             )
         yield from texts

@@ -58,7 +58,7 @@ MATCHED_TOKENS = 3  # tokens: after two, every other copy is of a word that only
 
 
 class PromptLookup:
-    """Of one text that grows: where each run of ``MATCHED`` tokens stood last."""
+    """Of one text that grows: where each run of ``MATCHED_TOKENS`` tokens stood last."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
@@ -179,8 +179,8 @@ def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPo
     """What to open a decoder at that is to draft: full depth for every token that is not told to stop early, and what
     is needed to take up those that are.
 
-    With a gate every token that is not told its depth stops after ``drafting.layer``, where the gate is read: its
-    value is the step's signal, and who feeds decides by it.
+    With a gate every token that is not told its depth stops after ``self_speculation.layer``, where the gate is read:
+    its value is the step's signal, and who feeds decides by it.
     """
     point = replace(full_depth(layers), name="self-drafting", schedule="free_deferred")
     if drafting is None:
@@ -208,7 +208,7 @@ def draft(
 ) -> SpeculationResult:
     """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
 
-    ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room: as of ``speculative.speculate``.
+    ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room: as of ``speculation.speculate``.
 
     Raises:
         Unsupported: a decoder that cannot take a stopped token up again, or does not show the gate's value.
@@ -316,7 +316,7 @@ class DraftingDecoder(WalkedDecoder):
     """A model that drafts for itself as ``drafting`` says; greedy.
 
     Its sessions are those of a decoder at ``drafting_point(layers)``. A row needs up to ``longest`` positions more than
-    prompt + max_new beside others, as in ``drafting.draft``.
+    prompt + max_new beside others, as in ``self_speculation.draft``.
 
     Raises:
         BadArgument: a layer or ids that this model has not, a lens that is not attached, a gate of another width.
@@ -535,7 +535,8 @@ class _RoundLog(NamedTuple):
 
 
 class _DraftingLog:
-    """The columns of a record: of prompts, and of ``stretches`` in order. Made at the end: the loop only collects."""
+    """The columns of a record: of prompts, and of ``layer_groups`` in order. Made at the end: the loop only
+    collects."""
 
     def __init__(self, prompts: Sequence[Prompt], layer: int, ceiling: int):
         self._prompts, self._layer, self._ceiling = prompts, layer, ceiling
@@ -596,7 +597,7 @@ def self_speculate(
 ) -> SpeculationResult:
     """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
 
-    Options, rows and room are those of ``speculative.speculate``, of which this is the case "itself, shallower".
+    Options, rows and room are those of ``speculation.speculate``, of which this is the case "itself, shallower".
 
     Raises:
         Unsupported: a decoder that cannot take a stopped token up again.

@@ -78,7 +78,7 @@ def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
     )
 
 
-# name → (signal, pruning), as ``policy.early_exit`` names them
+# name → (signal, pruning), as ``exit_rules.rules`` names them
 RULES: dict[str, tuple[str, str]] = {
     "softmax": ("softmax_response", "none"),
     "softmax, fixed": ("softmax_response", "fixed"),

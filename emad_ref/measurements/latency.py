@@ -73,7 +73,8 @@ def kv_bytes_per_token(geometry: Geometry, bytes_each: int) -> int:
 def latency_sentence(
     races: Mapping[int, Mapping[str, tuple[float, float]]], held: int, skipped: float, schedule: str
 ) -> str:
-    """One sentence: ``races`` batch size → ``each_apart``; ``skipped``: share of blocks that the point leaves out."""
+    """One sentence: ``races`` batch size → ``split_latency``; ``skipped``: share of blocks that the point leaves
+    out."""
     times = "; ".join(
         f"batch {rows}: "
         + ", ".join(f"{arm} {1e3 * one:.3g} ms and {1e3 * other:.3g} ms" for arm, (one, other) in arms)
@@ -166,7 +167,7 @@ class TimingResult:
 TimingFunction = Callable[
     [ModelUnderTest, "LatencyBenchmark", int, RequestBatches], TimingResult
 ]  # times so many rows; crosses by pickle, so no lambda
-# ``fresh.Fresh.races``
+# ``process_replicates.ProcessReplicates.races``
 ProcessDivision = Callable[
     ["LatencyBenchmark", TimingFunction, Collection[OperatingPoint], Mapping[int, RequestBatches]],
     dict[int, TimingResult],
@@ -229,7 +230,7 @@ class LatencyBenchmark:
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
-            AfreshFailed: a fresh process ended without its times.
+            SubprocessFailed: a fresh process ended without its times.
         """
         drawn = drawn or {rows: self.drawn(rows) for rows in self._subject.budget.batch_sizes}
         if self._divide is not None:
@@ -284,7 +285,7 @@ class LatencyBenchmark:
 
         Raises:
             Unsupported: the decoder under test declines one of them.
-            AfreshFailed: a fresh process ended without its times.
+            SubprocessFailed: a fresh process ended without its times.
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
@@ -513,7 +514,7 @@ def process_description(process: Ints | None, alone: str) -> str:
 def time_point(
     point: OperatingPoint, subject: ModelUnderTest, stopwatch: LatencyBenchmark, rows: int, drawn: RequestBatches
 ) -> TimingResult:
-    """``Stopwatch.race`` as one of its races."""
+    """``LatencyBenchmark.race`` as one of its races."""
     return stopwatch.race(point, rows, drawn)
 
 
@@ -524,7 +525,7 @@ def time_points(
     rows: int,
     drawn: RequestBatches,
 ) -> TimingResult:
-    """``Stopwatch.beside_full`` as one of its races."""
+    """``LatencyBenchmark.beside_full`` as one of its races."""
     return stopwatch.beside_full(points, rows, drawn)
 
 
@@ -625,7 +626,7 @@ class BatchSizeSweep:
         self._timed: dict[OperatingPoint, dict[int, TimingResult]] = {}
 
     def timed(self, point: OperatingPoint) -> dict[int, TimingResult]:
-        """Batch size → the arms of ``Stopwatch.timed``, from ``PAIRS`` pairs."""
+        """Batch size → the arms of ``LatencyBenchmark.timed``, from ``PAIRS`` pairs."""
         if point not in self._timed:
             watch = self._stopwatch
             self._timed[point] = {
@@ -634,5 +635,5 @@ class BatchSizeSweep:
         return self._timed[point]
 
     def checked(self, point: OperatingPoint, rows: int) -> Finding:
-        """As ``Stopwatch.checked``."""
+        """As ``LatencyBenchmark.checked``."""
         return self._stopwatch.looked_through(self.timed(point)[rows], point, rows)

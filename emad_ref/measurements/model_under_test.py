@@ -110,7 +110,7 @@ class ModelUnderTest:
 
     @property
     def stepper(self) -> Stepper:
-        """The judge's own. Raises Meddled where its model is no longer what it was."""
+        """The judge's own. Raises ModelMutatedError where its model is no longer what it was."""
         self.lending.require_whole()
         return self.loaded.stepper
 
@@ -295,7 +295,7 @@ class ModelUnderTest:
 
         Raises:
             Unsupported: the provider declines this request.
-            Meddled: somebody else's decoder changed the judge's model, or what it runs in.
+            ModelMutatedError: somebody else's decoder changed the judge's model, or what it runs in.
         """
         before, foreign = ProcessSnapshot(), self._host.make_decoder is not make_judge_decoder
         try:
@@ -319,7 +319,7 @@ class ModelUnderTest:
         """The same for greedy answers that a verdict reads: after the block a random few of them are checked.
 
         Raises:
-            Refuted: one of them is not what the model says at the depth claimed for it (``audit.answers``).
+            AuditRefutedError: one of them is not what the model says at the depth claimed for it (``audit.answers``).
         """
         with self.open(point, max_rows=max_rows) as decoder:
             audited = AuditedDecoder(

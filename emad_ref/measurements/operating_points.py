@@ -44,7 +44,7 @@ class PointMeasurements:
     """What was measured at one operating point, against full depth on the same documents and items.
 
     ``net_reduction`` share of decode FLOPs saved, probes and repair charged; ``perplexity`` by corpus, ``tasks`` by
-    task name, whether or not they count (``verdict.counting``).
+    task name, whether or not they count (``statistics.accuracy``).
     """
 
     name: str
@@ -160,7 +160,7 @@ def task_attachments(points: CandidatePoints) -> Attachments:
 
 
 def point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
-    """Keys as ``report.tables.point_rows`` reads them; ``interval`` as in ``point_exhibits``."""
+    """Keys as ``report.tables.point_rows`` reads them; ``interval`` as in ``point_attachments``."""
     scored = points.scored
     tasks = [
         {task: scored.at(task, loss.point) for task in scored.tasks} for loss in (points.full_loss, *points.losses)
@@ -207,7 +207,7 @@ def _row(
         "interval": interval,
         "accuracy": {task: list(held.accuracy) for task, held in tasks.items()},
         "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
-        "time_ratio": None,  # by ``Stopwatch.row``
+        "time_ratio": None,  # by ``LatencyBenchmark.row``
     }
 
 

@@ -46,7 +46,7 @@ class PairMeasurements:
         size: items and pairs; None: those of the study's budget.
 
     Raises:
-        BadArgument: as ``Models``.
+        BadArgument: as ``PairModels``.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 model.
 
 Each way is decoded once and kept. Switching and the single models walk through texts that all rules share
-(``decoding.branching``).
+(``decoding.prefix_tree``).
 """
 
 from __future__ import annotations

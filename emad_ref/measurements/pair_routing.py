@@ -1,6 +1,6 @@
 """Tasks on which a pair is worth routing, and the switching rules that validation selects for a saving.
 
-A saving is met exactly, by items: two neighbouring rules of validation's front (``sweep.routing``) take turns. w and
+A saving is met exactly, by items: two neighbouring rules of validation's front (``sweep.front``) take turns. w and
 d_min are the paper's where answers are long enough.
 """
 

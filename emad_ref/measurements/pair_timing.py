@@ -52,7 +52,7 @@ class TransformersArms:
 
 
 def transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) -> TransformersArms:
-    """Those of ``LIBRARY`` that transformers runs for this pair, each tried on ``prompt``."""
+    """Those of ``TRANSFORMERS_NAMES`` that transformers runs for this pair, each tried on ``prompt``."""
     arms, absent = {ASSISTED: by_assistant(large, small), LOOKUP: by_lookup(large)}, {}
     for name, arm in arms.items():
         try:
@@ -190,7 +190,7 @@ class PairTimingShare:
         """This share's pairs, timed.
 
         Raises:
-            OtherWeights: a model has changed since the run began.
+            FingerprintMismatch: a model has changed since the run began.
             Unsupported, BadArgument, DecoderFailed: as the decoder under test raises them.
         """
         with ExitStack() as stack:
@@ -216,7 +216,7 @@ def join_pair_shares(parts: Sequence[PairTimings]) -> PairTimings:
     """All pairs, in the order of ``parts``, one of each process.
 
     Raises:
-        AfreshFailed: they timed different arms.
+        SubprocessFailed: they timed different arms.
     """
     arms = require_same_arms([list(part.seconds) for part in parts])
     process = np.repeat(np.arange(len(parts)), [len(part.prompts) for part in parts])
@@ -290,7 +290,7 @@ class PairLatencyBenchmark:
 
         Raises:
             Unsupported: a decoder under test declines what an arm asks.
-            AfreshFailed: a fresh process ended without its times.
+            SubprocessFailed: a fresh process ended without its times.
         """
         with ExitStack() as stack:
             arms = {**arming(self._models, stack), **self.library.arms}
@@ -332,8 +332,8 @@ class PairLatencyBenchmark:
         """``large``, ``speculative``, ``EAD`` by ``rule``, and those of ``library``.
 
         Raises:
-            Refuted: speculation that emitted other tokens than the large model, and no tie excuses it.
-            AfreshFailed: as ``Fresh.shared``.
+            AuditRefutedError: speculation that emitted other tokens than the large model, and no tie excuses it.
+            SubprocessFailed: as ``ProcessReplicates.shared``.
         """
         timed, large = self._raced(partial(switching_arms, self.rule)), self._models.large.subject
         with large.open(large.full) as verifier:
@@ -345,8 +345,8 @@ class PairLatencyBenchmark:
         ``exit_layers`` where there is one, and those of ``library``.
 
         Raises:
-            Refuted: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
-            AfreshFailed: as ``rivals``.
+            AuditRefutedError: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
+            SubprocessFailed: as ``rivals``.
         """
         timed, large = self._raced(partial(adaptive_arms, point)), self._models.large.subject
         with large.open(large.full) as verifier, large.open(point) as emad:
@@ -359,7 +359,7 @@ class PairLatencyBenchmark:
         ``verifier``, capabilities of the large model's decoder, declare.
 
         Raises:
-            Refuted: one that did not.
+            AuditRefutedError: one that did not.
         """
         large = self._models.large.subject
         wanted, *others = (

@@ -60,7 +60,7 @@ def run_in_subprocess(afresh: SubprocessRunner, task: SubprocessTask, expected_s
         expected_s: seconds that what it measures takes, as far as this process can tell.
 
     Raises:
-        AfreshFailed: the process ended without a result, or was ended because it took too long.
+        SubprocessFailed: the process ended without a result, or was ended because it took too long.
     """
     assert afresh.start is not None, "whoever hands over has asked whether anybody can"
     folder = Path(tempfile.mkdtemp(prefix="emad-afresh-"))
@@ -128,7 +128,7 @@ class TimingShare:
         """Batch size → this share's pairs, timed.
 
         Raises:
-            OtherWeights: the model has changed since the run began.
+            FingerprintMismatch: the model has changed since the run began.
             Unsupported, BadArgument, DecoderFailed: as the decoder under test raises them.
         """
         with open_model(self.name, self.study) as loaded:
@@ -163,7 +163,7 @@ class ProcessReplicates:
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
-            AfreshFailed: a process ended without its times, or timed other arms than another.
+            SubprocessFailed: a process ended without its times, or timed other arms than another.
         """
         subject = self._subject
         for rows in drawn:
@@ -187,7 +187,7 @@ class ProcessReplicates:
         ``expected_s``: seconds that so many pairs are expected to take.
 
         Raises:
-            AfreshFailed: a process ended without a result.
+            SubprocessFailed: a process ended without a result.
         """
         dealt = np.array_split(np.arange(pairs), self._subject.budget.processes)
         longest = expected_s(max(map(len, dealt)))
@@ -206,7 +206,7 @@ def select_share(drawn: RequestBatches, pairs: Ints, number: int) -> RequestBatc
 
 
 def require_same_arms(timed: Sequence[list[str]]) -> list[str]:
-    """What each process timed, which must be the same. Raises AfreshFailed where it is not."""
+    """What each process timed, which must be the same. Raises SubprocessFailed where it is not."""
     arms = timed[0]
     if others := next((other for other in timed if other != arms), None):
         raise SubprocessFailed(f"one process timed {', '.join(arms)}, another {', '.join(others)}; run it again")
@@ -217,7 +217,7 @@ def join_shares(parts: Sequence[TimingResult]) -> TimingResult:
     """All pairs of one batch size, in the order of ``parts``, one of each process.
 
     Raises:
-        AfreshFailed: they timed different arms.
+        SubprocessFailed: they timed different arms.
     """
     arms = require_same_arms([list(part.seconds) for part in parts])
     counts = [len(part.prompts) for part in parts]

@@ -3,7 +3,7 @@ and progress bars.
 
 The oracle, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder
 a copy of its own, so that quantised weights, hooks or a compiled forward change nothing for the judge. When such a
-decoder is closed, the judge's model is compared with its seal (``models.seal``).
+decoder is closed, the judge's model is compared with its seal (``models.snapshots``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModelIsolation:
         """The decoder's own: equal to the judge's in everything, and nowhere the same object.
 
         Raises:
-            OtherWeights: the files have changed since the judge's model was read.
+            FingerprintMismatch: the files have changed since the judge's model was read.
         """
         return self._lend(self._own)
 
@@ -68,7 +68,7 @@ class ModelIsolation:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Inside the block, ``judges_own`` is the judge's model."""
+        """Inside the block, ``judge_model`` is the judge's model."""
         token = _JUDGE_MODEL.set(self._own)
         try:
             yield
@@ -90,7 +90,7 @@ class ModelIsolation:
         self._broken = self._broken or self._seal.broken()
 
     def require_untouched(self, before: ProcessSnapshot) -> None:
-        """Raises Meddled: the model is not as it was sealed, or the process not as ``before``, which is put back."""
+        """Put the process back. Raises ModelMutatedError: model or process are not as sealed, or as ``before``."""
         self.look()
         around = before.restored()
         self.require_whole()
@@ -101,7 +101,7 @@ class ModelIsolation:
             )
 
     def require_whole(self) -> None:
-        """Raises Meddled: an earlier look found the model changed."""
+        """Raises ModelMutatedError: an earlier look found the model changed."""
         if self._broken:
             raise ModelMutatedError(
                 f"the judge's own model was changed: {self._broken} of {self._own.name} differs since the first "
@@ -116,7 +116,7 @@ def judge_model() -> LoadedModel | None:
 
 
 def reload_model(loaded: LoadedModel) -> LoadedModel:
-    """The same model from where it came. Raises OtherWeights."""
+    """The same model from where it came. Raises FingerprintMismatch."""
     return ModelSpec.of(loaded).load()
 
 
@@ -158,12 +158,12 @@ def standard_error() -> TextIO | None:
 
 @dataclass(frozen=True)
 class SubprocessRunner:
-    """A process like this one, for one task (``evidence.afresh``).
+    """A process like this one, for one task (``measurements.process_replicates``).
 
-    ``start(task, output, seconds)`` runs a process that calls ``afresh.answer`` for the file ``task``, and returns its
-    exit status once it has ended, a signal as its negative; all that it prints goes to ``output``. After so many
-    seconds it and all that it started are ended, and ``subprocess.TimeoutExpired`` is raised. None: ``without`` says
-    why there is none.
+    ``start(task, output, seconds)`` runs a process that calls ``process_replicates.run_task_file`` for the file
+    ``task``, and returns its exit status once it has ended, a signal as its negative; all that it prints goes to
+    ``output``. After so many seconds it and all that it started are ended, and ``subprocess.TimeoutExpired`` is raised.
+    None: ``without`` says why there is none.
     ``allowed_s``: seconds that it may take beside what it measures, to start, to import and to load the model.
     """
 

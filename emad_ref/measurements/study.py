@@ -62,7 +62,11 @@ BUDGETS: dict[str, Budget] = {
 
 START_S = 900.0  # that a fresh process may take beside what it times: a large model is read from disk or net again
 
-FLOP_EVIDENCE = ("claimed", "timed", "witnessed")  # from least to most: ``evidence.witnessed`` says what they are
+FLOP_EVIDENCE = (
+    "claimed",
+    "timed",
+    "witnessed",
+)  # from least to most: ``measurements.verification`` says what they are
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,10 @@ class Study:
     """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.
 
     ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
-    ``walk``     ``models.anatomy.BACKENDS``: by fused steps, captured or not, or by modules alone.
+    ``walk``     ``models.families.BACKENDS``: by fused steps, captured or not, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
-    ``exit``     an exit's file (``screening.exit_file``), in place of one that is found in the run.
+    ``exit``     an exit's file (``screening.exit``), in place of one that is found in the run.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
     ``journal``  a folder in which lm-eval's results are kept for a run that goes on; None: nowhere.
     """

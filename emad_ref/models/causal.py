@@ -2,7 +2,7 @@
 
 The blocks are the Hugging Face modules themselves: full depth is the model's own forward to the bit where the masks
 agree, and a checkpoint needs no conversion. Construction holds the model's size and its full-depth logits against
-``model(ids).logits`` (``models.agreement``): an unknown or changed family fails loudly. Where K and V are kept, blocks
+``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. Where K and V are kept, blocks
 that have a fused step (``models.fused``) take it in place of their modules' forward, unless the backend is ``walked``,
 and steps of one token are captured where the device can (``models.graphs``), unless it is ``eager``.
 

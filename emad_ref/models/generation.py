@@ -66,7 +66,7 @@ def ignored_settings(model: Any) -> dict[str, Any]:
 
 
 def describe_ignored(settings: dict[str, Any]) -> str:
-    """The sentence that a run says of ``settings_left_out``; empty where there are none."""
+    """The sentence that a run says of ``ignored_settings``; empty where there are none."""
     if not settings:
         return ""
     listed = ", ".join(f"{name}={_shorten(value)}" for name, value in settings.items())

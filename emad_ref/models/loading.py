@@ -173,7 +173,7 @@ class LoadedModel:
 
     @property
     def opening(self) -> int | None:
-        """The id that opens every sequence: beginning of text, else end of text, else None (``models.special_tokens``).
+        """The id that opens every sequence: beginning of text, else end of text, else None (``models.tokenizers``).
 
         In an encoder-decoder it is the decoder's start token: the whole of a usual decoder prompt.
         """
@@ -212,16 +212,16 @@ def load(
 
     ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
     branch, tag or commit, which may also stand behind the name: ``NAME@REVISION``; ``seed`` draws random weights.
-    ``device`` as torch names it, or ``auto``. ``backend``: how a decoder-only model is walked (``anatomy.BACKENDS``);
+    ``device`` as torch names it, or ``auto``. ``backend``: how a decoder-only model is walked (``families.BACKENDS``);
     an encoder-decoder is by its modules.
 
     Raises:
         BadArgument: an unknown name or backend, a family that cannot be walked, a revision for something not on the
             hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without
-            accelerate or without room for the model, a checkpoint that does not fill the model (``models.filling``),
+            accelerate or without room for the model, a checkpoint that does not fill the model (``models.checkpoint``),
             weights that hold NaN or infinity, files that transformers cannot read; an adapter, stored integers, a
             config that its weight files do not fit (``models.checkpoint``), a tokenizer of another model, ids of
-            special tokens that mean nothing (``models.special_tokens``).
+            special tokens that mean nothing (``models.tokenizers``).
         ModelUnavailable: weights that cannot be had.
     """
     require_backend(backend)
@@ -526,8 +526,7 @@ def _wrap_errors(source: _ModelSource, name: str, action: Callable[[], Any]) -> 
         what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
         raise ModelUnavailable(
             f"name={name!r}, but its {what} could not be read{_describe_refusal(error)}; download it elsewhere "
-            "(config, "
-            "weights, tokenizer) and pass the folder as the name, or use one of "
+            "(config, weights, tokenizer) and pass the folder as the name, or use one of "
             f"{', '.join(bundled.bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
         ) from error
     except SafetensorError as error:

@@ -42,7 +42,7 @@ class ModelSpec:
         """The same model from the same place, in the same precision and backend, on the same kind of device.
 
         Raises:
-            OtherWeights: its fingerprint is another by now.
+            FingerprintMismatch: its fingerprint is another by now.
         """
         dtype = getattr(torch, self.dtype)
         again = load(

@@ -12,7 +12,7 @@ Bytes are digested piece by piece. A model of at most ``AT_ONCE`` bytes is read 
 each tensor's first piece and a share of the others that moves on from look to look: a change of whole matrices shows at
 once, one of a single number after as many looks as there are shares.
 
-``Surroundings`` are what any code of the process can change for all models: threads, default dtype, precision flags,
+``ProcessSnapshot`` are what any code of the process can change for all models: threads, default dtype, precision flags,
 hooks on all modules, functions that every step calls, the clocks.
 """
 

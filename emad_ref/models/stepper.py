@@ -311,13 +311,13 @@ def require_usable(model: Any, kernel: str) -> None:
 
 
 def require_backend(name: str) -> None:
-    """Refuse a backend that is not in ``anatomy.BACKENDS``."""
+    """Refuse a backend that is not in ``families.BACKENDS``."""
     if name not in BACKENDS:
         raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
 
 
 def require_size(model: Any, geometry: Geometry) -> None:
-    """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``parameters_held``."""
+    """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``count_parameters``."""
     held = count_parameters(model)
     if held is not None and held != geometry.parameters():
         raise SizeMismatch(geometry.family, geometry.parameters(), held)

@@ -36,7 +36,7 @@ def allocate(values: int) -> Callable[[int, int], Tensor]:
 
 
 def is_page_aligned(weight: Tensor) -> bool:
-    """Whether a float32 ``weight`` lies where ``memory_for`` would begin it."""
+    """Whether a float32 ``weight`` lies where ``allocate`` would begin it."""
     return _ON_LARGE_PAGES is None or not fills_large_pages(weight.numel()) or weight.data_ptr() % PAGE == 0
 
 
@@ -67,7 +67,7 @@ def packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
 
 
 def pack_weights(layers: Sequence[nn.Linear]) -> None:
-    """Lay weights and biases of ``siblings`` side by side, in place."""
+    """Lay weights and biases of ``packable_layers`` side by side, in place."""
     for name in ("weight", "bias"):
         parts = [getattr(layer, name) for layer in layers]
         if parts[0] is not None:

@@ -1,8 +1,8 @@
 """Contrastive confidence: a deep readout minus what a shallower one already said (early-exit LLMs, "Contrastive").
 
-    H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``in_head``
+    H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``plausible_tokens``
     p_LCD    softmax(log p_ℓ − log p_m), normalised over H
-    p_DCD    p_LCD on H, p_ℓ outside                                  ``contrasted``
+    p_DCD    p_LCD on H, p_ℓ outside                                  ``contrast_log_p``
     c        top-1 minus top-2 of p_DCD
 
 p_ℓ is the expert, the readout of the layer reached; p_m the amateur, of a layer m < ℓ of the same token:

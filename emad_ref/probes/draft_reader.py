@@ -55,7 +55,7 @@ class DraftReader:
         self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
 
     def expected(self, hidden: Tensor, work: Work) -> Tensor:
-        """The gate's √KL in √nats [rows] of states [rows, D]; as ``readout.linear`` has it, whatever it is."""
+        """The gate's √KL in √nats [rows] of states [rows, D]; as ``probes.estimators`` has it, whatever it is."""
         assert self._gate is not None, "a drafting without a gate asks none"
         work.readout_rows[LINEAR, self._at] += len(hidden)
         work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate_macs

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -84,7 +84,23 @@ class ExactIndex:
         return best.values, best.indices
 
 
-class IvfIndex:
+class InvertedLists:
+    """How many of its lists an index searches per state, and the fewest rows that are found there."""
+
+    lists_searched: int
+    _found: Ints  # rows in the n smallest lists, n = 1, 2, …
+
+    @property
+    def found(self) -> int:
+        return int(self._found[self.lists_searched - 1])
+
+    def wide_enough(self, k: int) -> Self:
+        wider = copy.copy(self)
+        wider.lists_searched = max(self.lists_searched, lists_needed(self._found, k))
+        return wider
+
+
+class IvfIndex(InvertedLists):
     """Inverted lists of one size (the last rows padded), so that every state costs the same; a list is one block.
 
     Room for uneven lists did not pay for its padding: at equal cost recall was the same.
@@ -116,22 +132,13 @@ class IvfIndex:
         self._keys = keys[self._ids.clamp(min=0)].masked_fill_(~present[..., None], 0)  # [lists, size, E (+ 1)]
         held = present.sum(dim=1)
         self._centres = self._keys.sum(dim=1) / held.clamp(min=1)[:, None].to(rows.dtype)
-        self._found: Ints = held.sort().values.cumsum(dim=0).cpu().numpy()  # by the smallest n lists
+        self._found = held.sort().values.cumsum(dim=0).cpu().numpy()  # by the smallest n lists
         self._padding = torch.zeros_like(present, dtype=rows.dtype).masked_fill_(~present, -torch.inf)
         self._biased = bias is not None
 
     def macs_per_row(self, k: int) -> int:
         lists, size, width = self._keys.shape
         return (lists + self.lists_searched * size) * width
-
-    @property
-    def found(self) -> int:
-        return int(self._found[self.lists_searched - 1])
-
-    def wide_enough(self, k: int) -> IvfIndex:
-        wider = copy.copy(self)
-        wider.lists_searched = max(self.lists_searched, lists_needed(self._found, k))
-        return wider
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         states = with_one(states, self._biased)
@@ -152,8 +159,9 @@ class IvfIndex:
         return scores.view(len(states), -1)
 
 
-class FaissIndex:
-    """Inverted lists of FAISS over float32 rows; arguments and errors as ``Ivf``. States travel to the CPU and back.
+class FaissIndex(InvertedLists):
+    """Inverted lists of FAISS over float32 rows; arguments and errors as ``IvfIndex``. States travel to the CPU and
+    back.
 
     Its lists differ in size: ``macs_per_row`` charges the largest that can be searched, an upper bound.
 
@@ -181,22 +189,13 @@ class FaissIndex:
         self._index.train(keys)
         self._index.add(keys)
         held = np.sort([self._index.invlists.list_size(number) for number in range(lists)])
-        self._found: Ints = held.cumsum()  # by the smallest n lists
+        self._found = held.cumsum()  # by the smallest n lists
         self._read: Ints = held[::-1].cumsum()  # by the largest n
         self._biased = bias is not None
 
     def macs_per_row(self, k: int) -> int:
         width: int = self._index.d
         return (len(self._read) + int(self._read[self.lists_searched - 1])) * width
-
-    @property
-    def found(self) -> int:
-        return int(self._found[self.lists_searched - 1])
-
-    def wide_enough(self, k: int) -> FaissIndex:
-        wider = copy.copy(self)
-        wider.lists_searched = max(self.lists_searched, lists_needed(self._found, k))
-        return wider
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         how = _faiss().SearchParametersIVF(nprobe=self.lists_searched)

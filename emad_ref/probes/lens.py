@@ -84,7 +84,7 @@ def attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
 
 
 def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
-    """What ``attached_to`` gave of the same model elsewhere."""
+    """What ``attachments`` gave of the same model elsewhere."""
     for each in _FIELDS:
         for digest, thing in things[each.named].items():
             each.put(stepper, digest, thing)
@@ -266,7 +266,7 @@ _LENSES: AttachedTensors[TunedLens] = AttachedTensors("lens", "a tuned lens that
 def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
     """Let points with this lens be read on ``stepper``, as long as it lives; returns what such points name it by.
 
-    ``fingerprint``: of the model that ``stepper`` walks (``Loaded.fingerprint``).
+    ``fingerprint``: of the model that ``stepper`` walks (``LoadedModel.fingerprint``).
 
     Raises:
         BadArgument: a lens of another model, dtype, number of layers or width.
@@ -288,7 +288,7 @@ def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
     """The lens that ``point`` reads by.
 
     Raises:
-        BadArgument: as ``lens_named``; a probe that the lens has no translator for.
+        BadArgument: as ``attached_lens``; a probe that the lens has no translator for.
     """
     lens = attached_lens(stepper, point.lens)
     if lens is not None:
@@ -399,7 +399,7 @@ _TRANSLATORS: AttachedTensors[StateTranslators] = AttachedTensors("translators",
 def attach_translators(stepper: Stepper, translators: StateTranslators, fingerprint: str) -> str:
     """Let points with these translators be decoded on ``stepper``, as long as it lives; returns what they name them by.
 
-    ``fingerprint``: of the model that ``stepper`` walks (``Loaded.fingerprint``).
+    ``fingerprint``: of the model that ``stepper`` walks (``LoadedModel.fingerprint``).
 
     Raises:
         BadArgument: translators of another model, dtype, number of layers or width.

@@ -155,7 +155,7 @@ def require_aligned(remembered: int, shown: int) -> None:
 def confidence_probe(
     stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None
 ) -> SaturationProbe | ContrastProbe | PrunedProbe:
-    """The watch of a point with a ``confidence``; ``heads`` as of ``HeadWatch``."""
+    """The watch of a point with a ``confidence``; ``heads`` as of ``HeadProbe``."""
     return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).pruned](stepper, point, heads)
 
 

@@ -5,8 +5,9 @@
 S at the next layer is the best k of S by logit: of all of V after the minimum layer j, whose head is the last full one
 below the exit. "Best" is by logit and never by id, and what was pruned is not read again. Rows differ in S, and under
 the adaptive rule in k: each row gathers its own rows of W, rows of equal k in one batched product. No row is padded to
-the k of another, for that would be executed and belong to nobody (``OwnHeads``). Where nobody counts what is executed,
-as in a trace of thousands of rows, one product with all of W is faster, and gives the same logits (``SharedHeads``).
+the k of another, for that would be executed and belong to nobody (``SeparateHeads``). Where nobody counts what is
+executed, as in a trace of thousands of rows, one product with all of W is faster, and gives the same logits
+(``SharedHeads``).
 
 Every readout charges the ledger k·E multiply-adds a row. Choosing the best k compares numbers; it multiplies nothing.
 Which k stands in the operating point; nothing here knows thresholds.

@@ -13,10 +13,10 @@ tests     of the suites, by node id, where both reports list them: invariants an
 A **verdict** got worse where a claim had survived and does not any more, or is falsified and was not. A gating claim
 that had survived and is not in the new report got worse too; any other row that only one report has did neither.
 
-A **number** moved where ``shift.moved`` says so of the two intervals; for worse where it moved to the side on which its
-claim fails, which the outcomes and p-values of its legs tell. A claim's number is that of the leg that decided: where
-another leg did, that leg is looked up in the old report, and where it is not there either, nothing is said of a move.
-Without intervals nothing is known but that two numbers are not the same, bit by bit.
+A **number** moved where ``run_difference.significant_change`` says so of the two intervals; for worse where it moved to
+the side on which its claim fails, which the outcomes and p-values of its legs tell. A claim's number is that of the leg
+that decided: where another leg did, that leg is looked up in the old report, and where it is not there either, nothing
+is said of a move. Without intervals nothing is known but that two numbers are not the same, bit by bit.
 """
 
 from __future__ import annotations

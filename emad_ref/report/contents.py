@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report import tables as tables_module
 from emad_ref.report.depth_explorer import DepthExplorer, PairText, depth_explorers, pair_texts
 from emad_ref.report.figures import EMBEDDED, FIGURES
 from emad_ref.report.schema import Report
 from emad_ref.report.svg_charts import Chart, charts
-from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, plain_rows, point_rows
+from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, claim_texts, leg_rows, plain_rows, point_rows
 from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import title_of
 from emad_ref.statistics.number_format import needed
@@ -84,7 +83,7 @@ def run_overview(report: Report) -> RunOverview:
 
 def gate_card(claim: Mapping[str, Any]) -> GateCard:
     """One gating verdict."""
-    register, said = load_register(), tables_module.claim_texts(claim)
+    register, said = load_register(), claim_texts(claim)
     return GateCard(
         claim=claim["id"],
         model=claim["model"],
@@ -252,7 +251,7 @@ class ReportContents:
 
 
 def report_contents(reports: Sequence[Report], figures: PageFigures) -> ReportContents:
-    """Lay out one report or several; ``figures`` as ``folder.draw_figures`` gives them."""
+    """Lay out one report or several; ``figures`` as ``page.draw_figures`` gives them."""
     names = _run_names(reports)
     return ReportContents(
         title=f"Verdicts on {', '.join(dict.fromkeys(names))}",

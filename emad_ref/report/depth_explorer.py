@@ -21,7 +21,7 @@ VISIBLE_SIGNS = {"\n": "↵\n", "\t": "→\t", "\r": "␍"}
 
 @dataclass(frozen=True)
 class MarginStop:
-    """One place of the slider: a margin; ``dials`` one text for each of ``DIALS``."""
+    """One place of the slider: a margin; ``dials`` one text for each of ``STOP_NUMBERS``."""
 
     name: str
     roles: str

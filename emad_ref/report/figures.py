@@ -48,7 +48,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 MARKERS = "os^vDP*X<>"
 LINE_STYLES = ("-", "--", ":", "-.")
-QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.exits`` names them
+QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.diagnostics`` names them
 LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity that savings are told at
 SAVING_COLUMNS = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
 FLOP_PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch

@@ -3,20 +3,21 @@
 Read from the report alone, so that the run that wrote it and whoever looks at it later say the same. Asked is what the
 run was told to run, no more: of those shipped tests each must be there, and have passed or found by itself that its
 premise is absent. A test of ``suites/invariants`` or ``suites/fidelity`` that the decoder declined is not decided, and
-neither is one of ``DECIDING`` whose answer was refused, or never given, for one of the models. A waiver names such a
-gap and a reason, and is on record.
+neither is one of ``DECIDING_TESTS`` whose answer was refused, or never given, for one of the models. A waiver names
+such a gap and a reason, and is on record.
 
 Under ``--emad-gate decoder`` a decoder is judged by what it can help and by what it offers. Rows about the method may
 stay open. A feature of requests (exits, sampling, a schedule, a field of points) that its provider declines whenever it
 is asked is not offered, and tests that asked for it may stay open. A request for no such feature must not be declined.
-Where exits are not offered, a call may decline in every test but those of ``AT_FULL_DEPTH``.
+Where exits are not offered, a call may decline in every test but those of ``FULL_DEPTH_TESTS``.
 
 Why a run fails as a whole although each of its tests may have passed, read from what it found.
 
-``demanded``  what options asked of the whole: a kind of claim decided, a gate asked, a verdict compared, no golden new.
+``unmet_requirements``  what options asked of the whole: a kind of claim decided, a gate asked, a verdict compared, no
+golden new.
 ``decided``   what a decoder must not leave open, and whose it must have been.
 
-Read from the report alone (``report.reading``), so that it can be asked of reports that were put together, too.
+Read from the report alone (``report.schema``), so that it can be asked of reports that were put together, too.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DECODER = "decoder"  # what a waiver of the decoder's origin is called
 
 @dataclass(frozen=True)
 class Gap:
-    """``of``: a claim, a shipped test or ``WHOSE``; ``what`` of it is missing and why; ``remedy`` what to do."""
+    """``of``: a claim, a shipped test or ``DECODER``; ``what`` of it is missing and why; ``remedy`` what to do."""
 
     of: str
     what: str
@@ -186,7 +187,7 @@ def _parameters_text(nodeids: Sequence[str]) -> str:
 
 
 def _claim_gaps(report: Report, wanted: Sequence[str], excused: Sequence[str]) -> list[Gap]:
-    """Rows of ``DECIDING`` that a wanted test asks and that no verdict decides, for each model of the run."""
+    """Rows of ``DECIDING_TESTS`` that a wanted test asks and that no verdict decides, for each model of the run."""
     gaps = []
     not_asked = {entry.get("claim") for entry in report["deselected"] if entry["why"] in excused}
     if report["settings"].get("gate") == "decoder":

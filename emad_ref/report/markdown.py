@@ -90,7 +90,7 @@ def escape_markdown(text: str) -> str:
 
 
 def markdown_paragraph(text: str) -> str:
-    """``escaped`` where ``text`` begins a line."""
+    """``escape_markdown`` where ``text`` begins a line."""
     return LINE_MARKER.sub(r"\1\\\2", escape_markdown(text))
 
 

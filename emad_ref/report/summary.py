@@ -6,9 +6,9 @@ ids of what was falsified are not.
 
 The summary as lines of text: at most forty, none wider than the terminal.
 
-``LEVELS`` say in which order things give way where room is short: survivors beside the gates, reasons, then points and
-lines on the run. Gates that do not hold keep their numbers, and ids of falsified rows stay at every level: forty lines
-may be passed for them alone.
+``DETAIL_LEVELS`` say in which order things give way where room is short: survivors beside the gates, reasons, then
+points and lines on the run. Gates that do not hold keep their numbers, and ids of falsified rows stay at every level:
+forty lines may be passed for them alone.
 
 The summary as Markdown, for a page that shows what a job of continuous integration found.
 """

@@ -1,6 +1,6 @@
 """From values to places in a drawing: linear axes, and one for rises that keeps the good region large.
 
-A drawing is laid out twice, for a desk and for a phone, so that letters have one size on both; ``Frame`` is one.
+A drawing is laid out twice, for a desk and for a phone, so that letters have one size on both; ``ChartFrame`` is one.
 
 Lines, marks and intervals as plain data, for the page's template to set as SVG.
 
@@ -31,9 +31,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from emad_ref.report import tables as tables_module
 from emad_ref.report.depth_explorer import rise_bounds
 from emad_ref.report.schema import Report
+from emad_ref.report.tables import depth_text, interval_text, number_text, percent_text, rise_text
 from emad_ref.statistics.verdicts import load_register
 
 TICKS = 5
@@ -239,6 +239,10 @@ def linear_chart(
     return Chart(title, said, *labels, layout_series(series, axes), marks)
 
 
+def good_region_text(saving: float, most: float) -> str:
+    return f"saves at least {percent_text(saving, 0)}, costs at most {percent_text(most, 0)}"
+
+
 def layout_series(
     series: list[ChartSeries], axes: Callable[[ChartFrame], tuple[ChartAxis, ChartAxis, Any]]
 ) -> list[ChartLayout]:
@@ -291,16 +295,15 @@ def saving_and_loss(report: Report, model: str) -> Chart | None:
         title=f"{model}: saving against loss",
         said=(
             f"Who knew the divergence of every readout for nothing would save up to "
-            f"{tables_module.percent_text(best)} of FLOPs net "
-            f"at a loss of {tables_module.percent_text(most, 0)}: a ceiling, not a promise. The axis is linear up to "
-            f"{tables_module.percent_text(most, 0)} and logarithmic above. Left and up is better."
+            f"{percent_text(best)} of FLOPs net "
+            f"at a loss of {percent_text(most, 0)}: a ceiling, not a promise. The axis is linear up to "
+            f"{percent_text(most, 0)} and logarithmic above. Left and up is better."
         ),
         x_label="rise of perplexity, % (less is better ←)",
         y_label="net FLOPs saved, % (more is better ↑)",
         layouts=layout_series(series, axes),
         marks=marks,
-        good=f"saves at least {tables_module.percent_text(saving, 0)}, "
-        f"costs at most {tables_module.percent_text(most, 0)}",
+        good=good_region_text(saving, most),
     )
 
 
@@ -311,9 +314,9 @@ def _ceiling_mark(row: Mapping[str, Any]) -> ChartMark:
         str(row.get("point", row["family"])),
         [
             ("family", row["family"]),
-            ("rise of perplexity", tables_module.rise_text(row["rise %"])),
-            ("net FLOPs saved", tables_module.percent_text(row["net reduction %"])),
-            ("blocks saved", tables_module.percent_text(row["blocks %"])),
+            ("rise of perplexity", rise_text(row["rise %"])),
+            ("net FLOPs saved", percent_text(row["net reduction %"])),
+            ("blocks saved", percent_text(row["blocks %"])),
         ],
     )
 
@@ -333,8 +336,8 @@ def entropy_by_depth(report: Report, model: str) -> Chart | None:
             row["mean entropy, nats"],
             f"layer {row['layer']}",
             [
-                ("mean entropy", f"{tables_module.number_text(row['mean entropy, nats'])} nats"),
-                ("agrees with the last layer", tables_module.percent_text(row["agrees with last %"])),
+                ("mean entropy", f"{number_text(row['mean entropy, nats'])} nats"),
+                ("agrees with the last layer", percent_text(row["agrees with last %"])),
             ],
         )
         for row in rows
@@ -344,7 +347,7 @@ def entropy_by_depth(report: Report, model: str) -> Chart | None:
             row["layer"],
             row["target, nats"],
             f"target of the probe at layer {row['layer']}",
-            [("target", f"{tables_module.number_text(row['target, nats'])} nats")],
+            [("target", f"{number_text(row['target, nats'])} nats")],
         )
         for row in rows
         if row["target, nats"] is not None
@@ -379,7 +382,7 @@ def depth_by_position(report: Report, model: str) -> Chart | None:
                 number,
                 row[column],
                 f"positions {row['positions']}",
-                [(name, f"{tables_module.depth_text(row[column])} layers")],
+                [(name, f"{depth_text(row[column])} layers")],
             )
             for number, row in enumerate(rows)
             if row[column] is not None
@@ -431,14 +434,13 @@ def cost_and_quality(report: Report, model: str) -> Chart | None:
         title=f"{model}: cost against quality",
         said=(
             f"{len(best)} of {len(marks)} points lie in the region that EMAD-F1 asks for. The axis is linear up to "
-            f"{tables_module.percent_text(most, 0)} and logarithmic above. Right and down is better."
+            f"{percent_text(most, 0)} and logarithmic above. Right and down is better."
         ),
         x_label="net FLOPs saved, % (more is better →)",
         y_label="rise of perplexity, % (less is better ↓)",
         layouts=layout_series(series, axes),
         marks=marks,
-        good=f"saves at least {tables_module.percent_text(saving, 0)}, "
-        f"costs at most {tables_module.percent_text(most, 0)}",
+        good=good_region_text(saving, most),
     )
 
 
@@ -450,11 +452,11 @@ def _margin_series(report: Report, model: str) -> list[ChartSeries]:
             row["rise %"],
             row["point"],
             [
-                ("net FLOPs saved", tables_module.percent_text(row["net reduction %"])),
-                ("rise of perplexity", tables_module.rise_text(row["rise %"])),
-                ("95 % interval", tables_module.interval_text(rise_bounds(row))),
-                ("perplexity", tables_module.number_text(row["perplexity"])),
-                ("mean depth", f"{tables_module.depth_text(row['mean depth'])} layers"),
+                ("net FLOPs saved", percent_text(row["net reduction %"])),
+                ("rise of perplexity", rise_text(row["rise %"])),
+                ("95 % interval", interval_text(rise_bounds(row))),
+                ("perplexity", number_text(row["perplexity"])),
+                ("mean depth", f"{depth_text(row['mean depth'])} layers"),
             ],
             rise_bounds(row),
         )
@@ -483,8 +485,8 @@ def _family_mark(row: Mapping[str, Any]) -> ChartMark:
         str(row.get("point", row["family"])),
         [
             ("family", row["family"]),
-            ("net FLOPs saved", tables_module.percent_text(row["net reduction %"])),
-            ("rise of perplexity", tables_module.rise_text(row["rise %"])),
+            ("net FLOPs saved", percent_text(row["net reduction %"])),
+            ("rise of perplexity", rise_text(row["rise %"])),
         ],
     )
 
@@ -498,10 +500,10 @@ def _point_series(report: Report, model: str) -> list[ChartSeries]:
             point["name"],
             [
                 ("put forward as", ", ".join(point.get("roles") or ()) or "for comparison"),
-                ("net FLOPs saved", tables_module.percent_text(point["net_reduction"])),
-                ("rise of perplexity", tables_module.rise_text(point["perplexity_rise"])),
-                ("95 % interval", tables_module.interval_text(point.get("interval"))),
-                ("mean depth", f"{tables_module.depth_text(point.get('mean_depth'))} layers"),
+                ("net FLOPs saved", percent_text(point["net_reduction"])),
+                ("rise of perplexity", rise_text(point["perplexity_rise"])),
+                ("95 % interval", interval_text(point.get("interval"))),
+                ("mean depth", f"{depth_text(point.get('mean_depth'))} layers"),
             ],
             _known_bounds(point.get("interval")),
             chosen=chosen is not None and point["name"] == chosen,

@@ -1,8 +1,8 @@
 """Tables as text that never run over the edge: first words wrap, then columns stand below one another.
 
-Cells that are words give way first, the widest of them, down to ``NARROW`` letters or their longest word. Numbers and
-intervals stay in one piece. Where even that is too wide the table is cut between columns, in their order, and each part
-begins with the first column, so that nothing is left out.
+Cells that are words give way first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters or their longest word.
+Numbers and intervals stay in one piece. Where even that is too wide the table is cut between columns, in their order,
+and each part begins with the first column, so that nothing is left out.
 
 The tables of a run: operating points, claims and their legs, and whatever else suites put on record.
 
@@ -10,7 +10,7 @@ All take the JSON-able dictionaries of ``report.json`` and give rows of ``Cell``
 Terminal, Markdown and HTML set the same rows, so that they cannot tell different stories. A value that is absent shows
 as "–", never as zero. A falsified claim is one more row, set like every other.
 
-How the page writes numbers: as everything else does (``verdict.numbers``), by what they are on the page.
+How the page writes numbers: as everything else does (``statistics.number_format``), by what they are on the page.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _natural_width(column: str, rows: Sequence[Row]) -> int:
 
 
 def _min_width(column: str, rows: Sequence[Row]) -> int:
-    """The least width of a column: its longest word, whole cells where they are numbers, ``NARROW`` where it can."""
+    """The least width of a column: its longest word, whole cells where they are numbers, ``MIN_WORDS_WIDTH`` where it
+    can."""
     words = [len(word) for row in rows for word in _unbreakable(row[column])]
     longest = max([len(word) + HEADING_GAP for word in column.split()] + words)
     return max(longest, min(MIN_WORDS_WIDTH, _natural_width(column, rows)))

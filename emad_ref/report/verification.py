@@ -166,8 +166,7 @@ def _tests_without_evidence(report: Report) -> Iterator[str]:
     for nodeids in empty.values():
         yield (
             f"{_first_names(nodeids)} passed, but put no audit and no verdict on record: that is no pass; find the "
-            "fixture, "
-            "hook or plugin that keeps body or audits from running"
+            "fixture, hook or plugin that keeps body or audits from running"
         )
 
 

@@ -82,7 +82,7 @@ def derive_work(
     """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys.
 
     ``histogram`` int64 [L + 1]: tokens of each depth.
-    State translators are not in it: what stands in front of a fill depends on where its token left (``flops_at``).
+    State translators are not in it: what stands in front of a fill depends on where its token left (``derive_flops``).
     """
     schedule, work = schedule_of(point), Work.none(point.layers)
     work.tokens[:], work.context[:], fills = schedule.counted(places, depth, histogram, point.ceiling)
@@ -109,7 +109,7 @@ def derive_flops(
     geometry: Geometry,
     translators: StateTranslators | None = None,
 ) -> Floats:
-    """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``work_at`` has in all."""
+    """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``derive_work`` has in all."""
     each, values = np.full(len(depth), float(geometry.input_flops())), np.flatnonzero(np.bincount(depth))
     for run in _layer_ranges(point, places, depth, values, translators):
         layers, (keys, fills) = run.top - run.below, run.ran

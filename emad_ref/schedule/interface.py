@@ -156,7 +156,7 @@ class LayerRun(NamedTuple):
 
 
 class LayerTotals(NamedTuple):
-    """``Ran`` of every layer, all tokens together, int64 [L]: how many ran it, against how many keys in all.
+    """``LayerRun`` of every layer, all tokens together, int64 [L]: how many ran it, against how many keys in all.
 
     ``fills``: how many only write K and V there; None: none anywhere.
     """
@@ -229,7 +229,7 @@ class Schedule:
     ``deepens``     tokens that stopped keep their state, and may be taken up to any depth again (``Session.deepen``).
     ``ruleless``    the place of a token decides its depth, whatever fires.
     ``by_prefix``   the tokens of a chunk that still run after a layer are a prefix of it, and the rule decides of each
-                    how far: depths can be read off in one pass (``decoding.chunk``).
+                    how far: depths can be read off in one pass (``decoding.step``).
     """
 
     name: ScheduleName
@@ -269,7 +269,7 @@ def layer_run_once(places: TokenPositions, depth: Ints, layer: int, ceiling: int
 
 
 def layer_totals_once(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    """``ran_once``, in each stretch of layers to which the same tokens go."""
+    """``layer_run_once``, in each stretch of layers to which the same tokens go."""
     tokens = tokens_reaching(histogram)
     context = (tokens == len(depth)) * places.keys_before[-1]
     for layers, deep in layer_groups(depth, histogram):

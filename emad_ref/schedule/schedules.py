@@ -277,7 +277,7 @@ def deferred_layer_run(places: TokenPositions, depth: Ints, layer: int, ceiling:
 
 
 def deferred_layer_totals(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    """``ran_deferred``, in each stretch of layers to which the same tokens go, by the gaps between those."""
+    """``deferred_layer_run``, in each stretch of layers to which the same tokens go, by the gaps between those."""
     all_go = tokens_reaching(histogram) == len(depth)
     tokens, context = all_go * len(depth), all_go * places.keys_before[-1]
     for layers, deep in layer_groups(depth, histogram):

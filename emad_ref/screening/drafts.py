@@ -70,7 +70,7 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, LosslessDeco
 
 
 def by_generate(loaded: LoadedModel, **options: Any) -> LosslessDecoding:
-    """The model's own ``generate``, plainly greedy, with further settings of ``models.greedy.greedy``."""
+    """The model's own ``generate``, plainly greedy, with further settings of ``models.generation.greedy_generate``."""
     return lambda prompt, new: _generate_greedily(loaded, prompt, new, options)
 
 
@@ -132,7 +132,7 @@ class DraftingRounds:
 def seconds_per_token_drafting(
     costs: ComponentCosts, drafting: Drafting, rounds: DraftingRounds, *, keys: float | None = None
 ) -> float:
-    """Seconds of one emitted token where a model drafts for itself (``decoding.drafting``).
+    """Seconds of one emitted token where a model drafts for itself (``decoding.self_speculation``).
 
     Raises:
         BadArgument: more drafts than ``drafting`` allows; a part whose cost was not measured.
@@ -466,7 +466,7 @@ def predict_after_prompts(
     """A row per length of prompt, the shortest first, of ``columns`` of ``texts``.
 
     Raises:
-        BadArgument: as ``seconds_per_token_drafting`` and ``simulated``.
+        BadArgument: as ``seconds_per_token_drafting`` and ``simulate_rounds``.
     """
     lengths = np.array([text.adaptive_from + 1 for text in texts])
     found = []

@@ -137,7 +137,7 @@ def record_features(record: Record, point: OperatingPoint, text: str) -> Documen
     """The signs of what one call of ``generate`` decoded: each sequence a document, prompts left out.
 
     Raises:
-        BadArgument: nothing decoded, and as ``signs_of``.
+        BadArgument: nothing decoded, and as ``document_features``.
     """
     tokens = record.tokens
     decided = (tokens.phase == DECODE) & tokens.kept
@@ -179,7 +179,7 @@ def decoded_features(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> DocumentFeatures:
-    """As ``read_signs``, by decoding, whatever the schedule; ``rows`` of a batch at most."""
+    """As ``read_features``, by decoding, whatever the schedule; ``rows`` of a batch at most."""
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     decoder = WalkedDecoder(stepper, point, max_rows=rows)

@@ -7,8 +7,8 @@ tensors where the model that decodes finds them.
 
 The file is safetensors, with the rest as JSON in its metadata:
 
-    4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_file``)
-    4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.translators_file``)
+    4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_files``)
+    4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.lens_files``)
     drafting.gate [E + 1]   drafting.vocabulary int64 [k]      where drafts ask a gate, or read part of the head
     spoken.2.bias [D]   …                         of a lens for drafts, as of the other
 

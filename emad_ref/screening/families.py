@@ -6,7 +6,7 @@
     probes     layers a token may leave after: all, every second, every third, a few
 
 Families are replayed with exact K and V, free ones charged as if those above an exit were copied: what copies lose in
-quality, ``screening.decoding`` finds.
+quality, ``screening.selection`` finds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class ExitFamily:
     """One row of the table. ``dials``: the same rule at several sets of probes; ``points``: those of one without a
     dial.
 
-    ``readout``: ``OWN`` or ``LENS``. ``depth``: ``free``, ``monotone``, ``in chunks``, ``by position``, ``fixed``.
+    ``readout``: ``OWN`` or ``TUNED_LENS``. ``depth``: ``free``, ``monotone``, ``in chunks``, ``by position``,
+    ``fixed``.
     """
 
     name: str

@@ -75,7 +75,7 @@ def changed_share(changed_tokens: ByDocument, tokens: ByDocument) -> ByDocument:
     """[documents, λ] share of tokens that are others than full depth's, of ``changed_tokens`` [documents, λ] counts.
 
     Raises:
-        BadArgument: as ``excess``; more than there are tokens.
+        BadArgument: as ``excess_loss``; more than there are tokens.
     """
     return changed_tokens.like(_per_token(changed_tokens, tokens))
 
@@ -146,9 +146,8 @@ class Guarantee:
         return (
             f"With probability {1 - self.error:.0%} over draws of these {self.documents} calibration documents, "
             f"{self.chosen} costs at most {self.risk:.3g} {BOUNDED_LOSSES[self.loss].told}{rise}, as a mean over "
-            "documents "
-            f"like those of {self.text}{cut}; nothing is promised of a single document, of text of another kind, or "
-            "of text that the model goes on to write itself."
+            f"documents like those of {self.text}{cut}; nothing is promised of a single document, of text of another "
+            "kind, or of text that the model goes on to write itself."
         )
 
     @property

@@ -213,7 +213,7 @@ OPENING = Prompt(np.zeros(1, dtype=np.int64))
 
 @dataclass(frozen=True)
 class ComponentBenchmark:
-    """What is timed in every lap; arguments as ``costing.measure_costs`` has them, checked there.
+    """What is timed in every lap; arguments as ``prediction.measure_costs`` has them, checked there.
 
     ``turns``: times that each pass runs in a row, the first of several not counted.
     """

@@ -29,7 +29,7 @@ def signs_of_files(paths: Sequence[Path], point: OperatingPoint, text: str) -> D
     Raises:
         BadFile: one cannot be read.
         BadArgument: a line that is no such object, of another number of layers or probes; signals in some lines only;
-            no line at all; as ``signs_of``.
+            no line at all; as ``document_features``.
     """
     depth: list[int] = []
     signal: list[list[float]] = []

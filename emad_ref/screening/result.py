@@ -96,8 +96,7 @@ def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
     if row.rise.n < ENOUGH_DOCUMENTS:
         return (
             f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on {row.rise.n} documents; "
-            f"{ENOUGH_DOCUMENTS} are the "
-            "fewest to recommend on (more --documents)"
+            f"{ENOUGH_DOCUMENTS} are the fewest to recommend on (more --documents)"
         )
     if row.rise.p_below > CONFIRMATION_LEVEL:
         return f"evaluation does not confirm {row.point.name}: {_outcome_text(row)}, at most {rise:.1%} allowed"

@@ -4,7 +4,8 @@
 
 What each phase reads is counted in documents (``settings``), whatever time that takes, and none is left out in silence:
 one that cannot run says why, in the record and in the table. Chosen is on text of its own, and every figure shown is of
-the evaluation split. What was timed, and the drafts that are chosen by it, belong to the machine (``tabled.BY_CLOCK``).
+the evaluation split. What was timed, and the drafts that are chosen by it, belong to the machine
+(``result.MACHINE_KEYS``).
 """
 
 from __future__ import annotations

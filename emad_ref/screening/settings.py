@@ -1,7 +1,7 @@
 """What a screening is asked for, and how much of everything it reads: counted in documents, never in seconds.
 
 One seed reads the same text on every machine, whatever else runs there. How long that takes here is predicted before it
-starts (``screening.expected``), and nothing is cut to keep it.
+starts (``screening.duration``), and nothing is cut to keep it.
 """
 
 from __future__ import annotations
@@ -43,5 +43,6 @@ class ScreeningSettings:
             raise BadArgument("rise", self.rise, "a fraction in 0–1, both excluded", "0.01 is 1 %")
 
     def part(self, whole: int) -> int:
-        """Of ``whole``, which ``SETTLED`` documents are given: in proportion on fewer, and no more on more."""
+        """Of ``whole``, which ``SETTLED_DOCUMENTS`` documents are given: in proportion on fewer, and no more on
+        more."""
         return max(1, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))

@@ -1,4 +1,5 @@
-"""Time on this machine, predicted from what the parts of a decoding step were measured to cost (``screening.costing``).
+"""Time on this machine, predicted from what the parts of a decoding step were measured to cost
+(``screening.prediction``).
 
 Depths come from replay of evaluation text; a point that fills K and V in goes as deep as its exact twin, within what
 that changes.

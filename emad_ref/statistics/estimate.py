@@ -10,7 +10,7 @@
 Every estimate has a two-sided 95 % interval to show, and two p-values against the caller's threshold, so that Holm's
 correction can be applied where legs meet (``legs``). Interval and p-value come from the same distribution: p ≤ 5 %
 exactly where the one-sided 95 % bound lies beyond the threshold. One exception: the p-values of a perplexity also pay
-for documents that no sample shows (``priced``), while the interval describes the documents that were seen.
+for documents that no sample shows (``unseen_unit_pvalue``), while the interval describes the documents that were seen.
 
 What is resampled is what was sampled: documents, items, pairs (``units``); never tokens, which depend on each other.
 None of these modules knows a claim, a minimum n or a model.
@@ -43,7 +43,7 @@ class Distance:
 
     ``gap``    threshold − value: positive where the value lies below.
     ``error``  standard error of the value; 0 where the units show no spread.
-    ``worst``  what an unseen unit may add, in the same unit (``priced``); None where that is not paid for.
+    ``worst``  what an unseen unit may add, in the same unit (``unseen_unit_pvalue``); None where that is not paid for.
     ``least``  smallest number of units with which a bootstrap can decide on this side at all.
     ``equal``  whether their effective number, which n is, is more than half of the units.
     """

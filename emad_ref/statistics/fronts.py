@@ -28,7 +28,7 @@ and judged on one. Where the front crosses δ is found on the text that is judge
 told at exactly the same loss, as tables rank them. Whether a point that was chosen keeps a promise is another question.
 
 Bootstrapped over documents of both splits, fronts and crossings anew in each sample. Samples are smaller than the text
-(``bootstrap.document_draws``), their spread is scaled down accordingly. There is no standard error to studentise by: a
+(``rates.document_draws``), their spread is scaled down accordingly. There is no standard error to studentise by: a
 crossing is not linear in documents.
 """
 
@@ -57,7 +57,7 @@ from emad_ref.sweep.front import (
     mixtures,
 )
 
-FRONT_RESAMPLES = 4_999  # where few legs share their error; ``enough_for`` says how many where many do
+FRONT_RESAMPLES = 4_999  # where few legs share their error; ``resamples_for_legs`` says how many where many do
 SHARE_ROUNDING = 1e-9  # relative: shares are quotients of sums, float64; a decision that differs costs a whole block
 AT_ONCE = 100_000  # draws × documents that are worked on together: arrays of 0.8 MB stay in a cache
 
@@ -75,7 +75,7 @@ class FamilySplit:
 
     @property
     def sheet(self) -> LossSheet:
-        """The same as plain arrays; raises as ``Sheet``."""
+        """The same as plain arrays; raises as ``LossSheet``."""
         return LossSheet(
             *(np.asarray(column.values, dtype=np.float64) for column in (self.loss, self.flops, self.tokens))
         )
@@ -238,7 +238,7 @@ class _ResampledFronts:
         saving = np.minimum(level, np.minimum(*(side.reach for side in self.sides)))
         (mine, pull), (theirs, push) = (side.at(saving, self.counts) for side in self.sides)
         z, documents = pull - push, self.counts.shape[1]
-        scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_studentised`` says
+        scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_selection_estimate`` says
         return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z))
 
 

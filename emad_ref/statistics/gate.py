@@ -6,7 +6,7 @@ report later say the same. Standard library only.
 What a verdict does to whoever asked: whether it fails a run, warns, or neither. The same for pytest and ``emad``.
 
 - gate ``paper``: the row gates (register, or named by the user) and is falsified, or is inconclusive where that fails;
-- gate ``decoder``: the same for the rows that a decoder can help; ``OF_THE_METHOD`` are reported and do not gate;
+- gate ``decoder``: the same for the rows that a decoder can help; ``METHOD_ROWS`` are reported and do not gate;
 - gate ``known``: the verdict is none of those on record for such a run (``known``);
 - ``require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
 

@@ -10,7 +10,7 @@
 ``options``  what else departs from the defaults and may change a verdict, "" for nothing (``departures``).
 ``seeds``    what each seed gave.
 ``verdict``  what they say together: the one outcome of three or more seeds, ``seed-dependent`` where they differ,
-             ``unsettled`` where fewer agree so far.
+             ``unfinished_since`` where fewer agree so far.
 
 Like is compared with like: an entry speaks for runs of the same claim, model, corpus, budget and options, under the
 same schema. A settled verdict holds for every seed. Of a seed-dependent one any outcome that was seen passes, whatever
@@ -225,7 +225,7 @@ def writable_entries(folder: Path) -> list[Entry]:
     """What ``folder`` has on record, to be written again with more.
 
     Raises:
-        DamagedGolden: as ``entries_of``; or the file is of another schema, whose verdicts would be lost.
+        DamagedGolden: as ``read_entries``; or the file is of another schema, whose verdicts would be lost.
     """
     stored = read_verdict_file(folder / VERDICTS)
     if stored is not None and stored["schema"] != SCHEMA:
@@ -277,7 +277,7 @@ class RecordComparison:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Built-in types only, as ``summary`` reads them."""
+        """Built-in types only, as ``comparison_summary`` reads them."""
         said = None if self.expected is None else self.expected.said
         changed = self.expected is not None and self.verdict.verdict not in self.expected.outcomes
         return {
@@ -297,7 +297,7 @@ def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome 
 
 
 def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What a run compared, and what not and why: one line each. ``rows``: as ``Compared.to_json``."""
+    """What a run compared, and what not and why: one line each. ``rows``: as ``RecordComparison.to_json``."""
     held = [row for row in rows if row["expected"] is not None]
     changed = [row for row in held if row["changed"]]
     loose = [row for row in held if row["expected"].startswith(SEED_DEPENDENT)]
@@ -439,7 +439,7 @@ def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, o
     Read, changed and written under a lock: runs of several seeds may record at once.
 
     Args:
-        key: ``known.key_of``; ``name``: the model's, for readers.
+        key: ``goldens.key_of``; ``name``: the model's, for readers.
 
     Raises:
         DamagedGolden: the file there cannot be read, or is of another schema; it is left as it is.

@@ -1,6 +1,7 @@
 """Where legs meet: estimates become legs, Holm corrects what falsifies, and legs become a row.
 
-Every question goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``corrected`` decides,
+Every question goes through here, whatever it measures: ``leg_test`` gives a leg its two p-values, ``corrected``
+decides,
 ``row`` combines. The rules, which bind every claim (METHODS, "Level"):
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,

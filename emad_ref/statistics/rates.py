@@ -157,13 +157,14 @@ def perplexity_rise(
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
-    Both p-values hold also where this sample happens to lack a few documents that lie far out (``interval.priced``),
-    twice as far as the farthest seen, and where they lose it is ``RUINED_NATS`` per token at least: a sample without
-    the heavy documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than
-    300 documents. Simulated at the threshold with log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal,
-    1 and 2 % ruined documents, and lengths of any kind, independent of the rises or not, 200 to 800 documents survive
-    in at most 5 % and are falsified in at most 6 % (``tests/questions/cases/emad_f1.py``); of 400 documents half a per
-    cent of which lose 2 nats survive in 11 %: more than is assumed.
+    Both p-values hold also where this sample happens to lack a few documents that lie far out
+    (``estimate.unseen_unit_pvalue``), twice as far as the farthest seen, and where they lose it is ``RUINED_NATS`` per
+    token at least: a sample without the heavy documents has a low mean and a low error at once. Against a rise of 1 %
+    nothing survives with fewer than 300 documents. Simulated at the threshold with log-normal rises of σ = 1.2 to 2,
+    gamma, Pareto, mirrored log-normal, 1 and 2 % ruined documents, and lengths of any kind, independent of the rises or
+    not, 200 to 800 documents survive in at most 5 % and are falsified in at most 6 %
+    (``tests/questions/cases/emad_f1.py``); of 400 documents half a per cent of which lose 2 nats survive in 11 %: more
+    than is assumed.
 
     Args:
         nll_candidate: [documents] c_i, sums of −log p over each document's tokens, in nats.

@@ -110,8 +110,8 @@ def criterion_points(
 ) -> dict[str, list[OperatingPoint]]:
     """Each criterion at up to ``count`` thresholds from what hardly any token reaches to what all do; strict first.
 
-    ``gate``: as ``gate_at`` gives it for these probes; None: left out. Saturation is left out of a trace that does not
-    record it, and decides at those of the probes that have a layer below them.
+    ``gate``: as ``gate_at_probes`` gives it for these probes; None: left out. Saturation is left out of a trace that
+    does not record it, and decides at those of the probes that have a layer below them.
 
     Raises:
         BadArgument: probes that are not ascending layers below the last; a gate that ``trace`` does not record.
@@ -249,7 +249,7 @@ def exchange_components(
     """Every part exchanged from EMAD as published, then every part of the best combination taken back, or replaced.
 
     Without a gate of the own head its exchange alone, and the readout's way back, go by the oracle on both sides.
-    ``decoded``: what points do to the windows of a split where K and V are copied (``sweep.decoded``); None: left out.
+    ``decoded``: what points do to the windows of a split where K and V are copied (``sweep.losses``); None: left out.
 
     Raises:
         BadArgument: traces that lack the divergence, or a gate; as ``replay``.

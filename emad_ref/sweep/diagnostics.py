@@ -71,7 +71,8 @@ def agreement_rate(trace: Trace) -> Floats:
 
 
 def depth_by_doubling(trace: Trace, point: OperatingPoint) -> list[PositionDoubling]:
-    """Positions 1, 2, 3–4, 5–8, … that hold tokens: depth as in ``bound_and_free``, entropy of the last layer."""
+    """Positions 1, 2, 3–4, 5–8, … that hold tokens: depth as in ``monotone_and_free_depths``, entropy of the last
+    layer."""
     bound, free = monotone_and_free_depths(trace, point)
     number = np.frexp(trace.position)[1]  # of a position counted from 0: the doubling that it belongs to
     found = []
@@ -300,7 +301,7 @@ def work_without_exit(
     """Work of one decided token that reads every probe of ``point`` and leaves at the ceiling.
 
     Args:
-        point: of ``policy.early_exit``, or without probes.
+        point: of ``exit_rules.rules``, or without probes.
         geometry: of a model of ``point.layers`` layers.
         keys, source_keys: positions attended to, of its own and of a source; the source's K and V are there already.
         certainty: confidence at every probe, which decides the adaptive k: 1 prunes most.

@@ -139,7 +139,7 @@ def margin_sweep(profile: Profile) -> ThresholdSweep:
 
 
 def margin_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """EMAD points at ``count`` margins, spaced as ``evenly`` says, from 0 up."""
+    """EMAD points at ``count`` margins, spaced as ``evenly_spaced`` says, from 0 up."""
     return evenly_spaced(margin_sweep(profile), saved, count)[::-1]
 
 
@@ -176,7 +176,7 @@ def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, co
 
 
 def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
-    """A confidence rule of ``policy.early_exit`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
+    """A confidence rule of ``exit_rules.rules`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
 
     At 1 a token leaves where it first may.
 

@@ -622,7 +622,7 @@ def task_files(task: str) -> tuple[str, ...]:
 
 
 def has_task_file(task: str, data: Path) -> bool:
-    """Whether the data folder has a file of ``task``. Raises as ``files_of``."""
+    """Whether the data folder has a file of ``task``. Raises as ``task_files``."""
     return _available_split(task, data) is not None
 
 

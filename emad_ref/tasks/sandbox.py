@@ -122,7 +122,7 @@ def run_program(
     The program ends with its caller, even a killed one (bwrap has a moment at its start when it does not notice).
 
     Raises:
-        SandboxUnavailable: no backend of this machine confines (``availability()`` says why), or it broke.
+        SandboxUnavailable: no backend of this machine confines (``sandbox_obstacle()`` says why), or it broke.
         BadArgument: no time, less memory than an interpreter needs, a negative amount of output.
     """
     return run_in(available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
@@ -148,8 +148,8 @@ def check_program(
     """Run the check of ``task`` in one process, in which the function's name calls that of ``program`` in another.
 
     ``program`` is trusted with nothing; the check is confined as the program is, and decides. Arguments and results are
-    plain values (``exchange.encoded``) and go by value: what the program does to its arguments, the check does not see.
-    Limits are those of ``run_program``, for each of the two processes.
+    plain values (``sandbox_protocol.encode_value``) and go by value: what the program does to its arguments, the check
+    does not see. Limits are those of ``run_program``, for each of the two processes.
 
     Raises:
         SandboxUnavailable, BadArgument: as ``run_program``.

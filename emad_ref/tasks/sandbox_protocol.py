@@ -50,8 +50,8 @@ class OpaqueValue:
 def encode_value(value: Any) -> Any:
     """``value`` as JSON, of which ``decoded`` makes an equal value of the same type.
 
-    A value of a subclass becomes one of the class in ``KINDS``; anything that is of none becomes a ``Foreign``. A
-    ``Foreign`` itself has no way back to the program: what is written of it cannot be decoded.
+    A value of a subclass becomes one of the class in ``KINDS``; anything that is of none becomes a ``OpaqueValue``. A
+    ``OpaqueValue`` itself has no way back to the program: what is written of it cannot be decoded.
     """
     if value is None or isinstance(value, bool):
         return value

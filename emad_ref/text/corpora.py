@@ -145,7 +145,7 @@ class DocumentIndex:
 class DistinctDocuments(Iterator[str]):
     """The first of all documents that are alike, in order; ``left_out`` counts the others that were read so far.
 
-    A source that gives nothing new ``ENDLESS`` times in a row ends.
+    A source that gives nothing new ``MAX_DUPLICATES_IN_A_ROW`` times in a row ends.
     """
 
     def __init__(self, documents: Iterable[str]) -> None:
@@ -190,8 +190,8 @@ class CorpusUnavailable(EmadError):
 def corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
-    Those of files, data sets and extensions come as ``duplicates.Distinct``: of near-duplicates the first alone, for
-    they are what is counted as independent. The world's are drawn independently, and left as they are.
+    Those of files, data sets and extensions come as ``corpora.DistinctDocuments``: of near-duplicates the first alone,
+    for they are what is counted as independent. The world's are drawn independently, and left as they are.
 
     Raises:
         BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.

@@ -6,7 +6,7 @@
               passage is the answer, and an early layer that only copies is wrong.
 ``summary``   two exchanges between two people; the target is their outcomes (SamSum in small), some with a sum.
 ``count``     two people whose things come and go; the target is a worked chain of sums for one of them.
-``corrupted`` span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
+``corrupted_pairs`` span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
 
 Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and most of that
 in
@@ -418,7 +418,8 @@ def _texts(split: Split, rng: random.Random) -> Iterator[str]:
 
 
 def _spans(rng: random.Random, words: int) -> list[tuple[int, int]]:
-    """(first, past last) of the spans to hide: apart from one another, in order, about ``CORRUPTED`` of the words."""
+    """(first, past last) of the spans to hide: apart from one another, in order, about ``CORRUPTED_SHARE`` of the
+    words."""
     hidden = max(1, round(CORRUPTED_SHARE * words))
     count = max(1, min(len(SENTINELS), round(hidden / SPAN_MEAN)))
     lengths = _parts(rng, hidden, count)

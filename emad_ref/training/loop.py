@@ -48,7 +48,7 @@ class TrainingState:
         """Go on from here: (steps done, running mean loss).
 
         Raises:
-            BadState: tensors of another model.
+            BadTrainingState: tensors of another model.
         """
         try:
             model.load_state_dict(self.weights)
@@ -74,7 +74,8 @@ def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None
     """The state to go on from; None where there is no checkpoint.
 
     Raises:
-        BadState: one is there but ``resume`` is not set, or it cannot be read, or is of another recipe or torch.
+        BadTrainingState: one is there but ``resume`` is not set, or it cannot be read, or is of another recipe or
+            torch.
     """
     if not path.exists():
         return None
@@ -136,8 +137,9 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
 
     Raises:
         BadArgument: no steps; ``out`` holds anything but a saved model, or cannot be written.
-        BadState: a checkpoint is there but ``resume`` is not set, or it is damaged, or of another recipe or torch.
-        Diverged: a loss that is not finite; nothing is written.
+        BadTrainingState: a checkpoint is there but ``resume`` is not set, or it is damaged, or of another recipe
+            or torch.
+        TrainingDiverged: a loss that is not finite; nothing is written.
     """
     if recipe.steps < 1:
         raise BadArgument("recipe.steps", recipe.steps, "at least one step", "an untrained model is not saved")

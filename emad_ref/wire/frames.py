@@ -83,7 +83,7 @@ def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> WireFrame:
     ``payload_limit``: bytes, at most PAYLOAD_BYTES.
 
     Raises:
-        NoFrame: another magic.
+        NotAFrame: another magic.
         BadFrame: sizes above the limits, a header that is not JSON or does not fit its payload.
         whatever ``read`` raises.
     """

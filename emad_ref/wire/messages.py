@@ -107,7 +107,7 @@ def request_frame(request: Request, model: ServedModel) -> WireFrame:
 
 
 def request_of(frame: WireFrame) -> Request:
-    """The request of an ``open``; its model's ``load`` gives the ``Model`` that the judge described."""
+    """The request of an ``open``; its model's ``load`` gives the ``ServedModel`` that the judge described."""
     described = field(frame.header, "model", mapping)
     model = ServedModel(**{part.name: field(described, part.name, text) for part in fields(ServedModel)})
     return Request(

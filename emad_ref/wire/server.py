@@ -1,6 +1,7 @@
 """The decoder's side: what answers the calls of one judge with decoders of any factory.
 
-``Serving`` knows no model: ``make`` turns a request into a decoder, or refuses. What the judge says of the model is
+``DecoderServer`` knows no model: ``make`` turns a request into a decoder, or refuses. What the judge says of the model
+is
 ``request.model.load()``, a ``messages.Model``. Errors of ours become refusals of their kind, any other a failure whose
 traceback goes to standard error; the loop goes on.
 """
@@ -109,8 +110,8 @@ class DecoderServer:
         """Answer calls until ``bye``, or until the judge closes the stream between two of them.
 
         Raises:
-            Idle: no call for too long.
-            TimedOut: a request that is not sent to its end, or a reply that is not read, in time.
+            IdleTimeout: no call for too long.
+            StreamTimedOut: a request that is not sent to its end, or a reply that is not read, in time.
             Ended: the stream ended within a request.
             BadFrame: something else than a request: nothing can be read after it.
             OSError: the judge reads no longer.

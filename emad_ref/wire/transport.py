@@ -90,7 +90,7 @@ class Stream:
         return self._wait(self.incoming, select.POLLIN)
 
     def write(self, parts: Iterable[bytes | memoryview]) -> None:
-        """All bytes of all parts. Raises TimedOut, or OSError where nobody reads them."""
+        """All bytes of all parts. Raises StreamTimedOut, or OSError where nobody reads them."""
         for part in parts:
             view = memoryview(part).cast("B")
             while view:

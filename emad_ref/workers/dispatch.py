@@ -105,7 +105,7 @@ def dispatch_in_order(
 def dispatch_exclusively(
     crew: WorkerPool, function: Callable[[Unit], Result], units: Iterable[Unit], measures: Callable[[Unit], bool]
 ) -> Iterator[tuple[Unit, Result]]:
-    """As ``handed_out``, but nothing is at work beside a unit that ``measures`` on the machine where it is.
+    """As ``dispatch_in_order``, but nothing is at work beside a unit that ``measures`` on the machine where it is.
 
     Where workers share a machine what measures nothing comes first, and is through before the rest begins.
     """

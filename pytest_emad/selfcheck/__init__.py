@@ -35,7 +35,7 @@ def is_requested(config: pytest.Config) -> bool:
 
 
 def run_selfcheck(config: pytest.Config) -> int:
-    """As ``catalogue.prove``, which is imported here: it takes long, and other runs do without it."""
+    """As ``runner.run_selfcheck``, which is imported here: it takes long, and other runs do without it."""
     from pytest_emad.selfcheck import runner
 
     return runner.run_selfcheck(config)

@@ -2,7 +2,7 @@
 
 Run on request: ``pytest --run-slow -s tests/benchmarks``.
 
-Absolute times do not travel between machines; these ratios do. Samples are taken in pairs by ``meters.clock`` and
+Absolute times do not travel between machines; these ratios do. Samples are taken in pairs by ``benchmark.clock`` and
 handed to pytest-benchmark, whose JSON carries the ratio in ``extra_info``.
 """
 

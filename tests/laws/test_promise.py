@@ -82,7 +82,8 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
 
 
 def certified(losses: Floats) -> int:
-    """Index of the last threshold that ``guaranteed`` lets pass, −1 for none; without the simulation of its power."""
+    """Index of the last threshold that ``certify_losses`` lets pass, −1 for none; without the simulation of its
+    power."""
     passed = betting_p_values(losses / EXCESS.cap, EXCESS.risk / EXCESS.cap, ERROR) <= ERROR
     return int(np.argmin(np.append(passed, False))) - 1
 

@@ -1,7 +1,8 @@
 """Blocks of known families in plain tensor operations: the same arithmetic with a third of the calls.
 
 At batch 1 a small model spends more time entering modules than multiplying. So a forward with a cache, over one or
-several queries per row at common or own positions, takes a block's *step* (``parts.Step``) where there is one:
+several queries per row at common or own positions, takes a block's *step* (``operations.FusedBlock``) where there is
+one:
 
 ``neox``   GPT-NeoX, parallel and sequential
 ``llama``  Llama and what differs from it by norms, factors and where it turns: Qwen2 and 3, Mistral, SmolLM3, OLMo2, …

@@ -36,7 +36,7 @@ class PackedQKV(NamedTuple):
 
 
 class KVWriter(Protocol):
-    """What a step sees as its cache: ``models.stepper.Writer``, or the like over buffers of its own."""
+    """What a step sees as its cache: ``models.stepper.CacheWriter``, or the like over buffers of its own."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
         """Store [rows, kv_heads, n, head_dim]; what to attend over, [rows, kv_heads, keys, head_dim]."""
@@ -157,7 +157,8 @@ def as_vector(hidden: Tensor) -> Tensor:
 
 
 def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
-    """What a linear layer of these ``parameters`` makes of ``states`` [rows, n, in] or [in]; ``out`` of ``Packed``."""
+    """What a linear layer of these ``parameters`` makes of ``states`` [rows, n, in] or [in]; ``out`` of
+    ``PackedQKV``."""
     if states.dim() > 1:
         if out is None:
             return F.linear(states, own["weight"], own["bias"])

@@ -5,7 +5,7 @@ per row, the blocks between two halts are captured once and replayed from then o
 
     one graph per   segment (first, last] × rows × bucket of keys × K/V buffers
 
-``engine``   what captures and replays: CUDA's graphs, by device (``ENGINES``)
+``engine``   what captures and replays: CUDA's graphs, by device (``CAPTURE_ENGINES``)
 ``arena``    K/V and inputs that stay where they are, lent to a cache for as long as it lives
 ``static``   a cache over lent buffers; its lengths, rows and errors are any cache's
 ``segment``  what is captured: the fused steps themselves, positions read from a tensor

@@ -185,7 +185,7 @@ class StaticLayerCache(LayerKVCache):
         self._loan = loan
 
     def entries(self, row: int) -> tuple[Tensor, Tensor]:
-        """See ``LayerCache.entries``."""
+        """See ``LayerKVCache.entries``."""
         held = self._length[self._rows.index(row)]
         if not held:
             raise BadArgument("row", row, "a row with entries", "nothing ran here yet")
@@ -193,7 +193,7 @@ class StaticLayerCache(LayerKVCache):
         return arena.keys[layer][row, :, :held], arena.values[layer][row, :, :held]
 
     def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
-        """See ``LayerCache.write``: for forwards that are not captured."""
+        """See ``LayerKVCache.write``: for forwards that are not captured."""
         arena, layer = self._loan.arena(frame.keys), self._number - 1
         places = None if len(frame.rows) == arena.rows else torch.tensor(frame.rows, device=keys.device)
         seen = write_entries(arena.keys[layer], arena.values[layer], keys, values, frame, places)
@@ -205,7 +205,7 @@ class StaticLayerCache(LayerKVCache):
         self._hold(frame)
 
     def keep(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
-        """See ``LayerCache.keep``; buffers are the cache's matter."""
+        """See ``LayerKVCache.keep``; buffers are the cache's matter."""
         places = [place for place, row in enumerate(self._rows) if row in set(rows)]
         self._length = tuple(self._length[place] for place in places)
         self._rows = tuple(numbers[self._rows[place]] for place in places)
@@ -231,7 +231,7 @@ class StaticKVCache(KVCache):
             layer.hold(frame)
 
     def drop(self, rows: Ints) -> None:
-        """See ``Cache.drop``."""
+        """See ``KVCache.drop``."""
         kept = np.delete(np.arange(self.rows), np.atleast_1d(rows)).tolist()
         super().drop(rows)
         self.loan.keep(kept)

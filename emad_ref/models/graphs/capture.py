@@ -49,7 +49,7 @@ class CaptureEngine(Protocol):
         ``function`` runs several times in between: running it twice must be running it once.
 
         Raises:
-            NotCaptured: it cannot be.
+            GraphCaptureError: it cannot be.
         """
         ...
 
@@ -63,7 +63,7 @@ class CudaCaptureEngine:
         self._first: torch.cuda.CUDAGraph | None = None  # a pool is given up with the last of its graphs
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See ``Engine.capture``."""
+        """See ``CaptureEngine.capture``."""
         with torch.cuda.device(self._device):
             before = torch.cuda.current_stream()
             try:
@@ -198,7 +198,7 @@ class CapturedSegment:
 def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
-    """All of them: where a block has none, nothing is captured (``replayed.graphs_of``)."""
+    """All of them: where a block has none, nothing is captured (``capture.make_graphs``)."""
     present = [(step, station) for step, station in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
@@ -214,7 +214,7 @@ class CapturedReadouts:
         self._graphs: dict[int, CapturedGraph] = {}
 
     def logits(self, stepper: CausalStepper, hidden: Tensor) -> Tensor:
-        """[..., V] of ``hidden`` [..., D]. Raises NotCaptured."""
+        """[..., V] of ``hidden`` [..., D]. Raises GraphCaptureError."""
         *shape, width = hidden.shape
         states = self._still(hidden.numel() // width, width, hidden)
         states.copy_(hidden.reshape(states.shape))
@@ -339,7 +339,7 @@ class StepGraphs:
         keys: int,
         read: tuple[int, ...],
     ) -> CapturedGraph:
-        """The graph of this segment over weights at ``read``. Raises NotCaptured."""
+        """The graph of this segment over weights at ``read``. Raises GraphCaptureError."""
         found = arena.graphs.get((first, last, rows, keys))
         if found is None or found.read != read:
             segment = CapturedSegment(stepper, first, last, arena, arena.inputs(rows), keys)

@@ -1,4 +1,5 @@
-"""A simulated board that each arm makes draw known watts: its readings go through ``meters.energy`` to ``decide``."""
+"""A simulated board that each arm makes draw known watts: its readings go through ``benchmark.energy`` to
+``decide``."""
 
 from __future__ import annotations
 

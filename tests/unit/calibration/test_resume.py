@@ -57,7 +57,7 @@ class PowerCut(Exception):
 
 
 class Batches:
-    """``statistics_of_batch`` that notes what it was given and breaks at a given call."""
+    """``batch_statistics`` that notes what it was given and breaks at a given call."""
 
     def __init__(self, breaks_at=None):
         self.seen, self.breaks_at = [], breaks_at
