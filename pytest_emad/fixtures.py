@@ -117,7 +117,7 @@ def emad_host(pytestconfig: pytest.Config) -> RunResources:
     return RunResources(
         partial(make_decoder, pytestconfig),
         terminal.progress_stream,
-        afresh=subprocesses.subprocess_runner(pytestconfig),
+        runner=subprocesses.subprocess_runner(pytestconfig),
     )
 
 
@@ -140,7 +140,7 @@ def emad_evidence(
 @pytest.fixture
 def emad_exit(emad_evidence: ModelMeasurements) -> ExitEvaluation:
     """The exit of ``--emad-exit``, attached to the model under test, and its points; tests of it need one."""
-    return emad_evidence.beyond
+    return emad_evidence.learned_exit
 
 
 @pytest.fixture(scope="session")

@@ -45,5 +45,5 @@ def small_evidence(stepper: Stepper | None = None, host: RunResources | None = N
 
 def refuted(evidence: ModelMeasurements, detail: str = "depth 3, not 2") -> ModelMeasurements:
     """``evidence`` behind a bridge that has failed."""
-    evidence.bridging.__dict__["bridge"] = Finding("bridge", False, detail, 10, 0)
+    evidence.replay_validity.__dict__["bridge"] = Finding("bridge", False, detail, 10, 0)
     return evidence

@@ -159,12 +159,12 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
         return absent  # which model writes which token follows from the weights, and so does the time
     timed = pair.timing.rivals
     arms, not_run = timed_arms(pair, timed, ARMS), pair.timing.library.absent
-    exhibits = Attachments(notes=(pair.timing.told(timed),))
+    exhibits = Attachments(notes=(pair.timing.description(timed),))
     if absent:
-        verdict = replace(absent.verdict, legs=as_numbers(arms, timed.new, asked, not_run))
+        verdict = replace(absent.verdict, legs=as_numbers(arms, pair.timing.new, asked, not_run))
         return pair_answer(pair, verdict, exhibits)
     return pair_answer(
-        pair, decide(SwitchingSpeedEvidence(arms, timed.new, _score(pair, asked), not_run), asked), exhibits
+        pair, decide(SwitchingSpeedEvidence(arms, pair.timing.new, _score(pair, asked), not_run), asked), exhibits
     )
 
 

@@ -85,7 +85,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     def judged() -> Verdict:
         counted = compare_pruning(exits, *RULES, exits.counting)
         verdict = decide(FixedPruningEvidence(never, papers, counted, exits.missing, exits.unsolved), asked)
-        return with_flop_evidence(verdict, evidence.witnessed)
+        return with_flop_evidence(verdict, evidence.flop_verification)
 
     return answer_on_items(evidence, asked, judged)
 

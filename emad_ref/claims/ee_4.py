@@ -64,7 +64,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     def judged() -> Verdict:
         return with_flop_evidence(
             decide(AdaptivePruningEvidence(never, compare_pruning(exits, *RULES, exits.settings)), asked),
-            evidence.witnessed,
+            evidence.flop_verification,
         )
 
     return answer_on_items(evidence, asked, judged)

@@ -48,7 +48,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     if verdict is None:
         traces = evidence.traces
         verdict = decide(FlatProfileEvidence(traces.entropy_sums, traces.lengths, margin_gain(evidence.rivals)), asked)
-        verdict = with_flop_evidence(verdict, evidence.witnessed)
+        verdict = with_flop_evidence(verdict, evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 

@@ -56,11 +56,11 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     Raises:
         Unsupported: the decoder under test declines, or does not count its work.
     """
-    with evidence.subject.open(evidence.bridging.probing_point) as decoder:
+    with evidence.subject.open(evidence.replay_validity.probing_point) as decoder:
         if not decoder.capabilities.counted:
             raise Unsupported("the decoder does not count its work")
         found = blocks_of(evidence, decoder)
-    verdict = with_flop_evidence(decide(found, asked), evidence.witnessed)
+    verdict = with_flop_evidence(decide(found, asked), evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 

@@ -82,10 +82,10 @@ def decide(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
 
 def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Paired requests at batch 1, and behind a bridge that holds what replay and short openings say beside them."""
-    rule = evidence.stopwatch.point
+    rule = evidence.latency.point
     exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
     copying = replace(rule, name=COPYING, schedule="copying")
-    requests = evidence.stopwatch.against_full(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
+    requests = evidence.latency.against_full(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
     seconds = requests.by_pair()
     found = BackfillEvidence(
         seconds["full"],
@@ -94,9 +94,9 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         seconds[MONOTONE],
         requests.skipped(next(iter(exact)), evidence.subject.stepper.layers),
     )
-    notes: tuple[str, ...] = (evidence.stopwatch.told("repairs", {1: requests}),)
+    notes: tuple[str, ...] = (evidence.latency.description("repairs", {1: requests}),)
     if not evidence.subject.without_quality:
-        if refusal := evidence.bridging.refusal:
+        if refusal := evidence.replay_validity.refusal:
             notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
         else:
             saved = loss_table(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())

@@ -73,7 +73,7 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
         for finding in same:
             finding.require()
         timed = pair.timing.timed({name: speculative_arm(*both) for name, both in partners.items()}, pair.size.reported)
-    verdict = decide(ComposedSpeculationEvidence(timed_arms(pair, timed, depths), timed.new, CHECKED), asked)
+    verdict = decide(ComposedSpeculationEvidence(timed_arms(pair, timed, depths), pair.timing.new, CHECKED), asked)
     return pair_answer(pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties)))
 
 

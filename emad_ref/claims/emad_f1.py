@@ -37,7 +37,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     points, subject = evidence.points, evidence.subject
     windows = subject.sequences("evaluate", subject.budget.evaluate)
     for point in points.put_forward:
-        evidence.bridging.spot_checked(point, windows, evidence.scored.sequences).require()
+        evidence.replay_validity.spot_checked(point, windows, evidence.scored.sequences).require()
     found = QualityEvidence([at(evidence, loss) for loss in points.losses], evidence.scored.published.unmeasured)
     verdict = decide(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}

@@ -15,9 +15,9 @@ The time of a mix of requests is their total: a leg estimates the ratio of total
 The point timed is one that EMAD-F1 lets stand; where there is none the row does not apply, and its ratios are listed as
 numbers. So with random weights, which take as long as trained ones and have no quality that a speed-up could cost.
 
-At ``standard`` and above further batch sizes are timed from fewer pairs (``measurements.latency``). They are numbers
-beside: a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
-(``statistics.speedup``), which is named in the reason and has a leg that decides nothing.
+At ``standard`` and above further batch sizes are timed from fewer pairs (``LatencyBenchmark.swept``). They are numbers beside:
+a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
+(``verdict.vanishing``), which is named in the reason and has a leg that decides nothing.
 
 What was emitted while the clock ran is looked at afterwards (``audit.timed``). Times of requests that are not what they
 are said to be are times of nothing, and a leg that names the difference is falsified, whatever else is absent.
@@ -157,19 +157,19 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         return Answer(asked.not_applicable(evidence.subject.without_quality), evidence.corpus, evidence.fingerprint)
     point, unusable = usable_point(evidence, asked)
     found = speedup_evidence_at(evidence, point, unusable)
-    exhibits = speedup_exhibits(found, evidence, point, asked) + Attachments(points=(evidence.stopwatch.row(point),))
+    exhibits = speedup_exhibits(found, evidence, point, asked) + Attachments(points=(evidence.latency.row(point),))
     refused = decoder_refusal(evidence) if unusable else ""
     return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, exhibits, refused)
 
 
 def speedup_evidence_at(evidence: ModelMeasurements, point: OperatingPoint, unusable: str) -> SpeedupEvidence:
     """What was timed at ``point``, and looked at afterwards."""
-    stopwatch, swept = evidence.stopwatch, evidence.swept
+    latency = evidence.latency
     return SpeedupEvidence(
-        {rows: timed_batch(each, stopwatch.checked(point, rows)) for rows, each in stopwatch.timed(point).items()},
+        {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.timed(point).items()},
         unusable,
-        stopwatch.without_compiled,
-        {rows: timed_batch(each, swept.checked(point, rows)) for rows, each in swept.timed(point).items()},
+        latency.without_compiled,
+        {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.swept(point).items()},
     )
 
 
@@ -178,8 +178,8 @@ def speedup_exhibits(
 ) -> Attachments:
     """What was timed and what it can decide, where the gain ends, and the times of all arms."""
     legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
-    watch = evidence.stopwatch
-    notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.apart(point)]
+    watch = evidence.latency
+    notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.prefill_note(point)]
     if found.swept:
         notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).said}")
     return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))
@@ -218,11 +218,11 @@ def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[Oper
             f"no usable point: {evidence.subject.without_quality}, and a speed-up is worth what quality it keeps; the "
             "ratios are measured all the same (--emad-require speed asks for weights that were trained)"
         )
-        return evidence.stopwatch.point, reason
+        return evidence.latency.point, reason
     f1 = emad_f1.answer(evidence, asked.also("EMAD-F1")).verdict
     standing = [loss for loss in evidence.points.losses if is_usable(f1, loss.point.name)]
     if not standing:
-        return evidence.stopwatch.point, f"no usable point: {f1.id} is {f1.verdict} ({f1.reason})"
+        return evidence.latency.point, f"no usable point: {f1.id} is {f1.verdict} ({f1.reason})"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""
 
 

@@ -153,8 +153,8 @@ def windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> E
     Raises:
         Unsupported: the decoder under test declines one of them.
     """
-    subject, stopwatch = evidence.subject, evidence.stopwatch
-    length, new = stopwatch.request_shape
+    subject, latency = evidence.subject, evidence.latency
+    length, new = latency.request_shape
     pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs // HALF
     prompts = subject.prompts(rows * (pairs + 1), length)
 
@@ -168,7 +168,7 @@ def windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> E
 
     with (
         subject.open_audited(subject.full, max_rows=rows) as full,
-        subject.open_audited(stopwatch.point, max_rows=rows) as adaptive,
+        subject.open_audited(latency.point, max_rows=rows) as adaptive,
     ):
         refresh = refresh_seconds(counter)
         if isinstance(refresh, Unmeasured):

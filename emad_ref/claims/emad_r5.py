@@ -163,8 +163,8 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     tasks = {task: scored.at(task, point) for task in scored.tasks}
     exit_layer = next(iter(pair.models.exit_layers), None)
     arms, absent = timed_arms(pair, timed, ARMS), pair.timing.library.absent
-    found = SpeculationEvidence(arms, timed.new, point.name, exit_layer, tasks, unusable, absent)
-    return pair_answer(pair, decide(found, asked), Attachments(notes=(pair.timing.told(timed),)))
+    found = SpeculationEvidence(arms, pair.timing.new, point.name, exit_layer, tasks, unusable, absent)
+    return pair_answer(pair, decide(found, asked), Attachments(notes=(pair.timing.description(timed),)))
 
 
 # Time against each speculation, and accuracy on each task that the large model is scored on.

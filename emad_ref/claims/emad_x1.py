@@ -161,7 +161,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The exit's point, decoded; every criterion, replayed; the oracle that they are held against."""
     if unjudged := exit_answer_absent(evidence, asked):
         return unjudged
-    return Answer(decide(found_of(evidence.beyond), asked), evidence.corpus, evidence.fingerprint)
+    return Answer(decide(found_of(evidence.learned_exit), asked), evidence.corpus, evidence.fingerprint)
 
 
 def found_of(beyond: ExitEvaluation) -> CriterionEvidence:

@@ -160,7 +160,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the guarantee that the exit carries, and its losses on evaluated documents."""
     if unjudged := exit_answer_absent(evidence, asked):
         return unjudged
-    return Answer(_held(evidence.beyond, asked), evidence.corpus, evidence.fingerprint)
+    return Answer(_held(evidence.learned_exit, asked), evidence.corpus, evidence.fingerprint)
 
 
 def _held(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:

@@ -21,9 +21,9 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The exit's own point, beside full depth and the model's ``generate``."""
     if unjudged := exit_answer_absent(evidence, asked):
         return unjudged
-    point = evidence.beyond.point
+    point = evidence.learned_exit.point
     if point is None:
-        verdict = asked.not_applicable(f"no exit to time: {evidence.beyond.exit.why_none}")
+        verdict = asked.not_applicable(f"no exit to time: {evidence.learned_exit.exit.why_none}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = emad_x1.answer(evidence, asked.also("EMAD-X1")).verdict
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {x1.id} is {x1.verdict} ({x1.reason})"

@@ -57,7 +57,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From traces of the evaluated text, through the exit's lens and by the model's own head."""
     verdict, shown = exit_premise(evidence, asked), Attachments()
     if verdict is None:
-        beyond = evidence.beyond
+        beyond = evidence.learned_exit
         ceilings = [
             OracleCeiling(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves
         ]

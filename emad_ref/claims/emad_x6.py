@@ -1,10 +1,9 @@
 """EMAD-X6: which of EMAD's parts fails on this model: readout, criterion, monotone rule or K/V?
 
 A report. EMAD as published reads the model's own head, leaves by the entropy profile, lets depth only fall and needs no
-K/V above an exit. Each part is exchanged alone, in EMAD and among the others' better ones
-(``measurements.learned_exit``), and each way is set to lose at most 1 % of perplexity. The part whose exchange gains
-most net saving is the one that fails; all are listed, the largest gain first. It does not apply to weights without
-quality; no decoder is asked.
+K/V above an exit. Each part is exchanged alone, in EMAD and among the others' better ones (``evidence.component_ablation``), and
+each way is set to lose at most 1 % of perplexity. The part whose exchange gains most net saving is the one that fails;
+all are listed, the largest gain first. It does not apply to weights without quality; no decoder is asked.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From traces of validation and evaluation text, by the model's own head and through the exit's lens."""
     verdict = exit_premise(evidence, asked)
     if verdict is None:
-        verdict = decide(ComponentEvidence(evidence.beyond.full, evidence.exchanged.exchanges), asked)
+        verdict = decide(ComponentEvidence(evidence.learned_exit.full, evidence.component_ablation.exchanges), asked)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from emad_ref.claims.base import Answer, ClaimContext
 from emad_ref.measurements.attachments import Attachments
+from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair import PairMeasurements
-from emad_ref.measurements.pair_timing import PairTimings
+from emad_ref.measurements.pair_timing import accepted_shares
 from emad_ref.statistics.legs import count_leg
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -26,15 +27,15 @@ class TimedArm:
     accepted: tuple[float, ...] = ()
 
 
-def timed_arms(pair: PairMeasurements, timed: PairTimings, arms: Iterable[str]) -> Mapping[str, TimedArm]:
+def timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterable[str]) -> Mapping[str, TimedArm]:
     """Those of ``arms`` that were timed, in that order; where one model alone did the work, it was the large one."""
-    found = {}
+    found, seconds = {}, timed.by_pair()
     for arm in arms:
-        if arm in timed.seconds:
+        if arm in seconds:
             recorded = timed.recorded(arm)
             spent = pair.models.spent(recorded) if recorded else None
             column = None if spent is None else ByPair(spent)
-            found[arm] = TimedArm(timed.seconds[arm], column, tuple(timed.accepted(arm)))
+            found[arm] = TimedArm(seconds[arm], column, tuple(accepted_shares(timed, arm)))
     return found
 
 

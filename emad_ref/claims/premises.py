@@ -13,27 +13,27 @@ from emad_ref.statistics.verdicts import Verdict
 
 def quality_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """Weights that mean something, and a decoder for which replay speaks; else ``not applicable``."""
-    if reason := evidence.subject.without_quality or evidence.bridging.refusal:
+    if reason := evidence.subject.without_quality or evidence.replay_validity.refusal:
         return asked.not_applicable(reason)
     return None
 
 
 def decoder_refusal(evidence: ModelMeasurements) -> str:
     """Why the decoder under test leaves quality undecided that the weights have; empty where it does not."""
-    return "" if evidence.subject.without_quality else evidence.bridging.refusal
+    return "" if evidence.subject.without_quality else evidence.replay_validity.refusal
 
 
 def exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """Weights that mean something, and an exit to look at; else a verdict that says what is absent."""
     if reason := evidence.subject.without_quality:
         return asked.not_applicable(reason)
-    return asked.unmeasured(missing) if (missing := evidence.beyond.missing) else None
+    return asked.unmeasured(missing) if (missing := evidence.learned_exit.missing) else None
 
 
 def exit_answer_absent(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
     """The answer where an exit cannot be judged, for ``exit_premise`` or because the decoder under test refuses it."""
     verdict, refused = exit_premise(evidence, asked), ""
-    if verdict is None and (refused := evidence.beyond.refusal):
+    if verdict is None and (refused := evidence.learned_exit.refusal):
         verdict = asked.not_applicable(refused)
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
 

@@ -200,7 +200,7 @@ def sweep(args: argparse.Namespace) -> None:
         if not loaded.trained:
             raise BadArgument("model", loaded.name, "trained weights", "perplexity of noise says nothing")
         require_decoder_only(loaded)
-        evidence = ModelMeasurements(loaded, study, RunResources(crew=crew))
+        evidence = ModelMeasurements(loaded, study, RunResources(workers=crew))
         evidence.check()
         found = sweep_result(evidence)
     for title in dict.fromkeys(row["table"] for row in found["rows"]):

@@ -172,7 +172,7 @@ def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Genera
     Raises:
         Unsupported: as ``require_quality``; there is no second corpus.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     if evidence.shifted is None:
         raise Unsupported(f"no second corpus beside {evidence.corpus}")
     at_hand, shown = (evidence, evidence.shifted), []
@@ -194,7 +194,7 @@ def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     rows = AblationRows(evidence, rng)
     shown, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
     for features in CONDITIONINGS:
@@ -246,7 +246,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     paper = [*(Estimator("topk", k=k) for k in KS), *(Estimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS)]
     estimated = FittedEstimators(
         evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.estimates.linear]
@@ -260,7 +260,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
         for margin in margins
     }
     timed = {name: by_name[name, 0.0] for name in TIMED_ESTIMATORS if (name, 0.0) in by_name}
-    times = speed_columns(evidence.stopwatch, evidence.subject, timed)
+    times = speed_columns(evidence.latency, evidence.subject, timed)
     rows, shown = AblationRows(evidence, rng), []
     for (name, margin), point in by_name.items():
         cost = {"probe FLOPs per token": estimated.probe_flops(point)}
@@ -395,7 +395,7 @@ def ablate_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> At
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     dots = [profile_flatness(each.traces, each.rivals, rng) for each in available_models(evidence)]
     dots.sort(key=lambda dot: dot.slope.value)
     table = AttachedTable("ablation, flatness of the profile", [flatness_row(dot) for dot in dots])
@@ -444,7 +444,7 @@ def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) 
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
     shown: list[TableRow] = []
     notes: list[str] = []
@@ -468,7 +468,7 @@ def interpolation_rows(
         on = replace(off, name=f"{off.name} interpolated", interpolate=True)
         arms = {"off": off, "on": on}
         timed = between and off.margin_nats == 0
-        times = speed_columns(evidence.stopwatch, evidence.subject, arms) if timed else dict.fromkeys(arms, NO_SPEED)
+        times = speed_columns(evidence.latency, evidence.subject, arms) if timed else dict.fromkeys(arms, NO_SPEED)
         for name, point in arms.items():
             (row,) = rows.at([point], first | {"interpolation": name, "layers between": len(between)})
             shown.append(row | times[name])
@@ -498,7 +498,7 @@ def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     rows = AblationRows(evidence, rng)
     shown = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
     saved = NetSaving(evidence.traces.validation, evidence.loaded.geometry)
@@ -529,13 +529,13 @@ def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> At
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     rules = points(evidence.traces.profile, tried_margins(evidence))
     by_margin = {rule.margin_nats: schedule_points(evidence, rule) for rule in rules}
     first, rule = by_margin[rules[0].margin_nats], rules[0]
     copying = replace(rule, name=f"{rule.name} copying", schedule="copying")
     timed = {name: point for name, point in first.items() if name in TIMED_SCHEDULES}
-    times = speed_columns(evidence.stopwatch, evidence.subject, timed | {COPYING: copying})
+    times = speed_columns(evidence.latency, evidence.subject, timed | {COPYING: copying})
     rows, shown, notes = AblationRows(evidence, rng), [], []
     for margin, named in by_margin.items():
         for name, point in named.items():
@@ -625,7 +625,7 @@ def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
     Raises:
         Unsupported: as ``require_quality``.
     """
-    require_quality(evidence.subject, evidence.bridging)
+    require_quality(evidence.subject, evidence.replay_validity)
     rows, named = AblationRows(evidence, rng), probe_strides(evidence.subject.stepper.layers)
     shown = [rows.full({"probes": "none", "layers": "–"})]
     for name, probes in named.items():

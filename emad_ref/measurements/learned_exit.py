@@ -6,7 +6,7 @@ Text is the run's own: savings and losses are shown on its evaluation split, on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,18 +23,18 @@ from emad_ref.measurements.latency import (
     ADAPTIVE,
     FULL,
     SWEEP_PAIRS,
-    ArmOutput,
+    Arm,
     LatencyBenchmark,
     RequestBatches,
     TimingResult,
     extra_batch_sizes,
+    record_of,
+    time_arms,
 )
-from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Prompt
-from emad_ref.record import VERIFY, Floats, Record
+from emad_ref.record import VERIFY, Floats
 from emad_ref.screening.drafts import (
     ASSISTED,
     LOOKUP,
@@ -84,15 +84,15 @@ class ExitEvaluation:
         Unsupported: an encoder-decoder model.
     """
 
-    def __init__(self, traces: LensTraces, bridging: ReplayValidity):
-        self._traces, self._bridging, self.subject = traces, bridging, traces.subject
+    def __init__(self, traces: LensTraces, validity: ReplayValidity):
+        self._traces, self._validity, self.subject = traces, validity, traces.subject
 
     # ------------------------------------------------------------ the exit
 
     @property
     def exit(self) -> Exit:
-        """Attached to the judge's own model, from which copies lend it to others."""
-        assert isinstance(self._found, Exit), "whoever asks has asked what is missing"
+        """Attached to the judge's model, from which decoders' copies take it."""
+        assert isinstance(self._found, Exit), "the caller checks ``missing``"
         return self._found
 
     @property
@@ -149,7 +149,7 @@ class ExitEvaluation:
             pass  # it raises where it declines
         if point.schedule not in REPLAYED:
             return f"replay does not speak for a decoder of somebody else under the schedule {point.schedule}"
-        finding = self._bridging.bridged(point)
+        finding = self._validity.bridged(point)
         return "" if finding.passed is not False else f"replay does not speak for this decoder: {finding.detail}"
 
     # ------------------------------------------------------------ what is judged
@@ -167,7 +167,7 @@ class ExitEvaluation:
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
         fitted, lens = self.exit.fitted, self.exit.fitted.lens.digest
         gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
-        named, file = f"{self.subject.name}: {split}, {self.subject.corpus}", self.subject.bars()
+        named, file = f"{self.subject.name}: {split}, {self.subject.corpus}", self.subject.progress_stream()
         own = take_trace(
             self.subject.stepper, sequences, divergence=True, progress=f"{named}, every readout", file=file
         )
@@ -290,91 +290,89 @@ class ExitEvaluation:
 
 
 class SelfSpeculationTiming:
-    """Of one subject and its exit, timed when first asked for and kept."""
+    """Latency of the exit's lossless mode: our own decoder drafts with the exit and verifies at full depth.
 
-    def __init__(self, beyond: ExitEvaluation, stopwatch: LatencyBenchmark):
-        self._beyond, self._stopwatch, self._subject = beyond, stopwatch, beyond.subject
+    One row at a time decides, from all pairs of the budget. Larger batches, and other lossless ways of one row, decide
+    nothing and have ``SWEEP_PAIRS`` pairs.
+    """
+
+    def __init__(self, evaluation: ExitEvaluation, latency: LatencyBenchmark):
+        self._exit, self._latency, self._subject = evaluation.exit, latency, evaluation.subject
+        self._few = min(SWEEP_PAIRS, self._subject.budget.pairs)
 
     @property
     def drafting(self) -> Drafting | None:
-        """How the model drafts for itself; None where the exit says that it does not pay."""
-        return self._beyond.exit.drafting
+        """How the model drafts for itself; None where the exit predicts no gain."""
+        return self._exit.drafting
 
     @property
     def predicted(self) -> AfterPrompt | None:
-        """What screening predicted after prompts most like those timed here; None where its exit does not say."""
-        return nearest(read_after_prompts(self._beyond.exit.screened), self._stopwatch.request_shape[0])
+        """Screening's prediction after prompts most like those timed here; None where the exit holds none."""
+        return nearest(read_after_prompts(self._exit.screened), self._latency.request_shape[0])
 
     @cached_property
     def timed(self) -> dict[int, TimingResult]:
         """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
-        racing, alone = partial(time_self_speculation, self._way), min(self._subject.budget.batch_sizes)
-        watch, few = self._stopwatch, min(SWEEP_PAIRS, self._subject.budget.pairs)
-        return watch.races(racing, drawn={alone: watch.drawn(alone)}) | {
-            rows: racing(self._subject, watch, rows, watch.drawn(rows, few)) for rows in self._larger(alone)
-        }
-
-    def _larger(self, alone: int) -> list[int]:
-        budget = self._subject.budget
-        return sorted({*budget.batch_sizes, *extra_batch_sizes(budget)} - {alone})
+        latency, budget = self._latency, self._subject.budget
+        race, alone = partial(time_self_speculation, drafting=self._drafting), min(budget.batch_sizes)
+        larger = sorted({*budget.batch_sizes, *extra_batch_sizes(budget)} - {alone})
+        decisive = latency.races(race, requests={alone: latency.requests(alone)})
+        return decisive | {rows: race(latency, rows, latency.requests(rows, self._few)) for rows in larger}
 
     @cached_property
     def beside(self) -> TimingResult:
-        """Of one row: arms ``adaptive`` and each other way that there is."""
-        loaded, watch, few = self._subject.loaded, self._stopwatch, min(SWEEP_PAIRS, self._subject.budget.pairs)
-        new = watch.request_shape[1]
-        ways = {ADAPTIVE: by_drafting(loaded, self._way), LOOKUP: by_lookup(loaded), **by_halves(loaded, self._way)}
+        """Of one row: arms ``adaptive`` and each other lossless way that runs here."""
+        loaded, new = self._subject.loaded, self._latency.request_shape[1]
+        ways = {ADAPTIVE: by_drafting(loaded, self._drafting), LOOKUP: by_lookup(loaded)}
+        ways |= by_halves(loaded, self._drafting)
         if (assistant := assistant_of(loaded)) is not None:
             ways[ASSISTED] = by_assistant(loaded, assistant)
-        alone = {name: _single_row_arm(way, new) for name, way in ways.items()}
-        clocked = WalkedDecoder(self._subject.stepper, self._subject.full)
-        return watch.clocked(alone, watch.drawn(1, few), clocked)
+
+        def one_row(way: LosslessDecoding) -> Arm:
+            return lambda prompts: way(prompts[0], new)[None]
+
+        own = WalkedDecoder(self._subject.stepper, self._subject.full)
+        arms = {name: one_row(way) for name, way in ways.items()}
+        return time_arms(arms, self._latency.requests(1, self._few), own.synchronize)
 
     @property
-    def _way(self) -> Drafting:
-        assert self.drafting is not None, "whoever asks has asked whether there is one"
+    def _drafting(self) -> Drafting:
+        assert self.drafting is not None, "the caller checks ``drafting``"
         return self.drafting
 
     def checked(self, rows: int) -> Finding:
-        """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
+        """Whether every arm emitted the model's own tokens at full depth, in the audited requests."""
         full = {FULL: self._subject.full}
-        found = self._stopwatch.held(self.timed[rows], full, rows)
+        found = self._latency.held(self.timed[rows], full)
         if rows != min(self.timed) or found.passed is False:
             return found
-        others = self._stopwatch.held(self.beside, full, 1)
+        others = self._latency.held(self.beside, full)
         return others if others.passed is False else found
 
-    def stood(self, rows: int) -> float:
-        """Share of verified tokens that stand, in the requests that are looked at: 1 where no draft was ever wrong."""
-        timed = self.timed[rows]
-        records = [timed.done[ADAPTIVE][pair] for pair in timed.audited]
-        verified = [each.tokens.kept[each.tokens.phase == VERIFY] for each in records if isinstance(each, Record)]
-        return float(np.concatenate(verified).mean())
+    def accepted_share(self, rows: int) -> float:
+        """Share of verified tokens that were kept, in the audited requests: 1 where no draft was ever wrong."""
+        tokens = [record_of(each).tokens for each in self.timed[rows].recorded(ADAPTIVE)]
+        return float(np.concatenate([each.kept[each.phase == VERIFY] for each in tokens]).mean())
 
 
 def time_self_speculation(
-    drafting: Drafting, subject: ModelUnderTest, stopwatch: LatencyBenchmark, rows: int, drawn: RequestBatches
+    latency: LatencyBenchmark, rows: int, requests: RequestBatches, *, drafting: Drafting
 ) -> TimingResult:
-    """Full depth, drafting and the baselines on what is drawn of so many rows, in this process."""
-    new = stopwatch.request_shape[1]
+    """Full depth, drafting and the baselines, in this process."""
+    subject, new = latency.subject, latency.request_shape[1]
     drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
     full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
-    arms: dict[str, Callable[[list[Prompt]], ArmOutput]] = {
+    arms: dict[str, Arm] = {
         FULL: lambda prompts: full.generate(prompts, new, frozenset()),
         ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
-        **stopwatch.baselines,
+        **latency.baselines,
     }
-    return stopwatch.clocked(arms, drawn, full)
-
-
-def _single_row_arm(way: LosslessDecoding, new: int) -> Callable[[list[Prompt]], ArmOutput]:
-    """As an arm of the stopwatch, of one row: tokens [1, new]."""
-    return lambda prompts: way(prompts[0], new)[None]
+    return time_arms(arms, requests, full.synchronize)
 
 
 @dataclass(frozen=True)
 class ComponentExchange:
-    """``part`` exchanged alone: ``after`` differs from ``before`` in nothing else; FLOPs as their work."""
+    """``part`` exchanged: ``after`` differs from ``before`` in nothing else; FLOPs as their work."""
 
     part: str
     before: DocumentCosts
@@ -382,21 +380,25 @@ class ComponentExchange:
 
 
 class ComponentAblation:
-    """Of one subject and its exit, taken when first asked for and kept."""
+    """EMAD as published beside itself with one component exchanged (``sweep.components``).
 
-    def __init__(self, beyond: ExitEvaluation, traces: LensTraces):
-        self._beyond, self._traces, self._subject = beyond, traces, traces.subject
+    Where two components fail, neither exchange alone saves anything, so each is also exchanged among the others' better
+    ones.
+    """
+
+    def __init__(self, evaluation: ExitEvaluation, traces: LensTraces):
+        self._evaluation, self._traces, self._subject = evaluation, traces, traces.subject
 
     @cached_property
     def exchanges(self) -> list[ComponentExchange]:
-        """Of EMAD, each part alone; of the best combination, each for EMAD's; the exit's K/V for exact ones."""
-        return [*self._in_parts(), *self._kept_exact()]
+        """Each component of EMAD alone; each of the best combination for EMAD's; the exit's K/V for exact ones."""
+        return [*self._components(), *self._exact_kv()]
 
-    def _in_parts(self) -> Iterator[ComponentExchange]:
-        geometry = self._subject.loaded.geometry
-        for each in exchange_components(self._own, self._lens, geometry, level=JUDGED):
+    def _components(self) -> Iterator[ComponentExchange]:
+        own, lens, geometry = self._own, self._lens, self._subject.loaded.geometry
+        for each in exchange_components(own, lens, geometry, level=JUDGED):
             before, after = self._spent(each.before), self._spent(each.after)
-            if each.back:  # told as a gain, as all others are
+            if each.back:  # reported as a gain, as all others are
                 yield ComponentExchange(f"{each.part}, all others exchanged", after, before)
             else:
                 among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
@@ -404,30 +406,28 @@ class ComponentAblation:
 
     @property
     def _own(self) -> ReadoutTraces:
-        beyond = self._beyond
-        return ReadoutTraces(OWN_HEAD, beyond.validated.own, beyond.evaluated.own, self._traces.profile)
+        validated, evaluated = self._evaluation.validated, self._evaluation.evaluated
+        return ReadoutTraces(OWN_HEAD, validated.own, evaluated.own, self._traces.profile)
 
     @property
     def _lens(self) -> ReadoutTraces:
-        beyond, fitted = self._beyond, self._beyond.exit.fitted
+        evaluation, fitted = self._evaluation, self._evaluation.exit.fitted
         if fitted.gate is None:
             raise BadArgument("exit.gate", None, "an exit with a gate", "screen the model again")
-        known = tuple(fitted.lens.translators)
-        probes = self._profile.probes
-        chosen, _ = gate_at_probes(beyond.validated.tuned, fitted.gate, known, probes)
-        judged, gate = gate_at_probes(beyond.evaluated.tuned, fitted.gate, known, probes)
-        return ReadoutTraces(TUNED_LENS, chosen, judged, self._profile, gate)
+        known, profile = tuple(fitted.lens.translators), self._lens_profile()
+        chosen, _ = gate_at_probes(evaluation.validated.tuned, fitted.gate, known, profile.probes)
+        judged, gate = gate_at_probes(evaluation.evaluated.tuned, fitted.gate, known, profile.probes)
+        return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
-    @cached_property
-    def _profile(self) -> Profile:
+    def _lens_profile(self) -> Profile:
         """EMAD's, of the same calibration text and probes, read through the lens."""
-        subject, lens = self._subject, self._beyond.exit.fitted.lens
+        subject, lens = self._subject, self._evaluation.exit.fitted.lens
         trace = take_trace(
             subject.stepper,
             subject.sequences("calibrate", subject.budget.calibrate),
             lens=lens.digest,
             progress=f"{subject.name}: calibrate, {subject.corpus}, through the lens",
-            file=subject.bars(),
+            file=subject.progress_stream(),
         )
         return profile_of(
             trace,
@@ -442,10 +442,11 @@ class ComponentAblation:
         name = f"{found.way.name}, {found.point.name}"
         if found.point.fixed:
             name = f"{found.way.name}, which no setting keeps within {JUDGED:.0%}"
-        return self._beyond.spent(name, found.columns, 1)
+        return self._evaluation.spent(name, found.columns, 1)
 
-    def _kept_exact(self) -> Iterator[ComponentExchange]:
-        exact, chosen = self._beyond.exact, self._beyond.chosen
-        if exact is not None and chosen is not None and exact is not self._beyond.point:
-            columns = replayed_columns(self._beyond.evaluated, [exact], self._subject.loaded.geometry)
-            yield ComponentExchange("K/V", chosen, self._beyond.spent(f"the exit, {exact.name}", columns, 1))
+    def _exact_kv(self) -> Iterator[ComponentExchange]:
+        evaluation = self._evaluation
+        exact, chosen = evaluation.exact, evaluation.chosen
+        if exact is not None and chosen is not None and exact is not evaluation.point:
+            columns = replayed_columns(evaluation.evaluated, [exact], self._subject.loaded.geometry)
+            yield ComponentExchange("K/V", chosen, evaluation.spent(f"the exit, {exact.name}", columns, 1))

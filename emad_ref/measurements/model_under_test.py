@@ -54,7 +54,10 @@ from emad_ref.text.documents import SPLITS, Documents, Split
 
 
 class FixedEncoderInput:
-    """``decoder`` with ``source`` int64 [s] put into every prompt that has none; everything else as it is."""
+    """``decoder`` of an encoder-decoder with ``source`` int64 [s] as the encoder input of every prompt without one.
+
+    Audits speak of tokens and depths, so the source is held fixed as weights are.
+    """
 
     def __init__(self, decoder: Decoder, source: Ints):
         self._decoder, self._source = decoder, source
@@ -85,24 +88,22 @@ class FixedEncoderInput:
 
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
-SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
-NOISE_TOKENS = 32  # of this run's text, on which the largest logit is looked for
+SOURCE_TOKENS = 24  # of the fixed encoder input of audits
+NOISE_TOKENS = 32  # of text, from which the largest noise is read
 ENCODER_DECODER_REFUSAL = (
     "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 )
 
 
 class ModelUnderTest:
-    """One loaded model under one study.
+    """One loaded model under one study. ``isolation``: of the judge's model; None: decoders get it loaded again."""
 
-    Questions about quality ask ``without_quality`` first: a reason, or "" where quality means something.
-    ``lending``: what decoders are lent in place of the judge's own model; None: a copy from where it came.
-    """
-
-    def __init__(self, loaded: LoadedModel, study: Study, host: RunResources, lending: ModelIsolation | None = None):
-        self.loaded, self.study, self._host = loaded, study, host
+    def __init__(
+        self, loaded: LoadedModel, study: Study, resources: RunResources, isolation: ModelIsolation | None = None
+    ):
+        self.loaded, self.study, self._resources = loaded, study, resources
         self.data, self.seed, self.budget = study.data, study.seed, study.budget
-        self.lending = lending or ModelIsolation(loaded)
+        self.isolation = isolation or ModelIsolation(loaded)
         self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
         self._texts: dict[Split, Documents] = {}
 
@@ -110,8 +111,8 @@ class ModelUnderTest:
 
     @property
     def stepper(self) -> Stepper:
-        """The judge's own. Raises ModelMutatedError where its model is no longer what it was."""
-        self.lending.require_whole()
+        """The judge's model, layer by layer. Raises ModelMutatedError where a decoder changed it."""
+        self.isolation.require_whole()
         return self.loaded.stepper
 
     @property
@@ -124,18 +125,18 @@ class ModelUnderTest:
 
     @cached_property
     def tolerance(self) -> float:
-        """Largest honest difference of a logit or signal for this family, dtype, device and kernel of attention."""
+        """Largest honest difference of a logit or signal for this family, dtype, device and attention kernel."""
         return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type, self.stepper.kernel)
 
     @cached_property
     def largest_noise(self) -> float:
-        """The most that a decoder may declare, in logits: ``audit.noise``."""
+        """The largest noise, in logits, that a decoder may declare (``audit.tolerances``)."""
         (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
         return largest_noise(self.lens, prompt.tokens, self.tolerance)
 
-    def allowed(self, said: Capabilities) -> float:
-        """Largest honest difference of a logit of a decoder that ``said`` this: its noise, where more and honest."""
-        return max(self.tolerance, min(said.logit_noise, self.largest_noise))
+    def allowed(self, declared: Capabilities) -> float:
+        """Largest honest difference of a logit of a decoder: ``tolerance``, or its declared noise up to the largest."""
+        return max(self.tolerance, min(declared.logit_noise, self.largest_noise))
 
     @property
     def dtype(self) -> str:
@@ -151,11 +152,7 @@ class ModelUnderTest:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, for a corpus of text.
-
-        Raises:
-            EmadError: it came without one.
-        """
+        """Raises EmadError where the model came without one."""
         if self.loaded.tokenizer is None:
             raise EmadError(
                 f"corpus={self.corpus!r} is text, but model {self.name!r} came without a tokenizer; put tokenizer.json "
@@ -165,7 +162,7 @@ class ModelUnderTest:
 
     @cached_property
     def corpus(self) -> str:
-        """The corpus asked for, else METHODS' default for this kind of model."""
+        """The study's corpus, else METHODS' default for this kind of model."""
         if not self.loaded.trained or self.seq2seq:
             return "random tokens"
         if self.study.corpus is not None:
@@ -189,7 +186,7 @@ class ModelUnderTest:
 
     @property
     def seq2seq(self) -> bool:
-        """Whether the model reads a source: an encoder-decoder. ``exits`` then holds its tasks."""
+        """Whether the model is an encoder-decoder."""
         return self.stepper.geometry.encoder_layers > 0
 
     @cached_property
@@ -207,10 +204,8 @@ class ModelUnderTest:
         return self.loaded.ends
 
     def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
-        """int64 documents of the run's corpus, without the opening token; endless where they are generated. Slice them:
-        long ones are tokenised as far as they are read.
-
-        Each is read, sampled or encoded once: reading again starts from what is already there.
+        """int64 documents of the run's corpus, without the opening token, kept once read; endless where generated. Slice
+        them: long ones are tokenised as far as they are read.
         """
         read, source = self._read.setdefault(split, ([], self._source(split)))
         at = 0
@@ -221,7 +216,7 @@ class ModelUnderTest:
                 except StopIteration:
                     return
                 except EmadError:
-                    del self._read[split]  # a source that raised is exhausted: read on, it would look like a short one
+                    del self._read[split]  # a source that raised is exhausted and would look like a short one
                     raise
             yield read[at]
             at += 1
@@ -241,15 +236,15 @@ class ModelUnderTest:
             yield tokenize_document(self.tokenizer, text)
 
     def near_duplicates(self, split: Split) -> int:
-        """How many documents of ``split`` were left out so far, each for one that was read and is nearly the same."""
+        """How many documents of ``split`` were left out so far as near-duplicates of others."""
         texts = self._texts.get(split)
         return texts.left_out if isinstance(texts, DistinctDocuments) else 0
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
-        """At most ``count`` windows, from as many documents as there are: a second one only where all gave their first.
+        """At most ``count`` windows, from as many documents as possible: a second only where all gave their first.
 
-        Documents are what intervals resample: the third window of one says less than the first of another. Where they
-        are judged none gives more than ``MOST_WINDOWS``.
+        Intervals resample documents, so the third window of one tells less than the first of another. In judged splits
+        none gives more than ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
         cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
@@ -260,70 +255,74 @@ class ModelUnderTest:
             )
         return [replace(window, source=self.source) for window in cut]
 
-    def bars(self) -> TextIO | None:
-        """Where progress bars go; None: wherever standard error leads."""
-        return self._host.bars()
+    def progress_stream(self) -> TextIO | None:
+        """Where progress bars go; None: standard error."""
+        return self._resources.progress_stream()
 
     def trace(self, sequences: Sequence[TokenSequence], what: str, rules: Sequence[OperatingPoint] = ()) -> Trace:
-        named = f"{self.name}: {what}"
-        if (crew := self._host.crew) is not None:
-            whence = ModelSpec.of(self.loaded)
-            return assemble_trace(
-                sequences, lambda ordered: worker_traces(crew, whence, ordered, rules), named, self.bars()
-            )
-        return take_trace(self.stepper, sequences, rules=rules, progress=named, file=self.bars())
+        """The lens trace of ``sequences``, taken by the run's workers where it has some."""
+        named, file = f"{self.name}: {what}", self.progress_stream()
+        if (workers := self._resources.workers) is not None:
+            spec = ModelSpec.of(self.loaded)
+            return assemble_trace(sequences, lambda ordered: worker_traces(workers, spec, ordered, rules), named, file)
+        return take_trace(self.stepper, sequences, rules=rules, progress=named, file=file)
 
     # ------------------------------------------------------------ decoders
 
     def decoder(self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0) -> Decoder:
-        """A decoder from the host; the caller closes it, or uses ``open``, which looks at the judge's model afterwards.
+        """A decoder from the run; the caller closes it. ``open`` also checks the judge's model afterwards.
 
         Raises:
             Unsupported: the provider declines this request.
         """
-        if self._host.make_decoder is not make_judge_decoder:
-            self.lending.seal()
-        with self.lending.asking():
-            decoder = self._host.make_decoder(Request(self.lending.ref, point, self.seed + seed, max_rows, temperature))
-        return self._sourced(decoder)
+        make = self._resources.make_decoder
+        if make is not make_judge_decoder:
+            self.isolation.seal()
+        with self.isolation.judge_visible():
+            decoder = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature))
+        return self._with_source(decoder)
 
     @contextmanager
     def open(
         self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[Decoder]:
-        """The same, closed after the block.
+        """A decoder that is closed after the block.
 
         Raises:
             Unsupported: the provider declines this request.
-            ModelMutatedError: somebody else's decoder changed the judge's model, or what it runs in.
+            ModelMutatedError: another's decoder changed the judge's model, or global state of the process.
         """
-        before, foreign = ProcessSnapshot(), self._host.make_decoder is not make_judge_decoder
+        before, foreign = ProcessSnapshot(), self._resources.make_decoder is not make_judge_decoder
         try:
             decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed)
         except Exception:
             if foreign:
-                self.lending.require_untouched(before)
+                self.isolation.require_untouched(before)
             raise
         foreign = foreign and not self.is_ours(decoder)
         try:
             yield decoder
         finally:
             if foreign:
-                self.lending.look()  # what is there while others run may be gone once it is closed
+                self.isolation.look()  # a hook may be gone once the decoder is closed
             decoder.close()
             if foreign:
-                self.lending.require_untouched(before)
+                self.isolation.require_untouched(before)
 
     @contextmanager
     def open_audited(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
-        """The same for greedy answers that a verdict reads: after the block a random few of them are checked.
+        """A decoder for greedy answers that a verdict reads: after the block a random few of them are checked.
 
         Raises:
-            AuditRefutedError: one of them is not what the model says at the depth claimed for it (``audit.answers``).
+            Refuted: one of them is not the model's at the depth claimed for it (``audit.answers``).
         """
         with self.open(point, max_rows=max_rows) as decoder:
             audited = AuditedDecoder(
-                decoder, point, self._lens_of, self.tolerance, lambda: self._sourced(WalkedDecoder(self.stepper, point))
+                decoder,
+                point,
+                self._lens_of,
+                self.tolerance,
+                lambda: self._with_source(WalkedDecoder(self.stepper, point)),
             )
             yield audited
             audited.finding().require()
@@ -331,19 +330,18 @@ class ModelUnderTest:
     def _lens_of(self, source: Ints | None) -> ModelLens:
         return self.lens if source is None else ModelLens(self.stepper, source)
 
-    def _sourced(self, decoder: Decoder) -> Decoder:
+    def _with_source(self, decoder: Decoder) -> Decoder:
         return decoder if self.source is None else FixedEncoderInput(decoder, self.source)
 
     def is_ours(self, decoder: Decoder) -> bool:
-        """Whether it is our own, over the judge's model, and not one that passes for it."""
-        plain = decoder
-        while isinstance(plain, FixedEncoderInput | AuditedDecoder):
-            plain = plain.wrapped
-        return type(plain) is WalkedDecoder and plain.stepper is self.loaded.stepper
+        """Whether ``decoder`` is our own over the judge's model."""
+        while isinstance(decoder, FixedEncoderInput | AuditedDecoder):
+            decoder = decoder.wrapped
+        return type(decoder) is WalkedDecoder and decoder.stepper is self.loaded.stepper
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the decoder at full depth says of itself. Raises as ``open``."""
+        """Of the decoder at full depth. Raises as ``open``."""
         return self._at_full_depth[0]
 
     @property
@@ -363,7 +361,7 @@ class ModelUnderTest:
     # ------------------------------------------------------------ prompts and oracles
 
     def prompts(self, count: int, tokens: int) -> list[Prompt]:
-        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then, where those run out, pieces.
+        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then pieces of documents.
 
         Raises:
             EmadError: the corpus is too small.
@@ -393,10 +391,9 @@ class ModelUnderTest:
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
     def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
-        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from its text.
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from the run's text.
 
-        The text is documents end to end, each behind its opening token: as long a piece as the model's window can hold
-        is there, however short documents are.
+        The text is documents end to end, each behind its opening token, so that short documents give long pieces, too.
         """
         wanted, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
         for document in self.documents("evaluate"):
@@ -410,11 +407,8 @@ class ModelUnderTest:
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
 
     def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
-        """Lengths of ``rows`` prompts as ``audit.shapes.brief`` draws them, ``fed`` tokens before the window ends.
-
-        Raises:
-            EmadError: the window is too short.
-        """
+        """Random lengths of ``rows`` short prompts that leave ``fed`` tokens in the window. Raises EmadError where it is
+        too short."""
         if self.window <= fed:
             raise EmadError(
                 f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "
@@ -426,25 +420,19 @@ class ModelUnderTest:
     def open_drawn(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int
     ) -> Iterator[tuple[Decoder, list[Prompt], Ints]]:
-        """A decoder for as many rows as ``lengths``, with what ``drawn_rows`` gives; closed after the block.
-
-        Raises as ``open``.
-        """
+        """A decoder for as many rows as ``lengths``, with ``drawn_rows``. Raises as ``open``."""
         prompts, continuation = self.drawn_rows(rng, lengths, fed)
         with self.open(point, max_rows=len(prompts)) as decoder:
             yield decoder, prompts, continuation
 
     @cached_property
     def lens(self) -> ModelLens:
-        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer.
-
-        Called with ``first`` too, those from there on.
-        """
+        """The oracle of every audit: tokens [n] → reference logits [n, L, V] after every layer; from ``first`` on."""
         return ModelLens(self.stepper, self.source)
 
     @torch.inference_mode()
     def own_logits(self, tokens: Ints) -> Floats:
-        """Logits [n, V] that the model's own forward gives after each of ``tokens``."""
+        """Logits [n, V] of the model's own forward after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
         given = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
         return to_host(self.loaded.model(**given).logits[0])
@@ -454,10 +442,10 @@ class ModelUnderTest:
         return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
 
     def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
-        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length.
+        """int64 [rows, new]: greedy tokens of the model's own ``generate`` after prompts of equal length.
 
-        ``compiled``: each step by ``torch.compile`` over a static cache, as transformers compiles it wherever the model
-        allows that (``compiles``); the first request of a batch size is the one that compiles.
+        ``compiled``: by ``torch.compile`` over a static cache, as transformers compiles where the model allows it; the
+        first request of a batch size compiles.
         """
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
         given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
@@ -477,10 +465,9 @@ class ModelUnderTest:
         return emitted
 
     def without_compiling(self, batch_sizes: Sequence[int] = (1,)) -> str:
-        """Why the model's own ``generate`` cannot be compiled here for these rows; empty where it was, just now.
+        """Why ``generate`` cannot be compiled here for these rows; empty where it just was. It takes a minute on a CPU.
 
-        It costs the compilation: a minute or more on a CPU. The first of the tokens asked for comes of the prefill,
-        which is never compiled. Each batch size comes with a length of its own, so that both are free in one graph.
+        Each batch size comes with a length of its own, so that both are free in one graph.
         """
         if self.seq2seq:
             return "an encoder-decoder model: transformers compiles no cache of two kinds"
@@ -500,10 +487,10 @@ class ModelUnderTest:
 
 @contextmanager
 def open_model(name: str, study: Study) -> Iterator[LoadedModel]:
-    """Load a model for as long as the block lasts.
+    """Load a model for the block.
 
-    A small one runs on one thread, unless OMP_NUM_THREADS says otherwise: its kernels take microseconds, and waking a
-    second thread for each made a run three times as long.
+    A small model runs on one thread unless OMP_NUM_THREADS is set: its kernels take microseconds, and waking a second
+    thread for each made a run three times as long.
     """
     dtype = getattr(torch, study.dtype)
     loaded = load(name, device=study.device, dtype=dtype, seed=study.seed, backend=study.walk)

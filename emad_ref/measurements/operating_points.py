@@ -57,7 +57,7 @@ class CandidatePoints:
     """Taken when first asked for and kept."""
 
     def __init__(self, traces: LensTraces, scored: TaskScores, witnessed: FlopVerification):
-        self.traces, self.scored, self.witnessed = traces, scored, witnessed
+        self.traces, self.scored, self.flop_verification = traces, scored, witnessed
         self.subject = traces.subject
 
     @cached_property
@@ -198,7 +198,7 @@ def _row(
         "depth_p90": loss.depth_p90,
         "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
         "depth_by_position": depth_by_position(evaluation, depths(evaluation, loss.point)),
-        "flop_evidence": points.witnessed.evidence,
+        "flop_evidence": points.flop_verification.evidence,
         "gross_reduction": loss.gross_reduction,
         "net_reduction": loss.net_reduction,
         "perplexity_reference": points.full_loss.perplexity,

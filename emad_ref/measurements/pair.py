@@ -179,4 +179,4 @@ def _tokens_per_second(
         arms |= dict(pair.timing.library.arms)
         timed = pair.timing.timed(arms, pair.size.reported)
         pair.timing.require_lossless(timed, large.decoder.capabilities, "large alone")
-    return {name: float(timed.new / np.median(seconds.values)) for name, seconds in timed.seconds.items()}
+    return {name: float(pair.timing.new / np.median(seconds)) for name, seconds in timed.seconds.items()}

@@ -1,13 +1,18 @@
 """Timing in fresh processes: each process times a share of the pairs (Kalibera and Jones 2013).
 
 Memory layout, allocator state and kernel selection are drawn once per process and shared by all of its pairs. The
-pairs of a race are therefore divided over K processes, each with its own warm-up. A task is pickled into a folder,
-the run starts a process that reads it there, and the result is read back.
+pairs of a race are therefore divided over K processes, each with its own warm-up. Together they time the same requests
+as one process would.
+
+A task is pickled into a folder, the run starts a process like itself that reads it there, and the result is read back.
+A process that takes longer than its start and ``GENEROUS`` times its expected work is killed. A process that fails or
+is killed raises SubprocessFailed, and its folder is kept; nothing is measured in this process instead.
 """
 
 from __future__ import annotations
 
 import pickle
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -25,7 +30,15 @@ from tqdm import tqdm
 from emad_ref.benchmark.clock import PairedTimings
 from emad_ref.errors import EmadError
 from emad_ref.files import open_atomic, read_bytes
-from emad_ref.measurements.latency import WARM_UP, LatencyBenchmark, RequestBatches, TimingFunction, TimingResult
+from emad_ref.measurements.latency import (
+    ENTROPY_BITS,
+    WARM_UP,
+    LatencyBenchmark,
+    RequestBatches,
+    TimingFunction,
+    TimingResult,
+    draw_audited_pairs,
+)
 from emad_ref.measurements.model_under_test import ModelUnderTest, open_model
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner
@@ -48,29 +61,26 @@ class SubprocessFailed(EmadError):
 
 
 class SubprocessTask(Protocol):
-    """Crosses by pickle, as what ``run`` returns does: of a module that both processes can import."""
+    """Crosses by pickle, as the result of ``run`` does: of a module that both processes can import."""
 
-    def run(self, host: RunResources) -> Any: ...
+    def run(self, resources: RunResources) -> Any: ...
 
 
-def run_in_subprocess(afresh: SubprocessRunner, task: SubprocessTask, expected_s: float) -> Any:
-    """What ``task.run`` returns in a process of its own.
-
-    Args:
-        expected_s: seconds that what it measures takes, as far as this process can tell.
+def run_in_subprocess(runner: SubprocessRunner, task: SubprocessTask, expected_s: float) -> Any:
+    """The result of ``task.run`` in a process of its own; ``expected_s``: seconds that its requests should take.
 
     Raises:
-        SubprocessFailed: the process ended without a result, or was ended because it took too long.
+        SubprocessFailed: the process ended without a result, or was killed because it took too long.
     """
-    assert afresh.start is not None, "whoever hands over has asked whether anybody can"
+    assert runner.start is not None, "the caller checks that a runner starts processes"
     folder = Path(tempfile.mkdtemp(prefix="emad-afresh-"))
     _write(folder / TASK, task)
-    limit = afresh.allowed_s + GENEROUS * expected_s
+    limit = runner.allowed_s + GENEROUS * expected_s
     try:
-        status = afresh.start(folder / TASK, folder / OUTPUT, limit)
+        status = runner.start(folder / TASK, folder / OUTPUT, limit)
     except subprocess.TimeoutExpired as late:
         how = (
-            f"was ended after {limit:.0f} s: {afresh.allowed_s:.0f} s to start in, and {GENEROUS:.0f} times the "
+            f"was ended after {limit:.0f} s: {runner.allowed_s:.0f} s to start in, and {GENEROUS:.0f} times the "
             f"{expected_s:.3g} s in which its requests were expected"
         )
         remedy = "mend what hangs, raise --emad-process-timeout where it only starts slowly"
@@ -82,10 +92,10 @@ def run_in_subprocess(afresh: SubprocessRunner, task: SubprocessTask, expected_s
     return result
 
 
-def run_task_file(task: Path, host: RunResources) -> None:
-    """In the fresh process: run the task of this file, and leave the result beside it."""
-    asked: SubprocessTask = pickle.loads(read_bytes(task, "task"))
-    _write(task.with_name(RESULT), asked.run(host))
+def run_task_file(path: Path, resources: RunResources) -> None:
+    """In the fresh process: run the task of this file, and write the result beside it."""
+    task: SubprocessTask = pickle.loads(read_bytes(path, "task"))
+    _write(path.with_name(RESULT), task.run(resources))
 
 
 def _write(path: Path, what: Any) -> None:
@@ -110,21 +120,20 @@ def _failure_message(how: str, output: Path, remedy: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class TimingShare:
-    """What one process times: the model ``name`` under ``study``, by ``racing`` what is drawn of each batch size.
+    """The pairs that one process times, of the model ``name`` under ``study``.
 
-    ``shape``     (prompt, new) tokens of a request.
-    ``attached``  what points of this model name by digest: lenses, state translators.
+    ``shape``: (prompt, new) tokens of a request. ``attached``: lenses and state translators that points name by digest.
     """
 
     name: str
     fingerprint: str
     study: Study
-    racing: TimingFunction
+    race: TimingFunction
     shape: tuple[int, int]
     attached: Mapping[str, Mapping[str, Any]]
-    drawn: Mapping[int, RequestBatches]
+    requests: Mapping[int, RequestBatches]
 
-    def run(self, host: RunResources) -> dict[int, TimingResult]:
+    def run(self, resources: RunResources) -> dict[int, TimingResult]:
         """Batch size → this share's pairs, timed.
 
         Raises:
@@ -135,97 +144,96 @@ class TimingShare:
             if loaded.fingerprint != self.fingerprint:
                 raise FingerprintMismatch(f"{self.name!r} is not the model any more with which the run began")
             attach_copies(loaded.stepper, self.attached)
-            subject = ModelUnderTest(loaded, self.study, host)
+            subject = ModelUnderTest(loaded, self.study, resources)
             points = CandidatePoints(
                 LensTraces(subject), TaskScores(subject), FlopVerification(ReplayValidity(subject))
             )
-            stopwatch = LatencyBenchmark(points, shape=self.shape)
-            return {rows: self.racing(subject, stopwatch, rows, drawn) for rows, drawn in self.drawn.items()}
+            benchmark = LatencyBenchmark(points, shape=self.shape)
+            return {rows: self.race(benchmark, rows, requests) for rows, requests in self.requests.items()}
 
 
 class ProcessReplicates:
-    """Of one run: ``without`` says why its races stay in its own process, "" where they are divided."""
+    """Divides the pairs of one run over fresh processes. ``without``: why this process times all; "" if it does not."""
 
-    def __init__(self, afresh: SubprocessRunner, subject: ModelUnderTest):
-        self._afresh, self._subject, budget = afresh, subject, subject.budget
-        self.without = f"the budget {budget.name} starts no others" if budget.processes == 1 else afresh.without
-        if budget.processes > 1 and afresh.start is not None:
+    def __init__(self, runner: SubprocessRunner, subject: ModelUnderTest):
+        self._runner, self._subject, budget = runner, subject, subject.budget
+        self.without = f"the budget {budget.name} starts no others" if budget.processes == 1 else runner.without
+        if budget.processes > 1 and runner.start is not None:
             self.without = ""
 
-    def races(
+    def divide(
         self,
-        stopwatch: LatencyBenchmark,
-        racing: TimingFunction,
+        benchmark: LatencyBenchmark,
+        race: TimingFunction,
         points: Collection[OperatingPoint],
-        drawn: Mapping[int, RequestBatches],
+        requests: Mapping[int, RequestBatches],
     ) -> dict[int, TimingResult]:
-        """Batch size of ``drawn`` → what ``racing`` gives of all pairs, ``process`` told.
+        """Batch size → ``race`` of all pairs; each process times all batch sizes, so that it loads the model once.
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
             SubprocessFailed: a process ended without its times, or timed other arms than another.
         """
         subject = self._subject
-        for rows in drawn:
+        for rows in requests:
             for each in points:
                 with subject.open(each, max_rows=rows):
-                    pass  # what is declined is declined here, by name
-        attached, shape = attachments(subject.stepper), stopwatch.request_shape
+                    pass  # a point that the decoder declines raises here, by name
+        attached, shape = attachments(subject.stepper), benchmark.request_shape
 
         def share(number: int, pairs: Ints) -> TimingShare:
-            dealt = {rows: select_share(whole, pairs, number) for rows, whole in drawn.items()}
-            return TimingShare(subject.name, subject.fingerprint, subject.study, racing, shape, attached, dealt)
+            own = {rows: select_share(whole, pairs, number) for rows, whole in requests.items()}
+            return TimingShare(subject.name, subject.fingerprint, subject.study, race, shape, attached, own)
 
-        parts = self.shared(subject.budget.pairs, share, partial(stopwatch.expected_s, drawn))
-        return {rows: join_shares([part[rows] for part in parts]).looked_at_afterwards(rows) for rows in drawn}
+        parts = self.run(subject.budget.pairs, share, partial(benchmark.expected_s, requests))
+        return {rows: join_shares([part[rows] for part in parts]) for rows in requests}
 
-    def shared(
+    def run(
         self, pairs: int, share: Callable[[int, Ints], SubprocessTask], expected_s: Callable[[int], float]
     ) -> list[Any]:
-        """What each process brings back of its ``share(number, pairs)``, in their order.
+        """The result of each process's ``share(number, pairs)``, in their order.
 
-        ``expected_s``: seconds that so many pairs are expected to take.
-
-        Raises:
-            SubprocessFailed: a process ended without a result.
+        ``expected_s``: seconds that so many pairs are expected to take. Raises SubprocessFailed.
         """
-        dealt = np.array_split(np.arange(pairs), self._subject.budget.processes)
-        longest = expected_s(max(map(len, dealt)))
-        named = f"{self._subject.name}: fresh processes"
-        bar = tqdm(dealt, desc=named, file=self._subject.bars(), leave=False)
-        return [run_in_subprocess(self._afresh, share(number, each), longest) for number, each in enumerate(bar)]
+        split = np.array_split(np.arange(pairs), self._subject.budget.processes)
+        longest = expected_s(max(map(len, split)))
+        bar = tqdm(split, desc=f"{self._subject.name}: fresh processes", file=self._subject.progress_stream(), leave=False)
+        return [run_in_subprocess(self._runner, share(number, each), longest) for number, each in enumerate(bar)]
 
 
-def select_share(drawn: RequestBatches, pairs: Ints, number: int) -> RequestBatches:
-    """``pairs`` of all that is drawn, behind the same warm-up, in an order of arms that ``number`` draws."""
-    batches = [*drawn.batches[:WARM_UP], *(drawn.batches[WARM_UP + pair] for pair in pairs)]
+def select_share(requests: RequestBatches, pairs: Ints, number: int) -> RequestBatches:
+    """``pairs`` of all ``requests``, behind the same warm-up, in an order of arms drawn by ``number``."""
+    batches = [*requests.batches[:WARM_UP], *(requests.batches[WARM_UP + pair] for pair in pairs)]
     audited = None
-    if drawn.audited is not None:
-        audited = [place for place, pair in enumerate(pairs) if pair in drawn.audited]
-    return replace(drawn, batches=batches, audited=audited, seed=(*drawn.seed, number))
-
-
-def require_same_arms(timed: Sequence[list[str]]) -> list[str]:
-    """What each process timed, which must be the same. Raises SubprocessFailed where it is not."""
-    arms = timed[0]
-    if others := next((other for other in timed if other != arms), None):
-        raise SubprocessFailed(f"one process timed {', '.join(arms)}, another {', '.join(others)}; run it again")
-    return arms
+    if requests.audited is not None:
+        audited = [place for place, pair in enumerate(pairs) if pair in requests.audited]
+    return replace(requests, batches=batches, audited=audited, seed=(*requests.seed, number))
 
 
 def join_shares(parts: Sequence[TimingResult]) -> TimingResult:
     """All pairs of one batch size, in the order of ``parts``, one of each process.
 
+    Each process kept a few whole outputs; those to be audited are drawn here, after the last request of all.
+
     Raises:
-        SubprocessFailed: they timed different arms.
+        SubprocessFailed: the processes timed different arms.
     """
-    arms = require_same_arms([list(part.seconds) for part in parts])
+    arms = list(parts[0].seconds)
+    if others := next((list(part.seconds) for part in parts if list(part.seconds) != arms), None):
+        raise SubprocessFailed(f"one process timed {', '.join(arms)}, another {', '.join(others)}; run it again")
     counts = [len(part.prompts) for part in parts]
     starts = np.cumsum([0, *counts[:-1]]).tolist()
 
     def columns(which: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
         return {arm: np.concatenate([each[arm] for each in which]) for arm in which[0]}
 
+    audited: Collection[int] = [
+        start + pair for start, part in zip(starts, parts, strict=True) for pair in part.audited
+    ]
+    entropy = parts[0].entropy
+    if entropy is not None:
+        entropy = secrets.randbits(ENTROPY_BITS)
+        audited = draw_audited_pairs(entropy, len(parts[0].prompts[0]), audited)
     return TimingResult(
         PairedTimings(
             columns([part.timings.seconds for part in parts]),
@@ -233,10 +241,10 @@ def join_shares(parts: Sequence[TimingResult]) -> TimingResult:
             tuple(chain.from_iterable(part.timings.first for part in parts)),
         ),
         list(chain.from_iterable(part.prompts for part in parts)),
-        {arm: list(chain.from_iterable(part.done[arm] for part in parts)) for arm in arms},
-        [start + pair for start, part in zip(starts, parts, strict=True) for pair in part.audited],
+        {arm: list(chain.from_iterable(part.outputs[arm] for part in parts)) for arm in arms},
+        audited,
         np.repeat(np.arange(len(parts)), counts),
-        columns([part.opening for part in parts]),
+        columns([part.prefill_s for part in parts]),
         columns([part.executed for part in parts]),
-        parts[0].entropy,
+        entropy,
     )

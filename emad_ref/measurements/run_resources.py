@@ -3,7 +3,8 @@ and progress bars.
 
 The oracle, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder
 a copy of its own, so that quantised weights, hooks or a compiled forward change nothing for the judge. When such a
-decoder is closed, the judge's model is compared with its seal (``models.snapshots``).
+decoder is closed, the judge's model is compared with its snapshot (``models.snapshots``). Our own decoder changes
+nothing and shares the judge's model, which no request leads to (``judge_model``).
 """
 
 from __future__ import annotations
@@ -32,65 +33,59 @@ from emad_ref.wire.client import DecoderClient
 from emad_ref.wire.messages import ServedModel
 from emad_ref.workers.dispatch import WorkerPool
 
-_JUDGE_MODEL: ContextVar[LoadedModel | None] = ContextVar(
-    "the judge's model, while a host is asked for a decoder", default=None
-)
+_JUDGE_MODEL: ContextVar[LoadedModel | None] = ContextVar("the judge's model, while a decoder is made", default=None)
 
 
 class ModelIsolation:
-    """What decoders of ``loaded`` are lent: ``ref``, whose ``load`` gives the copy, and never the judge's model.
+    """Keeps decoders off the judge's ``loaded``: ``ref.load`` gives them a copy, made by ``make_copy`` (default: loaded
+    again from its source) when first used."""
 
-    ``lend`` makes the copy, by default from where the judge's model came.
-    """
-
-    def __init__(self, loaded: LoadedModel, lend: Callable[[LoadedModel], LoadedModel] | None = None):
-        self._own, self._lend, self._broken = loaded, lend or reload_model, ""
-        self.ref = ModelRef(loaded.name, self._lent)
+    def __init__(self, loaded: LoadedModel, make_copy: Callable[[LoadedModel], LoadedModel] | None = None):
+        self._own, self._make_copy, self._broken = loaded, make_copy or reload_model, ""
+        self.ref = ModelRef(loaded.name, self._load)
 
     @cached_property
     def copy(self) -> LoadedModel:
-        """The decoder's own: equal to the judge's in everything, and nowhere the same object.
+        """Equal to the judge's model, without a shared object.
 
         Raises:
             FingerprintMismatch: the files have changed since the judge's model was read.
         """
-        return self._lend(self._own)
+        return self._make_copy(self._own)
 
-    def _lent(self) -> LoadedModel:
-        """The copy, with every lens and translator that points may name by now."""
-        copy_attachments(self._own.stepper, self.copy.stepper)
+    def _load(self) -> LoadedModel:
+        copy_attachments(self._own.stepper, self.copy.stepper)  # lenses and translators that points name by now
         return self.copy
 
     @property
     def copies(self) -> tuple[LoadedModel, ...]:
-        """The copy, where a decoder has asked for it."""
+        """The copy, where a decoder has loaded it."""
         return (self.copy,) if "copy" in vars(self) else ()
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Inside the block, ``judge_model`` is the judge's model."""
+    def judge_visible(self) -> Iterator[None]:
+        """Inside the block ``judge_model`` gives the judge's model."""
         token = _JUDGE_MODEL.set(self._own)
         try:
             yield
         finally:
             _JUDGE_MODEL.reset(token)
 
-    # ------------------------------------------------------------ afterwards
-
     def seal(self) -> None:
-        """Before the first decoder: what the judge's model is now, once."""
-        _ = self._seal
+        """Take the snapshot of the judge's model, once, before the first decoder."""
+        _ = self._snapshot
 
     @cached_property
-    def _seal(self) -> ModelSnapshot:
+    def _snapshot(self) -> ModelSnapshot:
         return ModelSnapshot(self._own.model)
 
     def look(self) -> None:
-        """Hold the judge's model against its seal; what has changed is said by whoever requires it to be whole."""
-        self._broken = self._broken or self._seal.broken()
+        """Compare the judge's model with its snapshot; ``require_whole`` reports a difference."""
+        self._broken = self._broken or self._snapshot.broken()
 
     def require_untouched(self, before: ProcessSnapshot) -> None:
-        """Put the process back. Raises ModelMutatedError: model or process are not as sealed, or as ``before``."""
+        """Raises ModelMutatedError: the model differs from its snapshot, or the process from ``before``, which is
+        restored."""
         self.look()
         around = before.restored()
         self.require_whole()
@@ -101,7 +96,7 @@ class ModelIsolation:
             )
 
     def require_whole(self) -> None:
-        """Raises ModelMutatedError: an earlier look found the model changed."""
+        """Raises ModelMutatedError: an earlier ``look`` found a difference."""
         if self._broken:
             raise ModelMutatedError(
                 f"the judge's own model was changed: {self._broken} of {self._own.name} differs since the first "
@@ -111,17 +106,17 @@ class ModelIsolation:
 
 
 def judge_model() -> LoadedModel | None:
-    """The judge's model, for our own decoder alone; None where no subject is asking."""
+    """The judge's model, for our own decoder alone; None outside of ``ModelIsolation.judge_visible``."""
     return _JUDGE_MODEL.get()
 
 
 def reload_model(loaded: LoadedModel) -> LoadedModel:
-    """The same model from where it came. Raises FingerprintMismatch."""
+    """The same model from its source. Raises FingerprintMismatch."""
     return ModelSpec.of(loaded).load()
 
 
 def copy_model(loaded: LoadedModel) -> LoadedModel:
-    """A copy of a model that was made in memory, and that no name leads to.
+    """A copy of a model made in memory, which has no source.
 
     Its stepper is not checked again: the judge's was, or could not be (quantised weights).
     """
@@ -132,39 +127,28 @@ def copy_model(loaded: LoadedModel) -> LoadedModel:
 
 
 def make_reference_decoder(request: Request) -> Decoder:
-    """Our own decoder for a request, over what the request lends: what anybody may build on."""
+    """Our own decoder over the model that the request loads: a basis for other decoders."""
     return _reference_decoder(request, request.model.load())
 
 
 def make_judge_decoder(request: Request) -> Decoder:
-    """The same over the judge's own model, where a subject is asking; it needs no copy."""
+    """Our own decoder over the judge's model, which needs no copy."""
     return _reference_decoder(request, judge_model() or request.model.load())
 
 
 def _reference_decoder(request: Request, loaded: LoadedModel) -> Decoder:
-    return WalkedDecoder(
-        loaded.stepper,
-        request.point,
-        seed=request.seed,
-        max_rows=request.max_rows,
-        temperature=request.temperature,
-    )
-
-
-def standard_error() -> TextIO | None:
-    """Bars where standard error leads."""
-    return None
+    seed, rows = request.seed, request.max_rows
+    return WalkedDecoder(loaded.stepper, request.point, seed=seed, max_rows=rows, temperature=request.temperature)
 
 
 @dataclass(frozen=True)
 class SubprocessRunner:
-    """A process like this one, for one task (``measurements.process_replicates``).
+    """Starts processes like this one, each for one task (``process_replicates``).
 
-    ``start(task, output, seconds)`` runs a process that calls ``process_replicates.run_task_file`` for the file
-    ``task``, and returns its exit status once it has ended, a signal as its negative; all that it prints goes to
-    ``output``. After so many seconds it and all that it started are ended, and ``subprocess.TimeoutExpired`` is raised.
-    None: ``without`` says why there is none.
-    ``allowed_s``: seconds that it may take beside what it measures, to start, to import and to load the model.
+    ``start(task, output, seconds)`` runs a process that calls ``run_task_file`` for the file ``task``, and returns its
+    exit status, a signal as its negative; its output goes to ``output``. After so many seconds it kills the process and
+    its children and raises ``subprocess.TimeoutExpired``. None: no process can be started, for the reason ``without``.
+    ``allowed_s``: seconds that a process may take to start, import and load the model.
     """
 
     start: Callable[[Path, Path, float], int] | None = None
@@ -177,39 +161,36 @@ NO_SUBPROCESS = SubprocessRunner(without="whoever asks here starts no process li
 
 @dataclass(frozen=True)
 class RunResources:
-    """``make_decoder`` answers a request or raises Unsupported; ``bars`` gives the stream of a bar, None: stderr.
-
-    ``crew``: workers that read text for lens traces; None: this process does.
-    ``afresh``: how a process like this one is started anew, with the same decoder under test, to time a share of pairs.
-    """
+    """``make_decoder`` serves a request or raises Unsupported; ``progress_stream`` gives the stream of progress bars,
+    None: stderr. ``workers`` read text for lens traces; None: this process does. ``runner`` times shares of pairs."""
 
     make_decoder: Callable[[Request], Decoder] = make_judge_decoder
-    bars: Callable[[], TextIO | None] = standard_error
-    crew: WorkerPool | None = None
-    afresh: SubprocessRunner = NO_SUBPROCESS
+    progress_stream: Callable[[], TextIO | None] = lambda: None
+    workers: WorkerPool | None = None
+    runner: SubprocessRunner = NO_SUBPROCESS
 
 
 class RemoteDecoders:
-    """``make`` answers requests with the decoder at ``address``; ``seconds`` limit each call."""
+    """``make`` serves requests with the decoder at ``address``; ``seconds`` limit each call.
+
+    The other side gets a folder of the model. A model without safetensors files is saved once, in a temporary folder
+    that is removed with the run.
+    """
 
     def __init__(self, address: Address, seconds: float):
         self._remote = DecoderClient(address, seconds)
         self._saved: dict[str, TemporaryDirectory[str]] = {}  # by fingerprint
 
     def make(self, request: Request) -> Decoder:
-        """Raises Unsupported, BadArgument, DecoderFailed: as ``wire.remote.Remote.open``."""
-        loaded = judge_model() or request.model.load()  # only told where it lies: no copy is needed here
-        model = ServedModel(
-            loaded.name,
-            str(stored_folder(loaded) or self._save(loaded)),
-            loaded.fingerprint,
-            loaded.provenance["dtype"],
-            loaded.provenance["device"],
-        )
+        """Raises Unsupported, BadArgument, DecoderFailed: as ``wire.client.DecoderClient.open``."""
+        loaded = judge_model() or request.model.load()  # only its place is sent: no copy is needed here
+        folder = str(stored_folder(loaded) or self._save(loaded))
+        facts = loaded.provenance
+        model = ServedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
         return self._remote.open(request, model, loaded.geometry.vocabulary)
 
     def close(self) -> None:
-        """End what is connected, remove what was saved. Idempotent."""
+        """Close connections and remove saved models. Idempotent."""
         self._remote.close()
         while self._saved:
             self._saved.popitem()[1].cleanup()

@@ -260,7 +260,7 @@ class LmEvalScores:
                 ours: dict[str, Any] = {"journal": self._study.journal}
             else:
                 ours = {"decoder": decoder, "batch_size": FOREIGN_ROWS}
-            yield EmadLM(self._subject.loaded, point=point, progress=self._subject.bars(), **ours)
+            yield EmadLM(self._subject.loaded, point=point, progress=self._subject.progress_stream(), **ours)
 
     # ------------------------------------------------------------ what a reader needs
 

@@ -192,7 +192,7 @@ class EntropyEstimates:
             sequences,
             estimators=dict.fromkeys(estimators, self.probes),
             progress=f"{subject.name}: estimators, {split}",
-            file=subject.bars(),
+            file=subject.progress_stream(),
         )
         return trace, tokens_of(trace, sequences)
 

@@ -186,7 +186,7 @@ class FlopVerification:
 
     def _watched(self, decoder: Decoder, prompts: list[Prompt], new: int) -> ObservedRequest:
         """Raises RuntimeError where the decoder does not run under a dispatch mode."""
-        models = [each.model for each in (self._subject.loaded, *self._subject.lending.copies)]
+        models = [each.model for each in (self._subject.loaded, *self._subject.isolation.copies)]
         with MatmulCounter(*models) as executed:
             record = decoder.generate(prompts, new, frozenset())
             decoder.synchronize()

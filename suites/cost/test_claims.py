@@ -28,7 +28,7 @@ def test_samples_are_recorded_as_benchmarks(
     """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
     asked = emad_docket.asked("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)
     point, _ = usable_point(emad_evidence, asked)
-    timed = emad_evidence.stopwatch.timed(point)
+    timed = emad_evidence.latency.timed(point)
     batch = min(timed)
     seconds = timed[batch].seconds[arm]
     record_samples(benchmark, seconds.tolist(), f"{emad_evidence.name}, batch {batch}")

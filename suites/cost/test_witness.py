@@ -15,7 +15,7 @@ from pytest_emad.suite_support import Auditor
 def test_flop_counts_stand_on_what_was_asked_for(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_settings: RunSettings
 ) -> None:
-    witnessed, asked = emad_evidence.witnessed, emad_settings.evidence
+    witnessed, asked = emad_evidence.flop_verification, emad_settings.evidence
     if witnessed.finding.passed is None:  # no complaint by itself: ``--emad-evidence`` says what is enough
         emad_record.audit(witnessed.finding)
     else:

@@ -14,7 +14,7 @@ NEW, ROWS = 24, 5
 
 
 def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
-    emad_audit(emad_evidence.bridging.bridge)
+    emad_audit(emad_evidence.replay_validity.bridge)
 
 
 @pytest.mark.parametrize("kind", ["probing_point", "shallow_point"])
@@ -23,7 +23,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
 ) -> None:
     """After prompts of one token up to twice those that are timed."""
     subject = emad_evidence.subject
-    point = getattr(emad_evidence.bridging, kind)
+    point = getattr(emad_evidence.replay_validity, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window - NEW)
     prompts, _ = subject.drawn_rows(emad_rng, short_lengths(emad_rng, ROWS, longest), 1)
     with subject.open(point, max_rows=ROWS) as decoder:

@@ -34,7 +34,7 @@ def exact(emad_exit: ExitEvaluation) -> OperatingPoint:
 def test_teacher_forced_depths_and_losses_are_replays(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, exact: OperatingPoint
 ) -> None:
-    emad_audit(emad_evidence.bridging.bridged(exact))
+    emad_audit(emad_evidence.replay_validity.bridged(exact))
 
 
 def test_signals_depths_and_ledger_are_the_rules(

@@ -42,6 +42,6 @@ def test_declared_noise_is_what_rounding_can_honestly_need(
     emad_evidence: ModelMeasurements, emad_audit: Auditor
 ) -> None:
     subject = emad_evidence.subject
-    for point in (subject.full, emad_evidence.bridging.probing_point):
+    for point in (subject.full, emad_evidence.replay_validity.probing_point):
         with subject.open(point) as decoder:
             emad_audit(check_declared_noise(decoder.capabilities.logit_noise, subject.largest_noise))

@@ -55,7 +55,7 @@ def test_tokens_and_depths_are_the_golden_ones(
     evidence, subject, asked = emad_evidence, emad_evidence.subject, GOLDEN_KINDS[kind]
     if subject.seed and kind != "greedy":
         pytest.skip("not applicable (kinds beside greedy are on record for seed 0 alone)")
-    point, prompts = asked.point(evidence.bridging), subject.prompts(asked.rows, LENGTH)
+    point, prompts = asked.point(evidence.replay_validity), subject.prompts(asked.rows, LENGTH)
     if point.schedule not in subject.capabilities.schedules:
         pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
     if asked.temperature and not subject.decoder_is_ours:

@@ -21,7 +21,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
 ) -> None:
     """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early."""
     subject = emad_evidence.subject
-    point = emad_evidence.bridging.probing_point
+    point = emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
     prompts = [prompts[0], *prompts]

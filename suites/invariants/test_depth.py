@@ -19,7 +19,7 @@ def test_signals_depths_and_ledger_are_the_rules(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point = emad_evidence.bridging.probing_point
+    point = emad_evidence.replay_validity.probing_point
     lengths = subject.brief(emad_rng, ROWS, FED)
     with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
         emad_audit(
@@ -61,7 +61,7 @@ def test_rows_of_a_batch_decide_alone(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point = emad_evidence.bridging.probing_point
+    point = emad_evidence.replay_validity.probing_point
     together = max(subject.budget.batch_sizes) + 1
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, together, NEW), 1) as (decoder, prompts, _):
         emad_audit(rows(decoder, subject.lens, point, prompts, NEW, subject.tolerance))

@@ -61,7 +61,7 @@ def test_as_many_logits_are_shown_as_are_wanted(
 ) -> None:
     """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted."""
     subject = emad_evidence.subject
-    point = subject.full if full else emad_evidence.bridging.probing_point
+    point = subject.full if full else emad_evidence.replay_validity.probing_point
     lengths = subject.brief(emad_rng, 1 if full else ROWS, SHOWN)
     with subject.open_drawn(point, emad_rng, lengths, SHOWN) as (decoder, prompts, continuation):
         emad_audit(last_logits(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
@@ -71,7 +71,7 @@ def test_the_same_tokens_cost_the_same_at_every_point(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, source = emad_evidence.bridging.probing_point, 0 if subject.source is None else len(subject.source)
+    point, source = emad_evidence.replay_validity.probing_point, 0 if subject.source is None else len(subject.source)
     fed = min(COUNTED, subject.window // 2)
     room = subject.window - fed
     (prompt,), (continuation,) = subject.drawn_rows(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)

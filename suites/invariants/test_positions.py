@@ -52,7 +52,7 @@ def test_generation_passes_every_position(
 ) -> None:
     """Rows begin evenly spread over the window, at a point that reads every probe and leaves at none."""
     subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
-    probing = emad_evidence.bridging.probing_point
+    probing = emad_evidence.replay_validity.probing_point
     unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
     stride = -(-(subject.window - 1) // rows)
@@ -83,7 +83,7 @@ def test_decisions_are_the_rules_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point = emad_evidence.bridging.probing_point
+    point = emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
         emad_audit(
@@ -97,7 +97,7 @@ def test_generation_holds_far_into_the_window(
 ) -> None:
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power."""
     subject = emad_evidence.subject
-    point = subject.full if full else emad_evidence.bridging.probing_point
+    point = subject.full if full else emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, 1) as (decoder, prompts, _):
         emad_audit(

@@ -25,7 +25,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 ) -> None:
     """One row more than the largest, and a drawn number of rows below it."""
     subject = emad_evidence.subject
-    point, most = emad_evidence.bridging.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
+    point, most = emad_evidence.replay_validity.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (decoder, prompts, _):
         emad_audit(batches(decoder, subject.lens, point, prompts, counts, BATCHED, subject.tolerance))
@@ -35,7 +35,7 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point = emad_evidence.bridging.probing_point
+    point = emad_evidence.replay_validity.probing_point
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (decoder, prompts, _):
         emad_audit(endings(decoder, subject.lens, point, prompts, NEW, emad_rng, subject.tolerance))
 
@@ -44,7 +44,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, (shortest, beyond) = emad_evidence.bridging.probing_point, SHARED
+    point, (shortest, beyond) = emad_evidence.replay_validity.probing_point, SHARED
     beyond = min(beyond, 2 * (subject.window - BETWEEN) // 3)  # one prompt continues it by half
     length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
     (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
@@ -59,7 +59,7 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
 ) -> None:
     """Three decoders at once: two at full depth, one whose depth comes down."""
     subject = emad_evidence.subject
-    points = [subject.full, emad_evidence.bridging.probing_point, subject.full]
+    points = [subject.full, emad_evidence.replay_validity.probing_point, subject.full]
     prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
         decoders = [(stack.enter_context(subject.open(point, max_rows=ROWS)), point) for point in points]

@@ -241,7 +241,7 @@ def test_session_survives_any_order_of_operations(
 ) -> None:
     """What goes wrong is raised where it shows; an audit says that all orders were gone through."""
     subject, wanted = emad_evidence.subject, property_settings(emad_settings.budget, STEPS)
-    with subject.open(emad_evidence.bridging.probing_point, max_rows=ROWS) as decoder:
+    with subject.open(emad_evidence.replay_validity.probing_point, max_rows=ROWS) as decoder:
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
         with raise_refusal():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)

@@ -26,8 +26,8 @@ NEW, BESIDE = 12, 4
 Points = Callable[[ModelMeasurements, ModelMeasurements], tuple[OperatingPoint, OperatingPoint]]
 POINTS: dict[str, Points] = {
     "full depth": lambda small, large: (small.subject.full, large.subject.full),
-    "emad in the verifier": lambda small, large: (small.subject.full, large.bridging.probing_point),
-    "emad in both": lambda small, large: (small.bridging.probing_point, large.bridging.probing_point),
+    "emad in the verifier": lambda small, large: (small.subject.full, large.replay_validity.probing_point),
+    "emad in both": lambda small, large: (small.replay_validity.probing_point, large.replay_validity.probing_point),
     "first layer in the verifier": lambda small, large: (small.subject.full, first_layer(large)),
 }
 DISCRIMINATING = "first layer in the verifier"  # where depth decides nearly every token; at the others few of a dozen
@@ -35,7 +35,7 @@ DISCRIMINATING = "first layer in the verifier"  # where depth decides nearly eve
 
 def first_layer(large: ModelMeasurements) -> OperatingPoint:
     """Every token leaves after one layer."""
-    return replace(large.bridging.shallow_point, name="first layer", probes=(1,))
+    return replace(large.replay_validity.shallow_point, name="first layer", probes=(1,))
 
 
 @pytest.fixture

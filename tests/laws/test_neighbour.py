@@ -59,7 +59,7 @@ def host_of(planted: str, afresh: SubprocessRunner | None = None) -> RunResource
         made = make_judge_decoder(request)
         return Twice(made) if (point if request.point.name == NAME else full) else made
 
-    return RunResources(make, afresh=afresh or SubprocessRunner(without="a share"))
+    return RunResources(make, runner=afresh or SubprocessRunner(without="a share"))
 
 
 def shared(planted: str, task: str) -> None:
@@ -83,10 +83,10 @@ def verdict(planted: str) -> str:
         load("emad-nano"), Study(corpus="world:premise", budget=BUDGET), host_of(planted, SubprocessRunner(start))
     )
     point = replace(made.subject.full, name=NAME)
-    made.stopwatch._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
-    (timed,) = made.stopwatch.timed(point).values()
+    made.latency._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
+    (timed,) = made.latency.timed(point).values()
     assert timed.by_pair()["full"].processes == BUDGET.processes
-    found = SpeedupEvidence({1: timed_batch(timed, made.stopwatch.checked(point, 1))})
+    found = SpeedupEvidence({1: timed_batch(timed, made.latency.checked(timed, point))})
     return decide(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
 
 

@@ -154,7 +154,7 @@ BUDGET = replace(BUDGETS["smoke"], pairs=4, processes=2, batch_sizes=(1,), promp
 def test_race(emad_host, emad_settings):
     study = replace(emad_settings.study, budget=BUDGET, corpus="world:premise")
     with open_model("emad-nano", study) as loaded:
-        stopwatch = ModelMeasurements(loaded, study, emad_host).stopwatch
+        stopwatch = ModelMeasurements(loaded, study, emad_host).latency
         layers = loaded.stepper.layers
         point = OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
         timed = stopwatch.timed(point)[1]

@@ -257,7 +257,7 @@ def evidence(trained: bool = True):
         loaded=SimpleNamespace(trained=trained),
         subject=SimpleNamespace(without_quality="random weights: noise"),
         points=SimpleNamespace(losses=points),
-        stopwatch=SimpleNamespace(point=points[2].point),
+        latency=SimpleNamespace(point=points[2].point),
     )
 
 
@@ -295,13 +295,13 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
     seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
     stopwatch = SimpleNamespace(
         timed=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
-        checked=lambda point, rows: Finding("timed", True, "", rows, 0),
+        checked=lambda timed, point: Finding("timed", True, "", 1, 0),
         without_compiled="",
         note=lambda *given: given,
-        apart=lambda point: f"{point}, apart",
+        prefill_note=lambda point: f"{point}, apart",
+        swept=lambda point: {},
     )
-    swept = SimpleNamespace(timed=lambda point: {})
-    known = SimpleNamespace(stopwatch=stopwatch, swept=swept)
+    known = SimpleNamespace(latency=stopwatch)
     question = ClaimContext(F2, "m", np.random.default_rng(0), other_legs=4)
     found = emad_f2.speedup_evidence_at(known, "the point", unusable)
     assert emad_f2.decide(found, question).verdict == outcome

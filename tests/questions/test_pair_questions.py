@@ -132,7 +132,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     assert (wall.name, flops.name) == ("wall-clock", "FLOPs")
     assert assisted.name == "wall-clock, against assisted generation"
     assert lookup.name == "wall-clock, against prompt lookup"
-    spent = {arm: alike.models.spent(alike.timing.rivals.results[arm]).sum() for arm in ("EAD", "speculative")}
+    spent = {arm: alike.models.spent(alike.timing.rivals.outputs[arm]).sum() for arm in ("EAD", "speculative")}
     assert flops.estimate == pytest.approx(spent["speculative"] / spent["EAD"], rel=1e-9)
     arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
     assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]

@@ -149,7 +149,7 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
 def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper) -> None:
     evidence = small_evidence(stepper)
     evidence.loaded.trained = False
-    evidence.bridging.__dict__["bridge"] = None  # asking it would be an error
+    evidence.replay_validity.__dict__["bridge"] = None  # asking it would be an error
     answer = answered("EMAD-E7", evidence)
     assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert answer.exhibits.notes == ("timed repairs",)
@@ -163,7 +163,7 @@ def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
     def declines(points: Any, *, decides: bool) -> Any:
         raise Unsupported("monotone depth only")
 
-    monkeypatch.setattr(evidence.stopwatch, "against_full", declines)
+    monkeypatch.setattr(evidence.latency, "against_full", declines)
     verdict = answered("EMAD-E7", evidence).verdict
     assert (verdict.verdict, verdict.reason) == ("not applicable", "monotone depth only")
 

@@ -58,14 +58,14 @@ def loaded() -> Iterator[LoadedModel]:
 @pytest.fixture(scope="module")
 def known(loaded: LoadedModel) -> dict[str, Any]:
     """What does not depend on the decoder, gathered once."""
-    bridging = ModelMeasurements(loaded, STUDY, RunResources()).bridging
+    bridging = ModelMeasurements(loaded, STUDY, RunResources()).replay_validity
     return {"probing_point": bridging.probing_point, "shallow_point": bridging.shallow_point}
 
 
 def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, study: Study = STUDY) -> ModelMeasurements:
     """Evidence about a decoder, as a run would gather it from the hook."""
     evidence = ModelMeasurements(loaded, study, RunResources(make))
-    evidence.bridging.__dict__.update(known)
+    evidence.replay_validity.__dict__.update(known)
     return evidence
 
 
@@ -111,9 +111,10 @@ def test_what_is_timed_is_looked_at_afterwards(
     loaded: LoadedModel, known: dict[str, Any], name: str, rows: int, passed: bool
 ) -> None:
     """What EMAD-F2 asks before it believes a clock: a decoder that reads one token and emits one is caught."""
-    stopwatch = judged(loaded, known, CATALOGUE[name].make, FEW_PAIRS).stopwatch
+    stopwatch = judged(loaded, known, CATALOGUE[name].make, FEW_PAIRS).latency
     stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
-    finding = stopwatch.checked(known["probing_point"], rows)
+    point = known["probing_point"]
+    finding = stopwatch.checked(stopwatch.timed(point)[rows], point)
     assert finding.passed is passed, finding.detail
     if not passed:
         assert re.search(CATALOGUE[name].says, finding.detail)
@@ -154,23 +155,23 @@ class DecodesWhenRead(MutantDecoder):
 
 
 def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedModel, known: dict[str, Any]) -> None:
-    stopwatch = judged(loaded, known, decoder_factory(DecodesWhenRead), FEW_PAIRS).stopwatch
+    stopwatch = judged(loaded, known, decoder_factory(DecodesWhenRead), FEW_PAIRS).latency
     stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
-    drawn = stopwatch.drawn(1)
-    timed = stopwatch.race(known["probing_point"], 1, drawn)
+    drawn = stopwatch.requests(1)
+    timed = stopwatch.time_point(1, drawn, point=known["probing_point"])
     decoded = DecodesWhenRead.spent[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
     assert sum(timed.seconds[FULL]) + sum(timed.seconds[ADAPTIVE]) >= sum(decoded)
-    kept = timed.done[ADAPTIVE][next(iter(timed.audited))]
+    kept = timed.outputs[ADAPTIVE][next(iter(timed.audited))]
     assert type(kept) is Record, "arrays of the judge's own"
 
 
 def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, known: dict[str, Any]) -> None:
     """By the entropy that the report names, which draws the same again."""
     study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
-    stopwatch = judged(loaded, known, HONEST, study).stopwatch
+    stopwatch = judged(loaded, known, HONEST, study).latency
     stopwatch.__dict__["request_shape"] = 8, 2
-    assert stopwatch.drawn(1).audited is None, "nothing is known before"
-    found = [stopwatch.race(known["probing_point"], 1, stopwatch.drawn(1)) for _ in range(4)]
+    assert stopwatch.requests(1).audited is None, "nothing is known before"
+    found = [stopwatch.time_point(1, stopwatch.requests(1), point=known["probing_point"]) for _ in range(4)]
     assert len({timed.entropy for timed in found}) == 4
     assert len({tuple(timed.audited) for timed in found}) > 1
     for timed in found:

@@ -272,7 +272,7 @@ def clocked(refused: set[str], seconds: dict[str, np.ndarray]) -> SimpleNamespac
         return SimpleNamespace(seconds={"full": seconds["full depth"], **timed})
 
     return SimpleNamespace(
-        subject=SimpleNamespace(open=opened), stopwatch=SimpleNamespace(against_full=against_full), asked=asked
+        subject=SimpleNamespace(open=opened), latency=SimpleNamespace(against_full=against_full), asked=asked
     )
 
 
@@ -281,7 +281,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
     full, fast = rng.uniform(1.0, 1.2, 30), rng.uniform(0.5, 0.6, 30)
     run = clocked({"copying"}, {"full depth": full, "fast": fast})
     points = {"full": replace(NEVER, name="fast"), "state copying": replace(NEVER, name="copying")}
-    found = speed_columns(run.stopwatch, run.subject, points)
+    found = speed_columns(run.latency, run.subject, points)
     assert list(found) == list(points)
     assert found["full"]["speed ×"] == pytest.approx(full.sum() / fast.sum())
     assert found["full"]["speed interval"][0] < found["full"]["speed ×"] < found["full"]["speed interval"][1]
@@ -292,7 +292,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
 def test_nothing_is_timed_where_every_point_is_declined() -> None:
     run = clocked({"copying"}, {})
     declined = {"state copying": replace(NEVER, name="copying")}
-    assert speed_columns(run.stopwatch, run.subject, declined) == {"state copying": NO_SPEED}
+    assert speed_columns(run.latency, run.subject, declined) == {"state copying": NO_SPEED}
     assert run.asked == []
 
 

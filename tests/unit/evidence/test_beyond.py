@@ -56,7 +56,7 @@ def evidence_with(tmp_path: Path, found: Exit, host: RunResources | None = None)
     path = tmp_path / "some.exit"
     save_exit(path, found)
     evidence = small_evidence(host=host, exit=path)
-    evidence.subject.lending = ModelIsolation(evidence.loaded, copied)
+    evidence.subject.isolation = ModelIsolation(evidence.loaded, copied)
     return evidence
 
 
@@ -87,10 +87,10 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
 
     monkeypatch.setattr(learned_exit, "screen", screened)
     evidence = small_evidence(seed=3)
-    assert evidence.beyond.missing == ""
-    assert evidence.beyond.exit is evidence.beyond.exit
+    assert evidence.learned_exit.missing == ""
+    assert evidence.learned_exit.exit is evidence.learned_exit.exit
     assert asked == [ScreeningSettings(corpus="self", documents=200, seed=3)]
-    assert attached_lens(evidence.subject.stepper, evidence.beyond.exit.fitted.lens.digest) is not None
+    assert attached_lens(evidence.subject.stepper, evidence.learned_exit.exit.fitted.lens.digest) is not None
 
 
 def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,19 +107,19 @@ def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPat
 
 def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit("free_eager"))
-    trace = evidence.beyond.evaluated.of(evidence.beyond.exit.point)
-    replayed = point_columns(trace, evidence.loaded.geometry, [evidence.beyond.exit.point])
-    chosen = evidence.beyond.chosen
+    trace = evidence.learned_exit.evaluated.of(evidence.learned_exit.exit.point)
+    replayed = point_columns(trace, evidence.loaded.geometry, [evidence.learned_exit.exit.point])
+    chosen = evidence.learned_exit.chosen
     assert chosen is not None
     by_document = evidence.traces.by_document
     np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
     np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
     assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
-    assert evidence.beyond.exact is evidence.beyond.point
+    assert evidence.learned_exit.exact is evidence.learned_exit.point
 
 
 def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> None:
-    held = evidence_with(tmp_path, found_exit()).beyond
+    held = evidence_with(tmp_path, found_exit()).learned_exit
     exact = held.exact
     assert exact is not None
     assert (exact.schedule, exact.thresholds, exact.lens) == (
@@ -133,14 +133,14 @@ def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> Non
 def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
     """The same documents, tokens and FLOPs as the operating-point table has."""
     evidence = evidence_with(tmp_path, found_exit())
-    full, table = evidence.beyond.full, evidence.points.full_loss
+    full, table = evidence.learned_exit.full, evidence.points.full_loss
     np.testing.assert_allclose(full.full.nll_nats.values, evidence.traces.by_document(table.nll_nats).values, rtol=1e-6)
     np.testing.assert_array_equal(full.tokens.values, evidence.traces.lengths.values)
-    np.testing.assert_array_equal(evidence.beyond.in_blocks.full.work.values, LAYERS * full.tokens.values)
+    np.testing.assert_array_equal(evidence.learned_exit.in_blocks.full.work.values, LAYERS * full.tokens.values)
 
 
 def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
-    held = evidence_with(tmp_path, found_exit()).beyond
+    held = evidence_with(tmp_path, found_exit()).learned_exit
     tokens, full = held.in_blocks.tokens.values.sum(), held.in_blocks.full
     assert held.losses[0] == 0.01
     for curve in held.curves:
@@ -157,14 +157,14 @@ def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Pat
 def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     """Of an exit that copies, too: what drafting does is no matter of rows about leaving early."""
     evidence = evidence_with(tmp_path, found_exit(copied=3))
-    drafting = evidence.beyond.exit.drafting
+    drafting = evidence.learned_exit.exit.drafting
     assert drafting is not None
     assert drafting.copied == 3
     x1, x2, x5, x6 = (answered(evidence, f"EMAD-X{number}").verdict for number in (1, 2, 5, 6))
     assert x1.verdict in ("inconclusive", "falsified", "not applicable")
     assert (x2.verdict, x2.reason) == ("unmeasured", "the exit carries no guarantee")
     assert x5.verdict == x6.verdict == "measured"
-    assert len(x5.legs) == len(evidence.beyond.losses) * len(evidence.beyond.curves)
+    assert len(x5.legs) == len(evidence.learned_exit.losses) * len(evidence.learned_exit.curves)
     parts = {leg.name.partition(":")[0] for leg in x6.legs}
     assert {"readout alone", "criterion, by an oracle alone", "monotone rule alone", "K/V"} <= parts
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts
@@ -210,6 +210,6 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
     """Over a copy of the model, which its lens goes with."""
     copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
-    assert copying.beyond.refusal.startswith(SINCE)
-    assert answered(copying, "EMAD-X1").refused == copying.beyond.refusal
-    assert evidence_with(tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)).beyond.refusal == ""
+    assert copying.learned_exit.refusal.startswith(SINCE)
+    assert answered(copying, "EMAD-X1").refused == copying.learned_exit.refusal
+    assert evidence_with(tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)).learned_exit.refusal == ""

@@ -21,15 +21,15 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     screened = {"drafts": {"after": [asdict(row) for row in PREDICTED]}}
     evidence = evidence_with(tmp_path, replace(found_exit(), screened=screened))
     evidence.subject.budget = BRIEF
-    drafted = evidence.drafted
+    drafted = evidence.self_speculation
     assert list(drafted.timed) == [1, 2]
     assert set(drafted.timed[1].seconds) == set(drafted.timed[2].seconds) == {FULL, ADAPTIVE, GENERATE}
     assert set(drafted.beside.seconds) == {ADAPTIVE, LOOKUP, OWN_HEAD_DRAFTS}
     for rows in (1, 2):
         assert drafted.checked(rows).passed, drafted.checked(rows).detail
-        assert 0 < drafted.stood(rows) <= 1
+        assert 0 < drafted.accepted_share(rows) <= 1
     (audited, *_) = drafted.timed[2].audited
-    record = drafted.timed[2].done[ADAPTIVE][audited]
+    record = drafted.timed[2].outputs[ADAPTIVE][audited]
     record.emitted[0] = (record.emitted[0] + 1) % 101
     finding = drafted.checked(2)
     assert finding.passed is False
@@ -50,12 +50,12 @@ def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Pat
     assert found.drafting is not None
     evidence = evidence_with(tmp_path, replace(found, drafting=replace(found.drafting, copied=3)))
     evidence.subject.budget = replace(BRIEF, batch_sizes=(1,), new_tokens=12)
-    beside = evidence.drafted.beside
+    beside = evidence.self_speculation.beside
     assert set(beside.seconds) == {ADAPTIVE, LOOKUP, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE}
-    assert evidence.drafted.checked(1).passed
+    assert evidence.self_speculation.checked(1).passed
     (audited, *_) = beside.audited
-    beside.done[COPIES_ALONE][audited][0, 2] += 1  # type: ignore[index]
-    finding = evidence.drafted.checked(1)
+    beside.outputs[COPIES_ALONE][audited][0, 2] += 1  # type: ignore[index]
+    finding = evidence.self_speculation.checked(1)
     assert finding.passed is False
     assert finding.detail.startswith(f"{COPIES_ALONE}, row 0")
 
@@ -71,12 +71,12 @@ def test_an_exit_that_holds_no_way_to_draft_leaves_the_row_without_object(tmp_pa
 def test_what_a_point_with_copies_emitted_while_the_clock_ran_is_decoded_again(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit())
     evidence.subject.budget = replace(BRIEF, batch_sizes=(2,))
-    point, stopwatch = evidence.beyond.point, evidence.stopwatch
-    assert stopwatch.checked(point, 2).passed
+    point, stopwatch = evidence.learned_exit.point, evidence.latency
+    assert stopwatch.checked(stopwatch.timed(point)[2], point).passed
     (audited, *_) = stopwatch.timed(point)[2].audited
-    record = stopwatch.timed(point)[2].done[ADAPTIVE][audited]
+    record = stopwatch.timed(point)[2].outputs[ADAPTIVE][audited]
     record.emitted[1] = (record.emitted[1] + 1) % 101
-    finding = stopwatch.checked(point, 2)
+    finding = stopwatch.checked(stopwatch.timed(point)[2], point)
     assert finding.passed is False
     assert "adaptive, row 1" in finding.detail
     assert "but our own decoder" in finding.detail

@@ -119,7 +119,7 @@ def test_only_tasks_that_count_bound_a_margin_each_by_itself(stepper) -> None:
         "idle": Told(390, 300, 0.01),
         "guessed": Told(101, 20, 0.2, guess=0.25),
     }
-    drops = run.scored.validation_drops(run.bridging.shallow_point)
+    drops = run.scored.validation_drops(run.replay_validity.shallow_point)
     assert drops == {"falls": pytest.approx(0.025), "holds": 0.0}
     assert run.scored.validation_drops(run.subject.full) == {}, "nothing is exercised at full depth"
 
@@ -146,7 +146,7 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     monkeypatch.setattr(task_scores.world, "examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
-    held = run.scored.at("recall", run.bridging.shallow_point)
+    held = run.scored.at("recall", run.replay_validity.shallow_point)
     assert len(held.full.independent) == len(held.adaptive.independent) == 3
     assert held.saving > 0.05
 

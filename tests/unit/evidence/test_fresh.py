@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from emad_ref.decoding.self_speculation import Drafting
-from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, time_point
+from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, LatencyBenchmark
 from emad_ref.measurements.learned_exit import time_self_speculation
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.process_replicates import (
@@ -66,7 +66,7 @@ class Here:
 
 def evidence(host: RunResources, budget=BUDGET) -> ModelMeasurements:
     made = ModelMeasurements(load("emad-nano"), Study(corpus="world:premise", budget=budget), host)
-    made.stopwatch._shape = SHAPE
+    made.latency._shape = SHAPE
     return made
 
 
@@ -78,8 +78,8 @@ def point_of(made: ModelMeasurements) -> OperatingPoint:
 @pytest.fixture(scope="module")
 def divided():
     here = Here()
-    made = evidence(RunResources(afresh=SubprocessRunner(here)))
-    return made, made.stopwatch.timed(point_of(made)), here
+    made = evidence(RunResources(runner=SubprocessRunner(here)))
+    return made, made.latency.timed(point_of(made)), here
 
 
 def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
@@ -91,23 +91,23 @@ def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
         assert found.process.tolist() == [0, 0, 0, 1, 1, 2, 2]
         assert found.by_pair()["full"].processes == PROCESSES
         assert [len(prompts) for prompts in found.prompts] == [rows] * PAIRS
-        assert {len(done) for done in found.done.values()} == {PAIRS}
+        assert {len(done) for done in found.outputs.values()} == {PAIRS}
         assert len(found.timings.first) == PAIRS
 
 
 def test_together_the_shares_are_the_requests_of_one_process(divided):
     _, timed, _ = divided
     alone = evidence(RunResources(), replace(BUDGET, processes=1))
-    whole = alone.stopwatch.timed(point_of(alone))
+    whole = alone.latency.timed(point_of(alone))
     for rows, found in timed.items():
         for mine, theirs in zip(found.prompts, whole[rows].prompts, strict=True):
             assert [each.tokens.tolist() for each in mine] == [each.tokens.tolist() for each in theirs]
         assert len(found.audited) == len(whole[rows].audited)
         assert found.entropy != whole[rows].entropy, "what is looked at is drawn when all have timed theirs"
-        assert all(isinstance(found.done[ADAPTIVE][pair], Record) for pair in found.audited)
-        for arm, done in found.done.items():
+        assert all(isinstance(found.outputs[ADAPTIVE][pair], Record) for pair in found.audited)
+        for arm, done in found.outputs.items():
             emitted = [[tokens.tolist() for tokens in _emitted(each)] for each in done]
-            assert emitted == [[tokens.tolist() for tokens in _emitted(each)] for each in whole[rows].done[arm]]
+            assert emitted == [[tokens.tolist() for tokens in _emitted(each)] for each in whole[rows].outputs[arm]]
 
 
 def _emitted(done):
@@ -118,11 +118,11 @@ def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
     def limit(pairs, new):
         here = Here()
         made = evidence(
-            RunResources(afresh=SubprocessRunner(here, allowed_s=7.0)), replace(BUDGET, pairs=pairs, processes=2)
+            RunResources(runner=SubprocessRunner(here, allowed_s=7.0)), replace(BUDGET, pairs=pairs, processes=2)
         )
-        made.stopwatch._shape = SHAPE[0], new
-        made.stopwatch._tried = lambda length: (length / 8, 0.5)  # a second a prompt, half a second a token
-        made.stopwatch.timed(point_of(made))
+        made.latency._shape = SHAPE[0], new
+        made.latency._trial_seconds = lambda length: (length / 8, 0.5)  # a second a prompt, half a second a token
+        made.latency.timed(point_of(made))
         assert len(set(here.limits)) == 1
         return here.limits[0]
 
@@ -135,19 +135,19 @@ def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
 def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
     made, timed, _ = divided
     for rows, found in timed.items():
-        finding = made.stopwatch.checked(point_of(made), rows)
+        finding = made.latency.checked(found, point_of(made))
         assert finding.passed is True, finding.detail
         assert finding.n == 3 * rows * len(found.audited) * SHAPE[1]
     lying = timed[1]
-    record = lying.done["adaptive"][lying.audited[0]]
+    record = lying.outputs["adaptive"][lying.audited[0]]
     record.emitted[0][-1] ^= 1
-    assert made.stopwatch.checked(point_of(made), 1).passed is False
+    assert made.latency.checked(lying, point_of(made)).passed is False
     record.emitted[0][-1] ^= 1
 
 
 def test_the_note_says_where_pairs_were_timed(divided):
     made, _, _ = divided
-    assert "7 pairs in 3 fresh processes of 2–3 pairs each" in made.stopwatch.note(point_of(made), 1.1, 4)
+    assert "7 pairs in 3 fresh processes of 2–3 pairs each" in made.latency.note(point_of(made), 1.1, 4)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_the_note_says_where_pairs_were_timed(divided):
     ],
 )
 def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
-    made = evidence(RunResources(afresh=afresh), replace(BUDGET, processes=processes, batch_sizes=(1,)))
-    assert made.stopwatch.timed(point_of(made))[1].process is None
-    assert said in made.stopwatch.note(point_of(made), 1.1, 4)
+    made = evidence(RunResources(runner=afresh), replace(BUDGET, processes=processes, batch_sizes=(1,)))
+    assert made.latency.timed(point_of(made))[1].process is None
+    assert said in made.latency.note(point_of(made), 1.1, 4)
 
 
 def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
@@ -172,10 +172,10 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
     )
     monkeypatch.setattr("emad_ref.measurements.process_replicates.join_shares", lambda parts: None)
     with pytest.raises(KeyError):
-        ProcessReplicates(SubprocessRunner(Here()), made.subject).races(
-            made.stopwatch, partial(time_point, point_of(made)), (), {1: made.stopwatch.drawn(1)}
+        ProcessReplicates(SubprocessRunner(Here()), made.subject).divide(
+            made.latency, partial(LatencyBenchmark.time_point, point=point_of(made)), (), {1: made.latency.requests(1)}
         )
-    drawn = [share.drawn[1] for share in shares]
+    drawn = [share.requests[1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
     warming = [[batch[0].tokens.tolist() for batch in each.batches[:WARM_UP]] for each in drawn]
     assert warming == [warming[0]] * PROCESSES
@@ -183,37 +183,38 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
 
 def test_what_points_name_goes_with_them():
     """A point that reads by a tuned lens is timed, at the same depths, by a process that has read no lens."""
-    made = evidence(RunResources(afresh=SubprocessRunner(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
+    made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
     point = replace(point_of(made), lens=attached(made.subject.stepper, [2]))
-    assert made.stopwatch.timed(point)[1].process.tolist() == [0, 1, 2]
-    finding = made.stopwatch.checked(point, 1)
+    timed = made.latency.timed(point)[1]
+    assert timed.process.tolist() == [0, 1, 2]
+    finding = made.latency.checked(timed, point)
     assert finding.passed is True, finding.detail
 
 
 def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_on_it():
     """And every record comes back, by which it is known what was left out."""
     here = Here()
-    made = evidence(RunResources(afresh=SubprocessRunner(here)), replace(BUDGET, pairs=4, processes=2))
+    made = evidence(RunResources(runner=SubprocessRunner(here)), replace(BUDGET, pairs=4, processes=2))
     points = {"eager": replace(point_of(made), schedule="free_eager"), "monotone": point_of(made)}
-    alone = made.stopwatch.against_full(points)
+    alone = made.latency.against_full(points)
     assert (alone.process, here.started) == (None, 0)
-    timed = made.stopwatch.against_full(points, decides=True)
+    timed = made.latency.against_full(points, decides=True)
     assert (timed.process.tolist(), here.started) == ([0, 0, 1, 1], 2)
     assert set(timed.seconds) == {FULL, *points}
     layers = made.subject.stepper.layers
     for arm in points:
-        assert all(isinstance(done, Record) for done in timed.done[arm])
+        assert all(isinstance(done, Record) for done in timed.outputs[arm])
         assert timed.skipped(arm, layers) == alone.skipped(arm, layers) > 0
 
 
 def test_drafts_are_timed_in_processes_too():
-    made = evidence(RunResources(afresh=SubprocessRunner(Here())), replace(BUDGET, pairs=4, processes=2))
+    made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, pairs=4, processes=2))
     lens = attached(made.subject.stepper, [2], scale=0.0)
-    timed = made.stopwatch.races(partial(time_self_speculation, Drafting(2, 3, lens=lens)))
+    timed = made.latency.races(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
     assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
     for rows, found in timed.items():
-        finding = made.stopwatch.held(found, {"full": made.subject.full}, rows)
+        finding = made.latency.held(found, {"full": made.subject.full})
         assert finding.passed is True, finding.detail
 
 
@@ -225,15 +226,15 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
             raise Unsupported("full depth alone")
         return RunResources().make_decoder(request)
 
-    made = evidence(RunResources(make, afresh=SubprocessRunner(here)))
+    made = evidence(RunResources(make, runner=SubprocessRunner(here)))
     with pytest.raises(Unsupported, match="full depth alone"):
-        made.stopwatch.timed(point_of(made))
+        made.latency.timed(point_of(made))
     assert here.started == 0
 
 
 def test_a_model_that_has_changed_is_refused(divided):
     made, _, _ = divided
-    share = TimingShare("emad-nano", "f" * 64, made.study, partial(time_point, point_of(made)), SHAPE, {}, {})
+    share = TimingShare("emad-nano", "f" * 64, made.study, partial(LatencyBenchmark.time_point, point=point_of(made)), SHAPE, {}, {})
     with pytest.raises(FingerprintMismatch, match="not the model any more"):
         share.run(RunResources())
 
@@ -270,13 +271,13 @@ def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp
         return status
 
     largest = replace(BUDGETS["full"], pairs=4, processes=2, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=4)
-    made = evidence(RunResources(afresh=SubprocessRunner(start)), largest)
-    timed = made.stopwatch.timed(point_of(made))
+    made = evidence(RunResources(runner=SubprocessRunner(start)), largest)
+    timed = made.latency.timed(point_of(made))
     assert set() < kept[0] == kept[1]
     for rows, found in timed.items():
         assert list(found.seconds) == [FULL, ADAPTIVE, GENERATE, COMPILED]
         assert found.process.tolist() == [0, 0, 1, 1]
-        assert made.stopwatch.checked(point_of(made), rows).passed is True
+        assert made.latency.checked(found, point_of(made)).passed is True
 
 
 def built(folder: Path) -> set[Path]:

@@ -93,7 +93,7 @@ def test_files_that_changed_in_between_are_an_error(nano):
 def test_a_model_made_in_memory_is_copied_there(nano):
     int8 = int8_copy(nano)
     subject = ModelMeasurements(nano, STUDY, RunResources()).of(int8).subject
-    copy = subject.lending.ref.load()
+    copy = subject.isolation.ref.load()
     assert copy.model is not int8.model
     assert copy.fingerprint == int8.fingerprint
     assert copy.stepper.model is copy.model
@@ -130,7 +130,7 @@ def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
 
 def test_a_subject_that_shares_the_model_shares_the_copy():
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="world:premise"), RunResources())
-    assert evidence.shifted.subject.lending is evidence.subject.lending
+    assert evidence.shifted.subject.isolation is evidence.subject.isolation
 
 
 def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
@@ -140,14 +140,14 @@ def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
         assert decoder.stepper is nano.stepper
         assert subject.is_ours(decoder)
     assert subject.decoder_is_ours
-    assert subject.lending.copies == ()
+    assert subject.isolation.copies == ()
     assert judge_model() is None, "the door is open while a host is asked, and no longer"
 
 
 def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
     subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
     with subject.open(subject.full) as decoder:
-        assert decoder.stepper.model is subject.lending.copy.model is not nano.model
+        assert decoder.stepper.model is subject.isolation.copy.model is not nano.model
         assert not subject.is_ours(decoder)
     assert not subject.decoder_is_ours
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.benchmark.clock import PairedTimings
 from emad_ref.benchmark.flops import flops
 from emad_ref.claims.pair_answers import timed_arms
 from emad_ref.decoding.self_speculation import self_speculate
@@ -19,6 +20,7 @@ from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.measurements import pair as pair_module
 from emad_ref.measurements import pair_timing
+from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
 from emad_ref.measurements.pair_models import (
     DRAFT_TOKENS,
@@ -31,7 +33,12 @@ from emad_ref.measurements.pair_models import (
     speculative_decoder,
 )
 from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
-from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, PairTimings, single_model_arm, speculative_arm
+from emad_ref.measurements.pair_timing import (
+    TRANSFORMERS_NAMES,
+    accepted_shares,
+    single_model_arm,
+    speculative_arm,
+)
 from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
 from emad_ref.models.geometry import geometry_of
@@ -407,9 +414,11 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
 
     def timed(arms, pairs):
         ran.append({name: arm(prompts[0], 6) for name, arm in arms.items()})
-        return PairTimings({}, {name: [done] for name, done in ran[0].items()}, 6, prompts)
+        outputs = {name: [done] for name, done in ran[0].items()}
+        return TimingResult(PairedTimings({}, {}, ()), [prompts], outputs, [0])
 
     monkeypatch.setattr(pair.timing, "timed", timed)
+    monkeypatch.setitem(vars(pair.timing), "new", 6)
     try:
         pair.timing.emad_rivals(pair.large.subject.full)
     except Unsupported as refusal:  # which the plugin would report as a skipped test
@@ -417,7 +426,7 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
     (done,) = ran
     assert set(done) == {"large", "EMAD", "speculative", *TRANSFORMERS_NAMES} | more
     for name in TRANSFORMERS_NAMES:
-        assert done[name].tolist() == done["large"].emitted[0].tolist(), name
+        assert done[name][0].tolist() == done["large"].emitted[0].tolist(), name
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
         assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
@@ -434,12 +443,12 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
             {"large": single_model_arm(large.decoder), "speculative": speculative_arm(small, large)}, 2
         )
     assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"large": 2, "speculative": 2}
-    for one, other in zip(timed.results["large"], timed.results["speculative"], strict=True):
-        assert len(one.emitted[0]) == timed.new
+    for one, other in zip(timed.outputs["large"], timed.outputs["speculative"], strict=True):
+        assert len(one.emitted[0]) == bundled.timing.new
         assert one.emitted[0].tolist() == other.record.emitted[0].tolist()
-    assert len(bundled.models.spent(timed.results["speculative"])) == 2
-    assert timed.accepted("large") == []
-    assert timed.accepted("speculative") == [done.acceptance for done in timed.results["speculative"]]
+    assert len(bundled.models.spent(timed.outputs["speculative"])) == 2
+    assert accepted_shares(timed, "large") == []
+    assert accepted_shares(timed, "speculative") == [done.acceptance for done in timed.outputs["speculative"]]
 
 
 class OneTokenOff:
@@ -482,13 +491,13 @@ def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_larg
     bundled.rules.__dict__["compared"] = {TASK: worth()}
     with bundled.models.partners() as (_, large):
         timed = bundled.timing.timed({"large": single_model_arm(large.decoder), **bundled.timing.library.arms}, 1)
-    assert {name: len(timed.recorded(name)) for name in timed.results} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
+    assert {name: len(timed.recorded(name)) for name in timed.outputs} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
     made = timed_arms(bundled, timed, ("large", *TRANSFORMERS_NAMES))
     assert {name: one.spent is None for name, one in made.items()} == {"large": False, ASSISTED: True, LOOKUP: True}
     bundled.timing.require_lossless(timed, large.decoder.capabilities)
     for name in TRANSFORMERS_NAMES:
-        (emitted,) = timed.results[name]
-        lies = replace(timed, results={**timed.results, name: [np.append(emitted[:-1], emitted[-1] + 1)]})
+        (emitted,) = timed.outputs[name]
+        lies = replace(timed, outputs={**timed.outputs, name: [np.append(emitted[:, :-1], emitted[:, -1:] + 1, axis=1)]})
         with pytest.raises(AuditRefutedError, match=r"row 0, new token .* no tie excuses it"):
             bundled.timing.require_lossless(lies, large.decoder.capabilities)
 

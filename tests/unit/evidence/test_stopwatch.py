@@ -22,7 +22,6 @@ from emad_ref.measurements.latency import (
     affordable_request,
     decidable_speedups,
     has_compiled_baseline,
-    latency_sentence,
     split_latency,
 )
 from emad_ref.measurements.model import ModelMeasurements
@@ -125,13 +124,13 @@ def timing(host: RunResources) -> ModelMeasurements:
     budget = replace(FEW, pairs=3, batch_sizes=(1, 2, 8), prompt_tokens=SHAPE[0], new_tokens=SHAPE[1])
     made = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
     made.loaded.model = made.subject.stepper.model
-    made.stopwatch.__dict__["request_shape"] = SHAPE
+    made.latency.__dict__["request_shape"] = SHAPE
     return made
 
 
 def test_the_work_that_explains_a_speed_is_that_of_decoded_tokens(timed_evidence: ModelMeasurements):
     """A prompt of any length runs at full depth in either arm, at once: it must not hide how much less a step does."""
-    watch = timed_evidence.stopwatch
+    watch = timed_evidence.latency
     for rows, timed in watch.timed(watch.point).items():
         assert (timed.executed["full"][:, 0] == rows * SHAPE[1] * LAYERS).all()
 
@@ -141,32 +140,33 @@ def point_of(evidence: ModelMeasurements):
 
 
 def test_every_batch_size_is_timed_once_and_keeps_what_was_emitted(timed_evidence):
-    watch, point = timed_evidence.stopwatch, point_of(timed_evidence)
+    watch, point = timed_evidence.latency, point_of(timed_evidence)
     timed = watch.timed(point)
     assert timed is watch.timed(point)
     assert list(timed) == [1, 2, 8]
     for rows, found in timed.items():
-        assert list(found.seconds) == list(found.done) == ["full", "adaptive", "generate"]
+        assert list(found.seconds) == list(found.outputs) == ["full", "adaptive", "generate"]
         assert {len(column) for column in found.seconds.values()} == {3}
         assert [len(prompts) for prompts in found.prompts] == [rows] * 3
         assert len(found.audited) == min(3, max(1, AUDITED_ROWS // rows))
         for arm in ("full", "adaptive"):
-            whole = [pair for pair, done in enumerate(found.done[arm]) if isinstance(done, Record)]
+            whole = [pair for pair, done in enumerate(found.outputs[arm]) if isinstance(done, Record)]
             assert whole == sorted(found.audited)
 
 
 def test_the_same_prompts_go_to_every_arm(timed_evidence):
-    found = timed_evidence.stopwatch.timed(point_of(timed_evidence))[2]
+    found = timed_evidence.latency.timed(point_of(timed_evidence))[2]
     for pair in found.audited:
-        full, generate = found.done["full"][pair], found.done["generate"][pair]
+        full, generate = found.outputs["full"][pair], found.outputs["generate"][pair]
         assert [row.tolist() for row in full.emitted] == generate.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_an_honest_decoder_is_what_it_says(timed_evidence, rows):
-    finding = timed_evidence.stopwatch.checked(point_of(timed_evidence), rows)
+    timed = timed_evidence.latency.timed(point_of(timed_evidence))[rows]
+    finding = timed_evidence.latency.checked(timed, point_of(timed_evidence))
     assert finding.passed is True, finding.detail
-    looked_at = min(rows, AUDITED_ROWS) * len(timed_evidence.stopwatch.timed(point_of(timed_evidence))[rows].audited)
+    looked_at = min(rows, AUDITED_ROWS) * len(timed.audited)
     assert finding.n == 3 * looked_at * SHAPE[1]
 
 
@@ -209,13 +209,14 @@ def half_the_work(record: Record) -> Record:
 def test_requests_that_are_not_what_they_say_are_found(change, said):
     evidence = timing(lying(change))
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
-    finding = evidence.stopwatch.checked(point_of(evidence), 1)
+    (timed,) = evidence.latency.timed(point_of(evidence)).values()
+    finding = evidence.latency.checked(timed, point_of(evidence))
     assert finding.passed is False
     assert said in finding.detail
 
 
 def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
-    note = timed_evidence.stopwatch.note(point_of(timed_evidence), 1.1, 4)
+    note = timed_evidence.latency.note(point_of(timed_evidence), 1.1, 4)
     assert "8 prompt + 6 new tokens, 3 pairs" in note
     assert note.count("survives from") == note.count("falsified up to") == 3
     assert "(after correction over 4 legs); compiled baseline not run: not tried on a CPU" in note
@@ -223,27 +224,29 @@ def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
 
 def test_prefill_and_decoding_are_told_apart(timed_evidence):
     """Of a request of 10 ms whose first token takes 4, five others take 1.2 ms each; the rest is counted."""
-    watch, point = timed_evidence.stopwatch, point_of(timed_evidence)
+    watch, point = timed_evidence.latency, point_of(timed_evidence)
     for found in watch.timed(point).values():
-        assert set(found.opening) == {"full", "adaptive"}
-        assert all((seconds > 0).all() and len(seconds) == 3 for seconds in found.opening.values())
+        assert set(found.prefill_s) == {"full", "adaptive"}
+        assert all((seconds > 0).all() and len(seconds) == 3 for seconds in found.prefill_s.values())
     whole, first = {"full": np.full(3, 0.010)}, {"full": np.full(2, 0.004)}
     assert split_latency(first, whole, new=6)["full"] == pytest.approx((0.004, 0.0012))
     geometry = timed_evidence.loaded.geometry
     held = 2 * LAYERS * geometry.kv_heads * geometry.head_dim * 8  # float64
-    said = watch.apart(point)
+    said = watch.prefill_note(point)
     skipped = watch.timed(point)[1].skipped("adaptive", LAYERS)
     assert f"K/V at full depth: {held:,} bytes a token, {100 * skipped:.1f} % of it may be freed" in said
     assert said.count("batch ") == 3
-    assert "none may be freed under the free_eager schedule" in latency_sentence({}, held, skipped, "free_eager")
+    eager = replace(point, schedule="free_eager")
+    watch._timed[eager] = watch.timed(point)
+    assert "none may be freed under the free_eager schedule" in watch.prefill_note(eager)
 
 
 def test_blocks_left_out_are_counted_off_records(timed_evidence):
-    watch, point = timed_evidence.stopwatch, point_of(timed_evidence)
+    watch, point = timed_evidence.latency, point_of(timed_evidence)
     timed_evidence.subject.budget = replace(timed_evidence.subject.budget, batch_sizes=(1, 2, 8))
     found = watch.against_full({"eager": replace(point, schedule="free_eager")})
     depth = np.concatenate([
-        record.tokens.depth[record.tokens.phase != 0] for record in found.done["eager"]
+        record.tokens.depth[record.tokens.phase != 0] for record in found.outputs["eager"]
     ])  # fmt: skip
     assert found.skipped("full", LAYERS) == 0
     assert found.skipped("eager", LAYERS) == pytest.approx(1 - depth.mean() / LAYERS)
@@ -270,7 +273,7 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     """Compilation itself takes minutes on a CPU: the twin's step is the plain one here."""
     evidence = timing(RunResources())
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
-    evidence.stopwatch.__dict__["without_compiled"] = ""
+    evidence.latency.__dict__["without_compiled"] = ""
     asked, own = [], evidence.subject.own_greedy
 
     def greedy(prompts, new, compiled=False):
@@ -278,11 +281,11 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
         return own(prompts, new)
 
     monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
-    watch, point = evidence.stopwatch, point_of(evidence)
+    watch, point = evidence.latency, point_of(evidence)
     assert watch.arms == 4
     assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled"]
     assert asked.count(True) == asked.count(False) == 3 + latency.WARM_UP
-    assert watch.checked(point, 1).passed is True
+    assert watch.checked(watch.timed(point)[1], point).passed is True
     watch._compiled_in = 36.29
     assert watch.note(point, 1.1, 1).endswith("; compiled in 36.3 s, outside the clock")
 

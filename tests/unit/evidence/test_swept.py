@@ -36,23 +36,23 @@ def sweeping(monkeypatch: pytest.MonkeyPatch, host: RunResources | None = None) 
     budget = replace(FEW, name="standard", pairs=DECIDING, batch_sizes=(1, 4), prompt_tokens=8, new_tokens=4)
     evidence = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
     evidence.loaded.model = evidence.subject.stepper.model
-    evidence.stopwatch.__dict__["request_shape"] = (8, 4)
+    evidence.latency.__dict__["request_shape"] = (8, 4)
     return evidence
 
 
 def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
     evidence = sweeping(monkeypatch)
     point = evidence.traces.profile.point(0.0)
-    timed = evidence.swept.timed(point)
-    assert timed is evidence.swept.timed(point)
+    timed = evidence.latency.swept(point)
+    assert timed is evidence.latency.swept(point)
     assert list(timed) == [2, 8, 16]
     for rows, requests in timed.items():
         assert {arm: len(seconds) for arm, seconds in requests.seconds.items()} == dict.fromkeys(
             ("full", "adaptive", "generate"), PAIRS
         )
         assert {len(prompts) for prompts in requests.prompts} == {rows}
-        assert evidence.swept.checked(point, rows).passed is True
-    assert list(evidence.stopwatch.timed(point)) == [1, 4], "what decides is what decided before"
+        assert evidence.latency.checked(requests, point).passed is True
+    assert list(evidence.latency.timed(point)) == [1, 4], "what decides is what decided before"
     found = emad_f2.speedup_evidence_at(evidence, point, "")
     assert list(found.every) == [1, 2, 4, 8, 16]
     question = asked("EMAD-F2", np.random.default_rng(0))

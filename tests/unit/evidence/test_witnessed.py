@@ -57,7 +57,7 @@ def of(loaded: LoadedModel, decoder: type | None = None) -> FlopVerification:
 
     return ModelMeasurements(
         loaded, Study(corpus="world:premise"), RunResources() if decoder is None else RunResources(make)
-    ).witnessed
+    ).flop_verification
 
 
 def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
@@ -79,7 +79,7 @@ def test_ours_is_witnessed_fused_steps_and_all(nano):
 
 
 def test_ours_over_a_copy_is_watched_there(nano):
-    witnessed = ModelMeasurements(nano, Study(corpus="world:premise"), RunResources(make_reference_decoder)).witnessed
+    witnessed = ModelMeasurements(nano, Study(corpus="world:premise"), RunResources(make_reference_decoder)).flop_verification
     assert witnessed.evidence == "witnessed"
 
 
