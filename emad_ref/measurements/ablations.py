@@ -189,11 +189,7 @@ CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FE
 
 
 def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every feature and pair of features; notes name the bins that were seen too rarely.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """Every feature and pair of features; notes name the bins that were seen too rarely."""
     require_quality(evidence.subject, evidence.replay_validity)
     rows = AblationRows(evidence, rng)
     shown, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
@@ -241,11 +237,7 @@ TIMED_ESTIMATORS = (
 
 
 def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every estimator at every margin, the full softmax first.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """Every estimator at every margin, the full softmax first."""
     require_quality(evidence.subject, evidence.replay_validity)
     paper = [*(Estimator("topk", k=k) for k in KS), *(Estimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS)]
     estimated = FittedEstimators(
@@ -390,11 +382,7 @@ class RecallCounter:
 
 
 def ablate_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """One row per model and corpus, steepest first: the model under test, and the bundled ones beside it.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """One row per model and corpus, steepest first: the model under test, and the bundled ones beside it."""
     require_quality(evidence.subject, evidence.replay_validity)
     dots = [profile_flatness(each.traces, each.rivals, rng) for each in available_models(evidence)]
     dots.sort(key=lambda dot: dot.slope.value)
@@ -439,11 +427,7 @@ INTERPOLATED_STRIDES = (
 
 
 def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Each stride's profile with and without; speed at m = 0, only where there is a layer between probes to exit to.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """Each stride's profile with and without; speed at m = 0, only where there is a layer between probes to exit to."""
     require_quality(evidence.subject, evidence.replay_validity)
     layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
     shown: list[TableRow] = []
@@ -493,11 +477,7 @@ MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # margins from 0 up to 
 
 
 def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Full depth, then the run's profile from margin 0 up, with the accuracy of every replayed task.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """Full depth, then the run's profile from margin 0 up, with the accuracy of every replayed task."""
     require_quality(evidence.subject, evidence.replay_validity)
     rows = AblationRows(evidence, rng)
     shown = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
@@ -524,11 +504,7 @@ DECODED, DECODED_TOKENS = 40, 48  # documents, and tokens of each, on which stat
 
 
 def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every schedule at every margin; speed at m = 0 only.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """Every schedule at every margin; speed at m = 0 only."""
     require_quality(evidence.subject, evidence.replay_validity)
     rules = points(evidence.traces.profile, tried_margins(evidence))
     by_margin = {rule.margin_nats: schedule_points(evidence, rule) for rule in rules}
@@ -620,11 +596,7 @@ PROBE_STRIDES = (2, 4, 6, 8)
 
 
 def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """A profile of its own for every stride, from the same calibration text.
-
-    Raises:
-        Unsupported: as ``require_quality``.
-    """
+    """A profile of its own for every stride, from the same calibration text."""
     require_quality(evidence.subject, evidence.replay_validity)
     rows, named = AblationRows(evidence, rng), probe_strides(evidence.subject.stepper.layers)
     shown = [rows.full({"probes": "none", "layers": "–"})]

@@ -124,7 +124,6 @@ class EarlyExitTasks:
 
     @cached_property
     def _reasons(self) -> dict[str, str]:
-        """Task → why it cannot be asked; "" where it can."""
         asked = [name for name, task in TASKS.items() if (task.corpus == WORLD) == self._subject.loaded.bundled]
         return {name: self._reason(name) for name in asked}
 

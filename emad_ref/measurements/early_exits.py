@@ -33,10 +33,63 @@ from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.diagnostics import final_token_ranks
 from emad_ref.sweep.risk import textual_consistency
 
+# name → (signal, pruning), as ``exit_rules`` names them
+RULES: dict[str, tuple[str, str]] = {
+    "softmax": ("softmax_response", "none"),
+    "softmax, fixed": ("softmax_response", "fixed"),
+    "softmax, decaying": ("softmax_response", "decaying"),
+    "weighted contrast": ("weighted_contrast", "none"),
+    "JSD": ("jsd_contrast", "none"),
+    "JSD, fixed": ("jsd_contrast", "fixed"),
+    "JSD, decaying": ("jsd_contrast", "decaying"),
+    "JSD, adaptive": ("jsd_contrast", "adaptive"),
+}
+# The paper's JSD has nothing to contrast with at j and decides from j + 1 on. The authors' code contrasts with layers
+# below j, too, and decides from j on: a rule of its own here.
+AS_CODED = "JSD, as coded"
+FIRST_AMATEUR = 2  # of the authors' code; 1 where j is 2, which else had nothing to contrast with
+THRESHOLD = 0.9  # the paper's λ
+PUBLISHED_MINIMA, PUBLISHED_LAYERS = (7, 19), 24
+LEAST_LAYERS = 4  # fewer leave no room for two minimum layers and a pruned one
+LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less than two
+ITEM_ROWS = 25  # items decoded together
+SET_SIZE = 50  # items of a calibration set; 29 certify δ = 10 % without any loss
+SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
+CONTRASTS = ("weighted_contrast", "jsd_contrast")
+ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not give
+READ_TOKENS = 32  # contrasted at once: the readouts of T5-large's layers at so many positions are 0.2 GB
+WARM_UP = 2  # pairs that are not timed
+SOLVED = 0.05  # level at which full depth must beat an honest guess
+PRETRAINED = "emad-t5-tiny"
+TWINS = {PRETRAINED: "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": PRETRAINED}
+FULL_DEPTH = "full depth"
+
+ContrastReading = tuple[Floats, Bools]  # confidence, and whether the emitted token is right: [tokens, deciding layers]
+RuleRow = dict[str, object]
+
+
+def first_amateur(minimum: int) -> int:
+    """The first layer that JSD as coded contrasts with, for decisions from ``minimum`` ≥ 2 on."""
+    return min(FIRST_AMATEUR, minimum - 1)
+
+
+def minimum_layers(layers: int) -> tuple[int, ...]:
+    """The paper's minimum exit layers, 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
+    scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
+    # contrasts need a layer below, pruning one above that is not the last
+    return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
+
+
+# ------------------------------------------------------------ FLOPs
+
 
 @dataclass(frozen=True)
 class FlopsPerItem:
-    """FLOPs per item."""
+    """FLOPs in the parts that the paper mixes, as the decoder under test counted them.
+
+    ``confidence``: every readout, the emitting one included. ``decoder``: blocks, attention, K/V copies, and K and V of
+    the sources. ``encoder``: the sources.
+    """
 
     confidence: float
     decoder: float
@@ -44,7 +97,6 @@ class FlopsPerItem:
 
     @property
     def together(self) -> float:
-        """Everything executed."""
         return self.confidence + self.decoder + self.encoder
 
     @property
@@ -66,7 +118,8 @@ def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerIt
     """``work`` of ``items`` items in parts."""
     found = flops(work, geometry)
     confidence = sum(found.readouts.values())
-    return FlopsPerItem(confidence / items, (found.total - confidence - found.encoder) / items, found.encoder / items)
+    decoder = found.total - confidence - found.encoder
+    return FlopsPerItem(confidence / items, decoder / items, found.encoder / items)
 
 
 def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
@@ -78,48 +131,12 @@ def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
     )
 
 
-# name → (signal, pruning), as ``exit_rules.rules`` names them
-RULES: dict[str, tuple[str, str]] = {
-    "softmax": ("softmax_response", "none"),
-    "softmax, fixed": ("softmax_response", "fixed"),
-    "softmax, decaying": ("softmax_response", "decaying"),
-    "weighted contrast": ("weighted_contrast", "none"),
-    "JSD": ("jsd_contrast", "none"),
-    "JSD, fixed": ("jsd_contrast", "fixed"),
-    "JSD, decaying": ("jsd_contrast", "decaying"),
-    "JSD, adaptive": ("jsd_contrast", "adaptive"),
-}
-AS_CODED = "JSD, as coded"
-FIRST_AMATEUR = 2  # of the authors' code; 1 where j is 2, which else had nothing to contrast with
-THRESHOLD = 0.9  # the paper's λ
-PUBLISHED_MINIMA, PUBLISHED_LAYERS = (7, 19), 24
-LEAST_LAYERS = 4  # fewer leave no room for two minimum layers and a pruned one
-LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less than two
-
-
-def first_amateur(minimum: int) -> int:
-    """The first layer that JSD as coded contrasts with, for decisions from ``minimum`` ≥ 2 on."""
-    return min(FIRST_AMATEUR, minimum - 1)
-
-
-def minimum_layers(layers: int) -> tuple[int, ...]:
-    """The paper's minimum layers 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
-    scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
-    # contrasts need a layer below, pruning one above that is not the last
-    return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
-
-
-def has_room(geometry: Geometry) -> bool:
-    """Whether the paper's minimum layers and pruned vocabularies exist at this size."""
-    return geometry.layers >= LEAST_LAYERS and geometry.vocabulary >= LEAST_VOCABULARY
-
-
-ITEM_ROWS = 25  # items decoded together
+# ------------------------------------------------------------ answers
 
 
 @dataclass(frozen=True, eq=False)
 class ExitScores:
-    """How well and how early each item was answered: ``score`` in 0–1, ``depth_sums`` Σ D_t, ``tokens`` decided."""
+    """Per item: ``score`` in 0–1, ``depth_sums`` Σ D_t, decided ``tokens``."""
 
     score: ByItem
     depth_sums: ByItem
@@ -134,7 +151,7 @@ class ExitScores:
         return self.depth_sums.like(self.depth_sums.values / self.tokens.values)
 
     def exits_as(self, other: ExitScores) -> bool:
-        """Whether every item was answered in as many tokens and blocks as in ``other``."""
+        """Whether every item took as many tokens and blocks as in ``other``."""
         same = np.array_equal(self.depth_sums.values, other.depth_sums.values)
         return same and np.array_equal(self.tokens.values, other.tokens.values)
 
@@ -149,7 +166,7 @@ class EarlyExitAnswers:
     """All items of one task under ``point``, in their order.
 
     ``counted``: the decoder's work on all of them; None where it does not count.
-    ``exact``: share of answers that are a reference word for word; None for a task without right answers.
+    ``exact``: share of answers equal to a reference word for word; None for a task without right answers.
     """
 
     point: OperatingPoint
@@ -159,11 +176,7 @@ class EarlyExitAnswers:
     exact: float | None = None
 
     def costs(self, geometry: Geometry) -> FlopsPerItem:
-        """FLOPs per item.
-
-        Raises:
-            Unsupported: the decoder does not count its work.
-        """
+        """Raises Unsupported where the decoder does not count its work."""
         if self.counted is None:
             raise Unsupported("the decoder does not count its work")
         return flops_per_item(self.counted, geometry, len(self.texts))
@@ -176,18 +189,18 @@ def item_prompts(subject: ModelUnderTest, items: TaskItems) -> list[Prompt]:
 
 
 def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: OperatingPoint) -> EarlyExitAnswers:
-    """Every item of ``task`` under ``point``.
+    """Every item of ``task`` decoded greedily under ``point``, ``ITEM_ROWS`` at a time.
 
     Raises:
         Unsupported: the decoder under test declines the point.
     """
-    asked = item_prompts(subject, items)
+    prompts = item_prompts(subject, items)
     texts: list[str] = []
     depths: list[Ints] = []
     work: Work | None = Work.none(subject.stepper.layers)
     with subject.open_audited(point, max_rows=ITEM_ROWS) as decoder:
-        for start in range(0, len(asked), ITEM_ROWS):
-            batch = asked[start : start + ITEM_ROWS]
+        for start in range(0, len(prompts), ITEM_ROWS):
+            batch = prompts[start : start + ITEM_ROWS]
             record = decoder.generate(batch, TASKS[task].new, subject.stop)
             work = work + record.work[0] if work is not None and record.work is not None else None
             depths += [record.tokens.of(row, phase=1).depth for row in range(len(batch))]
@@ -195,31 +208,23 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
                 subject.tokenizer.decode(emitted.tolist(), skip_special_tokens=True).strip()
                 for emitted in record.emitted
             ]
-    references = [item.answers for item in items.pairs]
+    pairs = [(text, item.answers) for text, item in zip(texts, items.pairs, strict=True)]
     exited = ExitScores(
-        items.column([score_answer(task, text, answers) for text, answers in zip(texts, references, strict=True)]),
+        items.column([score_answer(task, *pair) for pair in pairs]),
         items.column([float(depth.sum()) for depth in depths]),
         items.column([len(depth) for depth in depths]),
     )
-    return EarlyExitAnswers(point, tuple(texts), exited, work, _exact_share(task, texts, references))
-
-
-def _exact_share(task: str, texts: list[str], references: list[tuple[str, ...]]) -> float | None:
-    right = [exact_match(task, text, answers) for text, answers in zip(texts, references, strict=True)]
-    known = [share for share in right if share is not None]
-    return float(np.mean(known)) if len(known) == len(right) else None
-
-
-SET_SIZE = 50  # items; 29 certify δ = 10 % without any loss
-SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
+    exact = [share for pair in pairs if (share := exact_match(task, *pair)) is not None]
+    mean = float(np.mean(exact)) if len(exact) == len(pairs) else None
+    return EarlyExitAnswers(point, tuple(texts), exited, work, mean)
 
 
 @dataclass(frozen=True, eq=False)
 class TextConsistency:
-    """``pool`` float64 [items, λ], ``sets`` [sets, items, λ]: difference from the full text, 0–1, 0 = the same.
+    """Difference of early answers from the full-depth text in 0–1, 0 = equal: what thresholds are calibrated by.
 
-    Items of the pool and of the sets are independent of one another: each is about a text of its own.
-    ``mean_exit`` [λ] blocks per token of the pool.
+    ``pool`` float64 [items, λ], on which they are judged; ``sets`` [sets, items, λ], on which they are chosen. Every
+    item is about a text of its own, so that all are independent. ``mean_exit`` [λ] blocks per token of the pool.
     """
 
     pool: Floats
@@ -239,23 +244,16 @@ def text_differences(task: str, full: EarlyExitAnswers, early: Sequence[EarlyExi
     return textual_consistency(np.array(dissimilar).T)
 
 
-CONTRASTS = ("weighted_contrast", "jsd_contrast")
-ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not give
-READ_TOKENS = 32  # contrasted at once: the readouts of T5-large's layers at so many positions are 0.2 GB
-
-ContrastReading = tuple[
-    Floats, Bools
-]  # confidence, and whether what would be emitted is right: [tokens, layers that decide]
+# ------------------------------------------------------------ readings under teacher forcing
 
 
 @dataclass(frozen=True, eq=False)
 class LayerReadings:
-    """What every layer says of the reference answers; ``item`` int64 [tokens], which item each token belongs to.
+    """Readouts of every layer on the reference answers; ``item`` int64 [tokens], the item of each token.
 
     ``cluster`` int64 [items]: items about the same text have the same number.
-
     ``ranks``, ``response``, ``correct`` [tokens, L]: of the last layer's best token, top-1 minus top-2, top-1 right.
-    ``contrasts``: (signal, α) → confidence and correctness of what it would emit, [tokens, layers that can decide].
+    ``contrasts``: (signal, α) → confidence and correctness of what it would emit, [tokens, deciding layers].
     """
 
     item: Ints
@@ -272,19 +270,26 @@ class LayerReadings:
 
     @property
     def tokens(self) -> ByItem:
-        """How many tokens each item's reference has."""
+        """Tokens of each item's reference."""
         return self.by_item(np.ones(len(self.item)))
 
 
 def read_layers(subject: ModelUnderTest, prompts: Sequence[Prompt], items: TaskItems, minimum: int) -> LayerReadings:
-    """Feed every item's reference after its source, and read each layer.
-
-    Args:
-        prompts: of the items, in their order.
-        minimum: layer from which contrasts may decide.
-    """
+    """Feed every item's reference after its source and read each layer; contrasts decide from layer ``minimum`` on."""
     each = enumerate(zip(prompts, items.targets, items.cluster, strict=True))
-    return _join_readings([_read_item(subject, number, *item, minimum) for number, item in each])
+    parts = [_read_item(subject, number, *item, minimum) for number, item in each]
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("item", "cluster", "ranks", "response", "correct")
+    }
+    contrasts = {
+        key: (
+            np.concatenate([part.contrasts[key][0] for part in parts]),
+            np.concatenate([part.contrasts[key][1] for part in parts]),
+        )
+        for key in parts[0].contrasts
+    }
+    return LayerReadings(**columns, contrasts=contrasts)
 
 
 def _read_item(
@@ -309,7 +314,6 @@ def _read_item(
 def _contrast(
     signal: str, parameters: Confidence, logits: Floats, target: Ints, subject: ModelUnderTest
 ) -> ContrastReading:
-    """One contrast on logits [n, L, V], from the minimum layer on, ``READ_TOKENS`` at a time."""
     blocks = [slice(start, start + READ_TOKENS) for start in range(0, len(target), READ_TOKENS)]
     parts = [_contrast_block(signal, parameters, logits[block], target[block], subject) for block in blocks]
     return np.concatenate([sure for sure, _ in parts]), np.concatenate([right for _, right in parts])
@@ -320,11 +324,11 @@ def _contrast_block(
 ) -> ContrastReading:
     layers = logits.shape[1]
     tensors = torch.from_numpy(logits).to(subject.stepper.device)
-    seen = {m: tensors[:, m - 1] for m in range(1, layers)}
+    readouts = {m: tensors[:, m - 1] for m in range(1, layers)}
     confidence, correct = [], []
     for layer in range(parameters.minimum + SIGNALS[signal].needs.delay, layers):
-        shallower = {m: z for m, z in seen.items() if m < layer}
-        found = score_function(signal)(parameters, layer, seen[layer], shallower)
+        shallower = {m: z for m, z in readouts.items() if m < layer}
+        found = score_function(signal)(parameters, layer, readouts[layer], shallower)
         assert found.logits is not None, "contrasts emit what they compare"
         confidence.append(found.signal.cpu().numpy())
         correct.append(found.logits.argmax(dim=-1).cpu().numpy() == target)
@@ -332,45 +336,26 @@ def _contrast_block(
 
 
 def _top_two_difference(logits: Floats) -> Floats:
-    """[n] top-1 minus top-2 probability of ``logits`` [n, V]."""
     away = np.exp(logits - logits.max(axis=-1, keepdims=True))
     best = np.partition(away, -2, axis=-1)[:, -2:] / away.sum(axis=-1, keepdims=True)
     found: Floats = best[:, 1] - best[:, 0]
     return found
 
 
-def _join_readings(parts: Sequence[LayerReadings]) -> LayerReadings:
-    return LayerReadings(
-        item=np.concatenate([part.item for part in parts]),
-        cluster=np.concatenate([part.cluster for part in parts]),
-        ranks=np.concatenate([part.ranks for part in parts]),
-        response=np.concatenate([part.response for part in parts]),
-        correct=np.concatenate([part.correct for part in parts]),
-        contrasts={
-            key: (
-                np.concatenate([part.contrasts[key][0] for part in parts]),
-                np.concatenate([part.contrasts[key][1] for part in parts]),
-            )
-            for key in parts[0].contrasts
-        },
-    )
-
-
-WARM_UP = 2  # pairs that are not timed
+# ------------------------------------------------------------ time
 
 
 def time_rules(
     subject: ModelUnderTest, prompts: Sequence[Prompt], points: Mapping[str, OperatingPoint], pairs: int, new: int
 ) -> PairedTimings:
-    """Paired seconds of full depth (``full``) and of each of ``points``; items are asked again where there are fewer.
+    """Paired seconds of full depth (``full``) and of each of ``points``, ``new`` tokens each. Few prompts repeat.
 
     Raises:
         Unsupported: the decoder under test declines one of them.
     """
     with ExitStack() as stack:
-        decoders = {
-            name: stack.enter_context(subject.open(point)) for name, point in {"full": subject.full, **points}.items()
-        }
+        every = {"full": subject.full, **points}
+        decoders = {name: stack.enter_context(subject.open(point)) for name, point in every.items()}
 
         def arm(decoder: Decoder) -> Callable[[int], None]:
             def run(pair: int) -> None:
@@ -378,19 +363,14 @@ def time_rules(
 
             return run
 
-        return time_pairs(
-            {name: arm(decoder) for name, decoder in decoders.items()},
-            pairs,
-            np.random.default_rng(subject.seed),
-            warm_up=WARM_UP,
-            synchronize=decoders["full"].synchronize,
-        )
+        arms, rng = {name: arm(decoder) for name, decoder in decoders.items()}, np.random.default_rng(subject.seed)
+        return time_pairs(arms, pairs, rng, warm_up=WARM_UP, synchronize=decoders["full"].synchronize)
 
 
 def timed_flops(
     subject: ModelUnderTest, prompts: Sequence[Prompt], point: OperatingPoint, pairs: int, new: int
 ) -> FlopsPerItem:
-    """FLOPs per item of the requests that ``timed`` times.
+    """FLOPs per item of the requests that ``time_rules`` times.
 
     Raises:
         Unsupported: the decoder under test declines the point, or does not count its work.
@@ -404,9 +384,7 @@ def timed_flops(
     return flops_per_item(sum(works, Work.none(subject.stepper.layers)), subject.loaded.geometry, len(works))
 
 
-SOLVED = 0.05  # level at which full depth must beat an honest guess
-PRETRAINED = "emad-t5-tiny"
-TWINS = {PRETRAINED: "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": PRETRAINED}
+# ------------------------------------------------------------ all of one model
 
 
 @dataclass(frozen=True)
@@ -418,7 +396,7 @@ class MissingPremise:
 
 
 class EarlyExitMeasurements:
-    """Answers and readings of one encoder-decoder.
+    """Answers and readings of one encoder-decoder, each decoded once and kept.
 
     ``beside``: gives the same of another model, by name, under the same study.
     """
@@ -431,7 +409,7 @@ class EarlyExitMeasurements:
 
     @property
     def absence(self) -> MissingPremise | None:
-        """What is absent, the first of what every claim about early exits needs; None where items can be asked."""
+        """The first premise of all claims about early exits that is absent; None where items can be asked."""
         loaded = self.subject.loaded
         if not self.subject.seq2seq:
             return MissingPremise("not applicable", "a decoder-only model: the claim is about encoder-decoders")
@@ -439,16 +417,13 @@ class EarlyExitMeasurements:
             return MissingPremise("not applicable", "random weights: confidence and score of noise say nothing")
         if loaded.tokenizer is None:
             return MissingPremise("unmeasured", "the model came without a tokenizer, and the tasks are text")
-        if not has_room(loaded.geometry):
+        if loaded.geometry.layers < LEAST_LAYERS or loaded.geometry.vocabulary < LEAST_VOCABULARY:
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
             return MissingPremise("not applicable", f"{few}: no room for the paper's settings")
         return MissingPremise("unmeasured", none) if (none := self.asked.none) else None
 
-    # ------------------------------------------------------------ tasks and rules
-
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Tasks that can be asked."""
         return self.asked.names
 
     @property
@@ -458,7 +433,6 @@ class EarlyExitMeasurements:
 
     @property
     def corpus(self) -> str:
-        """What verdicts are decided on."""
         return self.asked.corpus
 
     @property
@@ -473,7 +447,7 @@ class EarlyExitMeasurements:
 
     @cached_property
     def unsolved(self) -> Mapping[str, str]:
-        """Task on which full depth is not shown to beat an honest guess → why: no exit can cost anything there."""
+        """Task on which full depth is not shown to beat an honest guess → why: exits can cost nothing there."""
         reasons = {task: self._not_solved(task) for task in self.tasks}
         return {task: reason for task, reason in reasons.items() if reason}
 
@@ -487,7 +461,7 @@ class EarlyExitMeasurements:
 
     @property
     def counting(self) -> list[tuple[str, int]]:
-        """``settings`` of the tasks that are solved."""
+        """``settings`` of the solved tasks."""
         return [(task, minimum) for task, minimum in self.settings if task not in self.unsolved]
 
     @property
@@ -498,8 +472,7 @@ class EarlyExitMeasurements:
         self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> OperatingPoint:
         """The point of a row of ``RULES``, or of JSD ``AS_CODED``."""
-        stepper = self.subject.stepper
-        sizes = stepper.layers, stepper.vocabulary
+        sizes = self.subject.stepper.layers, self.subject.stepper.vocabulary
         if rule == AS_CODED:
             first = first_amateur(minimum)
             return early_exit_point(
@@ -508,10 +481,7 @@ class EarlyExitMeasurements:
         signal, pruning = RULES[rule]
         return early_exit_point(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule)
 
-    # ------------------------------------------------------------ decoded and read
-
     def prompts(self, task: str) -> list[Prompt]:
-        """The decoder's start token, after each item's source."""
         return item_prompts(self.subject, self.asked.items(task))
 
     def answered(
@@ -527,16 +497,13 @@ class EarlyExitMeasurements:
         return self._answered[task, point]
 
     def read(self, task: str) -> LayerReadings:
-        """What every layer says of the reference answers; contrasts from the least minimum layer on."""
+        """Readings of the reference answers; contrasts from the least minimum layer on."""
         if task not in self._read:
             self._read[task] = read_layers(self.subject, self.prompts(task), self.asked.items(task), self.minima[0])
         return self._read[task]
 
     def consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
-        """How far softmax response at ``thresholds`` strays from full depth: on judged items, and in sets of others.
-
-        Judged items about a text that another is about are left out, so that what is drawn is independent.
-        """
+        """Of softmax response at ``thresholds``: on judged items, one for each text, and in sets of other items."""
         points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
         early = [self.under(task, point) for point in points]
         _, first = np.unique(self.asked.items(task).cluster, return_index=True)
@@ -544,15 +511,13 @@ class EarlyExitMeasurements:
         others = self.asked.elsewhere(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
         sets = np.empty((0, SET_SIZE, len(points)))
         if others.pairs:
-            full, *apart = (decode_items(self.subject, task, others, point) for point in (self.full, *points))
-            sets = text_differences(task, full, apart).reshape(-1, SET_SIZE, len(points))
+            full, *rest = (decode_items(self.subject, task, others, point) for point in (self.full, *points))
+            sets = text_differences(task, full, rest).reshape(-1, SET_SIZE, len(points))
         return TextConsistency(pool, sets, np.array([one.exited.mean_exit for one in early]))
-
-    # ------------------------------------------------------------ the same model before or after tuning
 
     @property
     def pretrained(self) -> bool:
-        """Whether this is the model before tuning."""
+        """Whether this is the bundled model before tuning."""
         return self.subject.name == PRETRAINED
 
     @cached_property
@@ -561,18 +526,14 @@ class EarlyExitMeasurements:
         name = TWINS.get(self.subject.name)
         if name is None:
             return f"only {' and '.join(TWINS)} are one model before and after tuning"
-        if name not in bundled_names():
-            return f"{name} does not come with this package"
-        return self._beside(name)
+        return self._beside(name) if name in bundled_names() else f"{name} does not come with this package"
 
 
-FULL_DEPTH = "full depth"
-
-RuleRow = dict[str, object]
+# ------------------------------------------------------------ tables
 
 
 def rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: int, done: EarlyExitAnswers) -> RuleRow:
-    """One line about ``done``: exit, score and FLOPs per item, apart and together; FLOPs None where not counted."""
+    """Exit, score and FLOPs per item of ``done``; FLOPs None where not counted."""
     parts = None if done.counted is None else done.costs(exits.subject.loaded.geometry)
     return {
         "task": task,
@@ -595,31 +556,20 @@ def rule_table(exits: EarlyExitMeasurements) -> Attachments:
 
 
 def minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
-    """Early-exit LLMs, Figures 6 to 13: every rule at every minimum layer at which it can decide; a table per task.
-
-    Full depth stands on the first line.
-    """
+    """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer at which it decides."""
     # a contrast needs a layer below, a pruned readout one above that is not the last
     minima = range(2, exits.subject.stepper.layers - 1)
+    titles = {task: f"ablation, minimum exit layer on {exits.asked.title(task)}" for task in exits.tasks}
+    figure = "exits by minimum layer"
     return Attachments(
-        tuple(
-            AttachedTable(
-                f"ablation, minimum exit layer on {exits.asked.title(task)}",
-                _rule_rows(exits, task, minima),
-                "exits by minimum layer",
-            )
-            for task in exits.tasks
-        )
+        tuple(AttachedTable(title, _rule_rows(exits, task, minima), figure) for task, title in titles.items())
     )
 
 
-def _rule_rows(exits: EarlyExitMeasurements, task: str, minima: range | tuple[int, ...]) -> list[RuleRow]:
+def _rule_rows(exits: EarlyExitMeasurements, task: str, minima: Sequence[int]) -> list[RuleRow]:
     full = rule_row(exits, task, FULL_DEPTH, exits.subject.stepper.layers, exits.under(task, exits.full))
     each = [(rule, minimum) for minimum in minima for rule in RULES]
     return [
         full,
         *(rule_row(exits, task, rule, minimum, exits.answered(task, rule, minimum)) for rule, minimum in each),
     ]
-
-
-__all__ = ["RULES", "EarlyExitMeasurements", "minimum_layers"]

@@ -124,7 +124,6 @@ def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[s
 
 
 def _stepwise_logits(decoder: WalkedDecoder, tokens: Ints) -> Floats:
-    """Logits float64 [n − 1, V] after each of ``tokens`` but the first, one by one."""
     session, _ = decoder.start([Prompt(tokens[:1])])
     return np.stack([session.feed(token[None, None]).logits[0, -1] for token in tokens[1:]])
 

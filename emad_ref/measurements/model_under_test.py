@@ -314,7 +314,7 @@ class ModelUnderTest:
         """A decoder for greedy answers that a verdict reads: after the block a random few of them are checked.
 
         Raises:
-            Refuted: one of them is not the model's at the depth claimed for it (``audit.answers``).
+            AuditRefutedError: one of them is not the model's at the depth claimed for it (``audit.answers``).
         """
         with self.open(point, max_rows=max_rows) as decoder:
             audited = AuditedDecoder(

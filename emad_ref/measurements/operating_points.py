@@ -330,7 +330,6 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
 
 
 def _most_varied(trace: Trace, replays: Sequence[Replay]) -> tuple[int, range]:
-    """The text on which depth differs most, from token to token and from point to point: its number and its rows."""
     depth = np.stack([each.depth for each in replays])
     rows = [range(*bounds) for bounds in itertools.pairwise(trace.starts.tolist())]
     number = int(np.argmax([depth[:, own].var() for own in rows]))

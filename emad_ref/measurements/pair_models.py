@@ -297,7 +297,7 @@ class PairModels:
         ``audited``: a verdict reads what they answer, which costs too much to watch where it is timed.
 
         Raises:
-            AuditRefutedError: as ``ModelUnderTest.open_audited``.
+            AuditRefutedError: as ``Subject.open_audited``.
         """
         points = small or self.small.subject.full, large or self.large.subject.full
         with ExitStack() as stack:

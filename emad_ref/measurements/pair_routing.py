@@ -246,7 +246,6 @@ class RoutingRules:
         return min(tried, key=lambda rule: abs(tried[rule].large_share - share))
 
     def _switching(self, task: str) -> dict[SwitchingRule, ItemAnswers]:
-        """Those of ``tried`` that can switch; all, where entropy never differs and no threshold parts anything."""
         alone = {self.answers.never(model) for model in (SMALL, LARGE)}
         tried = self.tried(task)
         return {rule: done for rule, done in tried.items() if rule not in alone} or tried
@@ -265,7 +264,6 @@ class RoutingRules:
 
 
 def _mixture_share(mixture: RoutingMixture, judged: Sequence[ItemAnswers]) -> float:
-    """The large model's share of tokens where validation's own mixture answers the judged items."""
     p, first, second = mixture.probability, judged[mixture.first], judged[mixture.second]
     by_large = p * first.by_large.sum() + (1 - p) * second.by_large.sum()
     return float(by_large / (p * first.emitted.sum() + (1 - p) * second.emitted.sum()))

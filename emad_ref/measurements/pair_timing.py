@@ -228,7 +228,7 @@ class PairLatencyBenchmark:
         """``large``, ``speculative``, ``EAD`` by ``rule``, and those of ``library``.
 
         Raises:
-            Refuted: speculation emitted other tokens than the large model, and no tie excuses it.
+            AuditRefutedError: speculation emitted other tokens than the large model, and no tie excuses it.
             SubprocessFailed: a fresh process ended without its times.
         """
         timed, large = self._raced(partial(switching_arms, rule=self.rule)), self._models.large.subject
@@ -240,7 +240,7 @@ class PairLatencyBenchmark:
         """The arms of ``adaptive_arms`` and ``library``.
 
         Raises:
-            Refuted: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
+            AuditRefutedError: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
             SubprocessFailed: as ``rivals``.
         """
         timed, large = self._raced(partial(adaptive_arms, point=point)), self._models.large.subject

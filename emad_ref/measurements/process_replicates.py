@@ -197,7 +197,9 @@ class ProcessReplicates:
         """
         split = np.array_split(np.arange(pairs), self._subject.budget.processes)
         longest = expected_s(max(map(len, split)))
-        bar = tqdm(split, desc=f"{self._subject.name}: fresh processes", file=self._subject.progress_stream(), leave=False)
+        bar = tqdm(
+            split, desc=f"{self._subject.name}: fresh processes", file=self._subject.progress_stream(), leave=False
+        )
         return [run_in_subprocess(self._runner, share(number, each), longest) for number, each in enumerate(bar)]
 
 

@@ -62,7 +62,11 @@ BUDGETS: dict[str, Budget] = {
 
 START_S = 900.0  # that a fresh process may take beside what it times: a large model is read from disk or net again
 
-FLOP_EVIDENCE = ("claimed", "timed", "witnessed")  # from least to most: ``evidence.flop_verification`` says what they are
+FLOP_EVIDENCE = (
+    "claimed",
+    "timed",
+    "witnessed",
+)  # from least to most: ``evidence.flop_verification`` says what they are
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,6 @@ class LmEvalScores:
         return {name: members for name, members in asked.items() if name not in self._twice(asked)}
 
     def _twice(self, asked: Mapping[str, tuple[str, ...]]) -> set[str]:
-        """Names that others cover: subjects of a group asked for, the world's tasks on a corpus of the world."""
         grouped = {member for name, members in asked.items() if members != (name,) for member in members}
         own = {f"world_{task}" for task in world.TASKS} if self._subject.corpus.startswith("world:") else set()
         return set(asked) & (grouped | own)
@@ -309,7 +308,6 @@ class LmEvalScores:
 
 
 def _new_tokens(task: Any) -> int:
-    """How many a document's answer may take; 0 where nothing is generated."""
     from emad_ref.tasks.harness import NEW_TOKENS
 
     if task.OUTPUT_TYPE != "generate_until":
@@ -318,14 +316,12 @@ def _new_tokens(task: Any) -> int:
 
 
 def _guess_chance(task: Any, document: Any) -> float:
-    """Chance of guessing one document's answer from the document itself."""
     if "guess" in document:  # the world's own tasks say it
         return float(document["guess"])
     return 1 / len(task.doc_to_choice(document)) if task.OUTPUT_TYPE == "multiple_choice" else 0.0
 
 
 def _majority_share(read: Sequence[tuple[Any, Any]]) -> float:
-    """Share of the most frequent answer: the place of the right option, or the text as the task's filter reads it."""
     answers = [_answer(task, document) for task, document in read]
     return max(Counter(answers).values()) / len(answers)
 
@@ -463,7 +459,6 @@ class TaskScores:
 
     @cached_property
     def _own(self) -> dict[str, list[TaskItem]]:
-        """The world's tasks, where the corpus is of the world."""
         return self._items("evaluate", self._subject.budget.items)
 
     @cached_property
@@ -487,7 +482,6 @@ class TaskScores:
 
     @cached_property
     def _validated(self) -> dict[str, ReplayedTask]:
-        """The replayed tasks on the validation split: programs would cost a decode per margin."""
         return {task: self._traced(self._validation[task], f"validate, {task}") for task in self.replayed}
 
     def _traced(self, items: list[TaskItem], what: str) -> ReplayedTask:

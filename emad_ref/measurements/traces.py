@@ -36,7 +36,6 @@ class LensTraces:
         self.subject = subject
 
     def _require_plain(self) -> None:
-        """What is calibrated on documents belongs to models that continue documents."""
         if self.subject.seq2seq:
             raise Unsupported(ENCODER_DECODER_REFUSAL)
 

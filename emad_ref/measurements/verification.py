@@ -119,7 +119,6 @@ class ReplayValidity:
 
 
 def _cut_sequence(draw: SystemRandom, sequence: TokenSequence) -> TokenSequence:
-    """``SPOT_TOKENS`` decided positions of ``sequence`` from a drawn place on, or all from its first decided one."""
     first, last = sequence.adaptive_from, len(sequence.tokens) - 1 - SPOT_TOKENS
     start = draw.randint(first, last) if first < last else first
     return replace(sequence, tokens=sequence.tokens[: start + SPOT_TOKENS + 1], adaptive_from=start)
@@ -214,7 +213,6 @@ class FlopVerification:
         return max(1, self._subject.stepper.layers // 4)
 
     def _share(self) -> float:
-        """FLOPs of a token at a quarter of the layers, of those at full depth."""
         layers, geometry = self._subject.stepper.layers, self._subject.loaded.geometry
         shallow, deep = (
             flops(one_token(depth, layers, OPENING + FED), geometry).total for depth in (self._quarter, layers)
