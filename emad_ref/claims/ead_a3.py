@@ -16,7 +16,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import pair_answer, writing_answer_absent
 from emad_ref.decoding.switching import SMALL
 from emad_ref.measurements.pair import PairMeasurements
-from emad_ref.measurements.pair_models import ItemAnswers, describe_rule
+from emad_ref.measurements.pair_answers import ItemAnswers, describe_rule
 from emad_ref.record import Bools
 from emad_ref.statistics.legs import combine_verdict, count_leg, estimate_leg
 from emad_ref.statistics.rates import mean_rate

@@ -20,7 +20,7 @@ from emad_ref.claims.pair_answers import pair_answer, writing_answer_absent
 from emad_ref.decoding.switching import LARGE, SwitchingRule
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.pair import PairMeasurements
-from emad_ref.measurements.pair_models import ItemAnswers, answer_row
+from emad_ref.measurements.pair_answers import ItemAnswers, answer_row
 from emad_ref.measurements.pair_routing import RoutedTask
 from emad_ref.statistics.accuracy import score_difference
 from emad_ref.statistics.legs import combine_verdict, count_leg, estimate_leg

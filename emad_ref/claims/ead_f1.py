@@ -20,7 +20,8 @@ from emad_ref.claims.pair_answers import pair_answer, routing_answer_absent
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.pair import PairMeasurements
-from emad_ref.measurements.pair_models import DRAFT_TOKENS, answer_row
+from emad_ref.measurements.pair_answers import answer_row
+from emad_ref.measurements.pair_models import DRAFT_TOKENS
 from emad_ref.measurements.pair_routing import PAPER, turn_table
 from emad_ref.measurements.study import Study
 from emad_ref.statistics.accuracy import retained_share

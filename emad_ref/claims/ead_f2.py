@@ -37,7 +37,7 @@ from emad_ref.claims.pair_answers import (
 from emad_ref.decoding.switching import LARGE
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.pair import PairMeasurements
-from emad_ref.measurements.pair_models import describe_rule
+from emad_ref.measurements.pair_answers import describe_rule
 from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES
 from emad_ref.screening.drafts import ASSISTED, LOOKUP
 from emad_ref.statistics.accuracy import retained_share

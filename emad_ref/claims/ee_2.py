@@ -39,7 +39,8 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
     def judged() -> Verdict:
         return with_flop_evidence(
-            decide(DecayingPruningEvidence(compare_pruning(exits, *rules, exits.settings)), asked), evidence.flop_verification
+            decide(DecayingPruningEvidence(compare_pruning(exits, *rules, exits.settings)), asked),
+            evidence.flop_verification,
         )
 
     return answer_on_items(evidence, asked, judged)

@@ -216,7 +216,7 @@ class ModelUnderTest:
                 except StopIteration:
                     return
                 except EmadError:
-                    del self._read[split]  # a source that raised is exhausted and would look like a short one
+                    del self._read[split]  # a source that raised is exhausted: it would look short
                     raise
             yield read[at]
             at += 1
@@ -391,9 +391,9 @@ class ModelUnderTest:
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
     def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
-        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from the run's text.
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from the text.
 
-        The text is documents end to end, each behind its opening token, so that short documents give long pieces, too.
+        It is documents end to end, each behind its opening token, so that short documents give long pieces, too.
         """
         wanted, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
         for document in self.documents("evaluate"):
@@ -407,8 +407,7 @@ class ModelUnderTest:
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
 
     def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
-        """Random lengths of ``rows`` short prompts that leave ``fed`` tokens in the window. Raises EmadError where it is
-        too short."""
+        """Random lengths of ``rows`` short prompts that leave room for ``fed`` tokens; raises EmadError without room."""
         if self.window <= fed:
             raise EmadError(
                 f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "

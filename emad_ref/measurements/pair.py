@@ -12,16 +12,8 @@ import numpy as np
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.pair_answers import PairAnswers
-from emad_ref.measurements.pair_models import (
-    DRAFT_TOKENS,
-    TEXTS,
-    WORLD,
-    PairModels,
-    WorldTask,
-    answer_row,
-    describe_rule,
-)
+from emad_ref.measurements.pair_answers import TEXTS, WORLD, PairAnswers, WorldTask, answer_row, describe_rule
+from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.pair_timing import (
     PairArm,

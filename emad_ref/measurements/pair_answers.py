@@ -8,8 +8,9 @@ Each way is decoded once and kept. Switching and the single models walk through 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,40 +18,274 @@ from emad_ref.decoding.prefix_tree import PrefixTrees, SwitchedText, TextRequest
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, GATED, SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
-from emad_ref.measurements import pair_models
-from emad_ref.measurements.pair_models import (
-    DRAFT_TOKENS,
-    ItemAnswers,
-    PairModels,
-    PairResult,
-    PairTask,
-    pair_tasks,
-    record_of,
-)
+from emad_ref.errors import stop_run_on_error
+from emad_ref.measurements.latency import Decoding, record_of
+from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
+from emad_ref.measurements.task_scores import GENERATED_LINE, PublishedTask
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Prompt
-from emad_ref.record import Bools, Ints, Record
-from emad_ref.tasks.scoring import AnswerStrategy, Continuations, OptionScore, WrittenAnswer
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Bools, Floats, Ints, Record
+from emad_ref.statistics.units import ByItem
+from emad_ref.sweep.front import RoutedItems
+from emad_ref.tasks.scoring import (
+    AnswerStrategy,
+    Continuations,
+    OptionScore,
+    TaskItem,
+    WrittenAnswer,
+    encode_item,
+    item_clusters,
+    majority_accuracy,
+    passes_asserts,
+)
+from emad_ref.text import world
 from emad_ref.text.documents import Split
 
 PAIR_ROWS = 64
+TEXTS = "plain documents"  # what is written on where there is no task
+WORLD = "world tasks"  # their common name in reports
 GroupResult = TypeVar("GroupResult", SpeculationResult, Record)
+MarkedItems = tuple[ByItem, list[list[WrittenAnswer]]]  # right [items] bool; per item a text, or every option
+
+
+@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+class ItemAnswers:
+    """Answers to items by one way of decoding: ``right`` [items] bool; int64 [items] tokens ``emitted``, ``by_large``.
+
+    ``flops`` executed, prompts included; None where a decoder does not count. ``runs``: the decoded outputs; ``walks``:
+    switched texts, one per item; both empty where options were read. ``entropy_bits``: per text or option [its tokens],
+    of the model that wrote each; empty where the way does not record it.
+    """
+
+    right: ByItem
+    emitted: Ints
+    by_large: Ints
+    flops: int | None
+    runs: tuple[Decoding, ...] = ()
+    walks: tuple[SwitchedText, ...] = ()
+    entropy_bits: tuple[Floats, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        marked: MarkedItems,
+        flops: int | None,
+        runs: tuple[Decoding, ...] = (),
+        walks: tuple[SwitchedText, ...] = (),
+    ) -> ItemAnswers:
+        """Items as a task marked them; of options all tokens are read, and count."""
+        right, written = marked
+        emitted = [sum(len(one.tokens) for one in item) for item in written]
+        by_large = [sum(one.by_large for one in item) for item in written]
+        told = tuple(one.entropy_bits for item in written for one in item if one.entropy_bits is not None)
+        return cls(right, np.array(emitted), np.array(by_large), flops, runs, walks, told)
+
+    @property
+    def ran(self) -> RoutedItems:
+        """What a mixture by items takes in."""
+        return RoutedItems(self.right.values.astype(np.float64), self.emitted, self.by_large)
+
+    @property
+    def score(self) -> float:
+        return float(self.right.values.mean())
+
+    @property
+    def large_share(self) -> float:
+        return float(self.by_large.sum() / self.emitted.sum())
+
+    @property
+    def flops_per_token(self) -> float | None:
+        return None if self.flops is None else self.flops / int(self.emitted.sum())
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over judged drafts of all runs; None where nothing was drafted."""
+        runs = [one for one in self.runs if isinstance(one, SpeculationResult)]
+        judged = sum(one.judged for one in runs)
+        return sum(int(one.drafted(ACCEPTED).sum()) for one in runs) / judged if judged else None
+
+
+def is_right(item: TaskItem, text: str) -> bool:
+    """Whether ``text``, generated greedily after the item's prompt, answers it: by its beginning, or as a program."""
+    return (
+        passes_asserts(item.example, text) if item.example.scoring == "runs" else text.startswith(item.example.answer)
+    )
+
+
+def max_answer_tokens(items: Sequence[TaskItem]) -> int:
+    """New tokens that the longest right answer takes; of a program, a line."""
+    if any(item.example.scoring == "runs" for item in items):
+        return GENERATED_LINE
+    return max(len(continuation) for item in items for continuation in item.continuations)
+
+
+def describe_rule(rule: SwitchingRule) -> str:
+    """``τ = 0.27 bits, w = 5, d_min = 10, small first``."""
+    first = ("small", "large")[rule.start]
+    return f"τ = {rule.threshold_bits:.3g} bits, w = {rule.window}, d_min = {rule.least_run}, {first} first"
+
+
+def answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
+    """A row of the table of ways to answer: everything off records; ``more`` columns stand last."""
+    return {
+        "decoding": name,
+        "score": done.score,
+        "large-model share %": done.large_share,
+        "MFLOPs per token": None if done.flops_per_token is None else done.flops_per_token / 1e6,
+        "items": len(done.right),
+    } | more
+
+
+class PairTask(Protocol):
+    """``generated``: whether answers are written; else options are read. ``scored``: whether they can be right."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def generated(self) -> bool: ...
+
+    @property
+    def scored(self) -> bool: ...
+
+    @property
+    def guess(self) -> float:
+        """Share that an honest guess gets right."""
+
+    def texts(self, split: Split, count: int) -> list[TextRequest]:
+        """What is to be written for each item; raises Unsupported where options are read."""
+
+    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+        """At most ``count`` items of a split, the same for every way."""
+
+
+class WorldTask:
+    """A task of the world: ``seed`` makes its items."""
+
+    generated, scored = True, True
+
+    def __init__(self, name: str, models: PairModels, seed: int, guessed_on: int):
+        self.name, self._models, self._seed, self._guessed_on = name, models, seed, guessed_on
+        self._items: dict[tuple[Split, int], list[TaskItem]] = {}
+
+    def items(self, split: Split, count: int) -> list[TaskItem]:
+        key, large = (split, count), self._models.large.subject
+        if key not in self._items:
+            made = world.examples(self.name, split, count, self._seed)
+            self._items[key] = [encode_item(example, large.tokenizer, large.opening) for example in made]
+        return self._items[key]
+
+    @property
+    def guess(self) -> float:
+        """The better of two: from the input's own symbols, and the answer most frequent on validation."""
+        examples = [item.example for item in self.items("validate", self._guessed_on)]
+        return max(float(np.mean([example.chance for example in examples])), majority_accuracy(examples, examples))
+
+    def texts(self, split: Split, count: int) -> list[TextRequest]:
+        items = self.items(split, count)
+        stop = frozenset(self._models.large.subject.tokenizer.encode("\n", add_special_tokens=False))
+        return [TextRequest(item.prompt, max_answer_tokens(items), stop) for item in items]
+
+    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+        written = way.write(self.texts(split, count))
+        decode, items = self._models.large.subject.tokenizer.decode, self.items(split, count)
+        right = [is_right(item, decode(one.tokens.tolist())) for item, one in zip(items, written, strict=True)]
+        return ByItem(np.array(right, dtype=bool), item_clusters(items)), [[one] for one in written]
+
+
+class LmEvalPairTask:
+    """A task of lm-eval's that the user named, scored by lm-eval."""
+
+    scored = True
+
+    def __init__(self, task: PublishedTask, models: PairModels):
+        self._task, self._models, self._study = task, models, models.large.subject.study
+        self._texts: dict[tuple[Split, int], list[TextRequest]] = {}
+
+    @property
+    def name(self) -> str:
+        return self._task.name
+
+    @property
+    def guess(self) -> float:
+        return self._task.guess
+
+    @property
+    def generated(self) -> bool:
+        return self._task.metric != "acc"
+
+    def texts(self, split: Split, count: int) -> list[TextRequest]:
+        if not self.generated:
+            raise Unsupported(f"{self.name}: options are read, no text is written")
+        if (split, count) not in self._texts:
+            nothing = AnswerStrategy(
+                lambda wanted: [WrittenAnswer(np.empty(0, dtype=np.int64), 0) for _ in wanted], None
+            )
+            self.answered(nothing, split, count)
+        return self._texts[split, count]
+
+    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+        from emad_ref.tasks.pair_harness import answer_documents, task_documents
+
+        study, both = self._study, (self._models.small.loaded, self._models.large.loaded)
+        with stop_run_on_error():
+            documents = task_documents(self._task.members, split, count, data=study.data, limit=study.limit)
+        if not documents:
+            raise Unsupported(f"{self.name}: no document of {split} among {self._task.of}; name a larger file or limit")
+        outcome = answer_documents(way, documents, both, data=study.data, run_code=study.allow_code_execution)
+        self._texts[split, count] = outcome.wanted
+        # items of one text tell one thing, however often they are asked
+        questions: Ints = np.unique([one.question for one in documents], return_inverse=True)[1].astype(np.int64)
+        return ByItem(outcome.right, questions), outcome.written
+
+
+class DocumentOpenings:
+    """Openings of the large model's documents to be written on, ``new`` tokens each: nothing in them is right or wrong.
+
+    The splits are made of different documents: the first half of those drawn, and the second.
+    """
+
+    name, generated, scored, guess = TEXTS, True, False, 0.0
+
+    def __init__(self, models: PairModels):
+        self._subject = models.large.subject
+        self._new = models.large.subject.budget.new_tokens
+
+    def texts(self, split: Split, count: int) -> list[TextRequest]:
+        room = self._subject.stepper.max_positions - self._new
+        drawn = self._subject.prompts(2 * count, min(self._subject.budget.prompt_tokens, room))
+        half = drawn[:count] if split == "validate" else drawn[count:]
+        return [TextRequest(prompt.tokens, self._new) for prompt in half]
+
+    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+        written = way.write(self.texts(split, count))
+        return ByItem.distinct(np.zeros(len(written), dtype=bool)), [[one] for one in written]
+
+
+def pair_tasks(models: PairModels, seed: int, guessed_on: int) -> dict[str, PairTask]:
+    """Every task that this run can score, by name; none where the corpus is not of the world and none is named.
+
+    Args:
+        guessed_on: validation items from which the most frequent answer is read.
+    """
+    subject, found = models.large.subject, {}
+    if subject.corpus.startswith("world:"):
+        found = {name: WorldTask(name, models, seed, guessed_on) for name in world.TASKS}
+    published = models.large.scored.published
+    named: dict[str, PairTask] = {name: LmEvalPairTask(published.scored[name], models) for name in published.answered}
+    return {**found, **named}
 
 
 def equal_length_groups(items: Sequence[TextRequest]) -> list[list[int]]:
     """Indices of items in groups of equally long prompts, at most ``ROWS`` each."""
     groups: list[list[int]] = []
-    for index in _by_length(items):
+    for index in sorted(range(len(items)), key=lambda index: len(items[index].prompt)):
         last = groups[-1] if groups else []
         if last and len(items[last[0]].prompt) == len(items[index].prompt) and len(last) < PAIR_ROWS:
             last.append(index)
         else:
             groups.append([index])
     return groups
-
-
-def _by_length(items: Sequence[TextRequest]) -> list[int]:
-    return sorted(range(len(items)), key=lambda index: len(items[index].prompt))
 
 
 def decode_groups(
@@ -84,11 +319,11 @@ class PairAnswers:
 
     @cached_property
     def _unscored(self) -> PairTask:
-        return pair_models.DocumentOpenings(self.models)
+        return DocumentOpenings(self.models)
 
     def task(self, name: str) -> PairTask:
         """A task of this run, or the texts that stand in where it has none."""
-        return self._unscored if name == pair_models.TEXTS else self.scored[name]
+        return self._unscored if name == TEXTS else self.scored[name]
 
     def prompts(self, task: str, split: Split, count: int) -> list[Prompt]:
         """Of at most ``count`` items. Raises Unsupported where nothing is written."""
@@ -176,7 +411,7 @@ class PairAnswers:
             Unsupported: options are to be ranked behind a gate, which no draft of them passes.
         """
 
-        def generated(wanted: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[PairResult]]:
+        def generated(wanted: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
             groups = equal_length_groups(wanted)
             with self.models.partners(rows=PAIR_ROWS, audited=True) as (small, large):
 
@@ -216,7 +451,7 @@ class PairAnswers:
     ) -> ItemAnswers:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
 
-        def generated(wanted: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[PairResult]]:
+        def generated(wanted: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
             with self.models.drafting(rows=PAIR_ROWS) as model:
 
                 def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
@@ -231,7 +466,7 @@ class PairAnswers:
 
     def _generated(
         self, model: int, point: OperatingPoint, wanted: Sequence[TextRequest]
-    ) -> tuple[list[WrittenAnswer], list[PairResult]]:
+    ) -> tuple[list[WrittenAnswer], list[Decoding]]:
         """By one model alone. What a text's own ``ended`` calls over is cut there, and was paid for."""
         with self.models.both[model].subject.open_audited(point, max_rows=PAIR_ROWS) as decoder:
 
@@ -245,11 +480,11 @@ class PairAnswers:
     def _decoded(
         self,
         key: tuple[object, ...],
-        generated: Callable[[Sequence[TextRequest]], tuple[list[WrittenAnswer], list[PairResult]]],
+        generated: Callable[[Sequence[TextRequest]], tuple[list[WrittenAnswer], list[Decoding]]],
     ) -> ItemAnswers:
         """Answers whose work is read off records. ``key`` ends with task, split and number of items, and holds, behind
         its first entry, which model worked where only one did."""
-        runs: list[PairResult] = []
+        runs: list[Decoding] = []
 
         def write(wanted: Sequence[TextRequest]) -> list[WrittenAnswer]:
             written, done = generated(wanted)

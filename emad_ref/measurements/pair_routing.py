@@ -17,8 +17,7 @@ from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rolling_means
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.operating_points import token_texts
-from emad_ref.measurements.pair_answers import PairAnswers
-from emad_ref.measurements.pair_models import TEXTS, ItemAnswers, describe_rule
+from emad_ref.measurements.pair_answers import TEXTS, ItemAnswers, PairAnswers, describe_rule
 from emad_ref.measurements.study import PairSizes
 from emad_ref.record import Floats
 from emad_ref.statistics.accuracy import accuracy_drop, guessing_pvalue

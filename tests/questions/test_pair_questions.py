@@ -13,7 +13,7 @@ from emad_ref.claims import ead_a1, ead_a2, ead_a3, ead_a4, ead_f1, ead_h1, emad
 from emad_ref.claims.base import RunPlan, ask, question_of
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.pair import PairMeasurements
-from emad_ref.measurements.pair_models import TEXTS
+from emad_ref.measurements.pair_answers import TEXTS
 from emad_ref.measurements.pair_routing import PAPER, SwitchingConstants
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study

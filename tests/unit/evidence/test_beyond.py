@@ -212,4 +212,7 @@ def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for
     copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
     assert copying.learned_exit.refusal.startswith(SINCE)
     assert answered(copying, "EMAD-X1").refused == copying.learned_exit.refusal
-    assert evidence_with(tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)).learned_exit.refusal == ""
+    assert (
+        evidence_with(tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)).learned_exit.refusal
+        == ""
+    )

@@ -234,7 +234,9 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
 
 def test_a_model_that_has_changed_is_refused(divided):
     made, _, _ = divided
-    share = TimingShare("emad-nano", "f" * 64, made.study, partial(LatencyBenchmark.time_point, point=point_of(made)), SHAPE, {}, {})
+    share = TimingShare(
+        "emad-nano", "f" * 64, made.study, partial(LatencyBenchmark.time_point, point=point_of(made)), SHAPE, {}, {}
+    )
     with pytest.raises(FingerprintMismatch, match="not the model any more"):
         share.run(RunResources())
 

@@ -22,16 +22,8 @@ from emad_ref.measurements import pair as pair_module
 from emad_ref.measurements import pair_timing
 from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
-from emad_ref.measurements.pair_models import (
-    DRAFT_TOKENS,
-    GENERATED_LINE,
-    TEXTS,
-    ItemAnswers,
-    is_right,
-    max_answer_tokens,
-    self_speculative_decoder,
-    speculative_decoder,
-)
+from emad_ref.measurements.pair_answers import TEXTS, ItemAnswers, is_right, max_answer_tokens
+from emad_ref.measurements.pair_models import DRAFT_TOKENS, self_speculative_decoder, speculative_decoder
 from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
@@ -41,6 +33,7 @@ from emad_ref.measurements.pair_timing import (
 )
 from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
+from emad_ref.measurements.task_scores import GENERATED_LINE
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
@@ -497,7 +490,9 @@ def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_larg
     bundled.timing.require_lossless(timed, large.decoder.capabilities)
     for name in TRANSFORMERS_NAMES:
         (emitted,) = timed.outputs[name]
-        lies = replace(timed, outputs={**timed.outputs, name: [np.append(emitted[:, :-1], emitted[:, -1:] + 1, axis=1)]})
+        lies = replace(
+            timed, outputs={**timed.outputs, name: [np.append(emitted[:, :-1], emitted[:, -1:] + 1, axis=1)]}
+        )
         with pytest.raises(AuditRefutedError, match=r"row 0, new token .* no tie excuses it"):
             bundled.timing.require_lossless(lies, large.decoder.capabilities)
 

@@ -79,7 +79,9 @@ def test_ours_is_witnessed_fused_steps_and_all(nano):
 
 
 def test_ours_over_a_copy_is_watched_there(nano):
-    witnessed = ModelMeasurements(nano, Study(corpus="world:premise"), RunResources(make_reference_decoder)).flop_verification
+    witnessed = ModelMeasurements(
+        nano, Study(corpus="world:premise"), RunResources(make_reference_decoder)
+    ).flop_verification
     assert witnessed.evidence == "witnessed"
 
 
