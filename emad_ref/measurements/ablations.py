@@ -24,14 +24,11 @@ from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.exit_rules.bins import bin_names
 from emad_ref.exit_rules.rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.latency import LatencyBenchmark
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.pareto import LEAST_PROFILES, ProfileFlatness, flatness_trend, profile_flatness
 from emad_ref.measurements.traces import READ
-from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.models.bundled import bundled_names
-from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import FEATURES, Estimator, OperatingPoint, ScheduleName
 from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall
@@ -53,13 +50,10 @@ BEFORE = "tokens before first probe"
 TableRow = dict[str, Any]
 
 
-def require_quality(subject: ModelUnderTest, bridging: ReplayValidity) -> None:
-    """Raises Unsupported with the reason where no table about quality can be made."""
-    if reason := subject.without_quality or bridging.refusal:
+def require_quality(evidence: ModelMeasurements) -> None:
+    """Raises Unsupported where quality cannot be judged, or replay does not hold for the decoder under test."""
+    if reason := evidence.subject.without_quality or evidence.replay_validity.refusal:
         raise Unsupported(reason)
-
-
-# ------------------------------------------------------------ ingredients
 
 
 def strided_probes(layers: int, stride: int) -> tuple[int, ...]:
@@ -82,9 +76,6 @@ def points(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
     """The profile's point at each margin under which anything can exit."""
     highest = max(max(row) for row in profile.bin_targets_nats or (profile.targets_nats,))
     return [profile.point(margin) for margin in margins if margin <= highest]
-
-
-# ------------------------------------------------------------ rows
 
 
 class AblationRows:
@@ -116,8 +107,8 @@ class AblationRows:
 def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
     """Depth, reductions and perplexity of one replay of ``trace``.
 
-    Rows that agree to the last digit are points that collapse alike: the median of tokens before the first probe says
-    so; None without probes, or where most sequences never get there.
+    Points that collapse alike have equal rows: see the median of tokens before the first probe, which is None without
+    probes or where most sequences never get there.
     """
     before = tokens_to_collapse(trace, loss.point) if loss.point.probes else math.inf
     return {
@@ -131,28 +122,19 @@ def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
     }
 
 
-# ------------------------------------------------------------ time
-
-
-def speed_columns(
-    stopwatch: LatencyBenchmark, subject: ModelUnderTest, points: Mapping[str, OperatingPoint]
-) -> dict[str, TableRow]:
-    """name → speed against full depth at batch 1, paired, with interval; None where the decoder declines the point."""
-    accepted = {name: point for name, point in points.items() if _is_accepted(subject, point)}
-    arms = {f"point {name}": point for name, point in accepted.items()}  # "full" is the name of the arm they all meet
-    seconds = stopwatch.against_full(arms).seconds if arms else {}
-    ratios = {
-        name: total_ratio(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0) for name in accepted
-    }
-    return {
-        name: {"speed ×": ratios[name].value, "speed interval": finite_interval(ratios[name])}
-        if name in ratios
-        else NO_SPEED
-        for name in points
-    }
-
-
 NO_SPEED: TableRow = {"speed ×": None, "speed interval": None}
+
+
+def speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoint]) -> dict[str, TableRow]:
+    """Name → paired speed against full depth at batch 1, with interval; None where the decoder declines the point."""
+    accepted = {name: point for name, point in points.items() if _is_accepted(evidence.subject, point)}
+    arms = {f"point {name}": point for name, point in accepted.items()}  # "full" is the name of the reference arm
+    seconds = evidence.latency.against_full(arms).seconds if arms else {}
+    columns = dict.fromkeys(points, NO_SPEED)
+    for name in accepted:
+        ratio = total_ratio(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0)
+        columns[name] = {"speed ×": ratio.value, "speed interval": finite_interval(ratio)}
+    return columns
 
 
 def _is_accepted(subject: ModelUnderTest, point: OperatingPoint) -> bool:
@@ -167,12 +149,9 @@ MARGINS_NATS = (0.0, 0.2)  # a margin is one of the paper's remedies for a shift
 
 
 def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every profile on every corpus at hand; on its own corpus a profile is the reference for the others.
-
-    Raises:
-        Unsupported: as ``require_quality``; there is no second corpus.
-    """
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Calibration stability": every profile on both corpora; on its own corpus it is the reference. Raises
+    Unsupported without a second corpus."""
+    require_quality(evidence)
     if evidence.shifted is None:
         raise Unsupported(f"no second corpus beside {evidence.corpus}")
     at_hand, shown = (evidence, evidence.shifted), []
@@ -189,8 +168,8 @@ CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FE
 
 
 def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every feature and pair of features; notes name the bins that were seen too rarely."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Ablations": thresholds per bin of every feature and pair of features; notes name rare bins."""
+    require_quality(evidence)
     rows = AblationRows(evidence, rng)
     shown, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
     for features in CONDITIONINGS:
@@ -228,17 +207,13 @@ def fallback_note(profile: Profile) -> str:
 
 KS, RANKS, LOW_RANK_K = (32, 64, 128), (16, 32, 64), 64
 ROUNDING_NATS = 1e-3  # of a float32 estimate whose linear map is undone, with slopes down to a hundredth
-TIMED_ESTIMATORS = (
-    "full",
-    "topk-64",
-    "lowrank-32 top-64",
-    "linear",
-)  # at m = 0: what the others take follows from their FLOPs
+# at m = 0; the time of the others follows from their FLOPs
+TIMED_ESTIMATORS = ("full", "topk-64", "lowrank-32 top-64", "linear")
 
 
 def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every estimator at every margin, the full softmax first."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Ablations": every entropy estimator at every margin, the full softmax first."""
+    require_quality(evidence)
     paper = [*(Estimator("topk", k=k) for k in KS), *(Estimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS)]
     estimated = FittedEstimators(
         evidence, [*usable_estimators(evidence.subject.stepper, paper), evidence.estimates.linear]
@@ -252,7 +227,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
         for margin in margins
     }
     timed = {name: by_name[name, 0.0] for name in TIMED_ESTIMATORS if (name, 0.0) in by_name}
-    times = speed_columns(evidence.latency, evidence.subject, timed)
+    times = speed_columns(evidence, timed)
     rows, shown = AblationRows(evidence, rng), []
     for (name, margin), point in by_name.items():
         cost = {"probe FLOPs per token": estimated.probe_flops(point)}
@@ -382,8 +357,8 @@ class RecallCounter:
 
 
 def ablate_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """One row per model and corpus, steepest first: the model under test, and the bundled ones beside it."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Limitations" (EMAD-E11): one row per available model and corpus, the steepest profile first."""
+    require_quality(evidence)
     dots = [profile_flatness(each.traces, each.rivals, rng) for each in available_models(evidence)]
     dots.sort(key=lambda dot: dot.slope.value)
     table = AttachedTable("ablation, flatness of the profile", [flatness_row(dot) for dot in dots])
@@ -419,16 +394,13 @@ def trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
     )
 
 
-INTERPOLATED_STRIDES = (
-    3,
-    4,
-    6,
-)  # three probes are the least that leave a line and a next threshold: twelve layers need stride 3
+# a line and a next threshold need three probes: twelve layers need stride 3
+INTERPOLATED_STRIDES = (3, 4, 6)
 
 
 def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Each stride's profile with and without; speed at m = 0, only where there is a layer between probes to exit to."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Ablations": exits to layers between probes, on and off, for each stride; speed at m = 0."""
+    require_quality(evidence)
     layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
     shown: list[TableRow] = []
     notes: list[str] = []
@@ -452,7 +424,7 @@ def interpolation_rows(
         on = replace(off, name=f"{off.name} interpolated", interpolate=True)
         arms = {"off": off, "on": on}
         timed = between and off.margin_nats == 0
-        times = speed_columns(evidence.latency, evidence.subject, arms) if timed else dict.fromkeys(arms, NO_SPEED)
+        times = speed_columns(evidence, arms) if timed else dict.fromkeys(arms, NO_SPEED)
         for name, point in arms.items():
             (row,) = rows.at([point], first | {"interpolation": name, "layers between": len(between)})
             shown.append(row | times[name])
@@ -477,8 +449,8 @@ MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # margins from 0 up to 
 
 
 def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Full depth, then the run's profile from margin 0 up, with the accuracy of every replayed task."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Ablations": full depth, then margins from 0 up, with the accuracy of every replayed task."""
+    require_quality(evidence)
     rows = AblationRows(evidence, rng)
     shown = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
     saved = NetSaving(evidence.traces.validation, evidence.loaded.geometry)
@@ -504,14 +476,15 @@ DECODED, DECODED_TOKENS = 40, 48  # documents, and tokens of each, on which stat
 
 
 def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """Every schedule at every margin; speed at m = 0 only."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Ablations": the same rule under every schedule and margin; speed at m = 0. State copying changes later
+    states, so it is decoded, on ``DecodedOpenings``."""
+    require_quality(evidence)
     rules = points(evidence.traces.profile, tried_margins(evidence))
     by_margin = {rule.margin_nats: schedule_points(evidence, rule) for rule in rules}
     first, rule = by_margin[rules[0].margin_nats], rules[0]
     copying = replace(rule, name=f"{rule.name} copying", schedule="copying")
     timed = {name: point for name, point in first.items() if name in TIMED_SCHEDULES}
-    times = speed_columns(evidence.latency, evidence.subject, timed | {COPYING: copying})
+    times = speed_columns(evidence, timed | {COPYING: copying})
     rows, shown, notes = AblationRows(evidence, rng), [], []
     for margin, named in by_margin.items():
         for name, point in named.items():
@@ -572,32 +545,29 @@ class DecodedOpenings:
         with self.subject.open_audited(point) as decoder:
             forced = [teacher_force(decoder, text) for text in self.texts]
         mean = float(np.concatenate([each.nll_nats for each in forced]).mean())
-        works = [each.work for each in forced if each.work is not None]
-        saved = _saved_columns(self.subject.loaded.geometry, works, replayed_work(self.trace, full))
+        works, geometry = [each.work for each in forced if each.work is not None], self.subject.loaded.geometry
+        saved: TableRow = dict.fromkeys(("gross reduction %", "net reduction %"))
+        if len(works) == len(forced):
+            mine = flops(sum(works, Work.none(geometry.layers)), geometry)
+            reference = flops(replayed_work(self.trace, full), geometry)
+            saved["gross reduction %"] = 1 - mine.gross / reference.gross
+            saved["net reduction %"] = 1 - mine.total / reference.total
         return {
             "point": point.name,
             "mean depth": float(np.concatenate([each.depth for each in forced]).mean()),
             BEFORE: None,  # no trace to read it from
-            **(saved if len(works) == len(forced) else dict.fromkeys(saved)),
+            **saved,
             "perplexity": perplexity_of(mean),
             "rise %": relative_rise(mean - float(full.nll_nats.mean())),
         }
-
-
-def _saved_columns(geometry: Geometry, works: Sequence[Work], full: Work) -> TableRow:
-    mine, reference = flops(sum(works, Work.none(geometry.layers)), geometry), flops(full, geometry)
-    return {
-        "gross reduction %": 1 - mine.gross / reference.gross,
-        "net reduction %": 1 - mine.total / reference.total,
-    }
 
 
 PROBE_STRIDES = (2, 4, 6, 8)
 
 
 def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """A profile of its own for every stride, from the same calibration text."""
-    require_quality(evidence.subject, evidence.replay_validity)
+    """EMAD, "Ablations": a profile for every probe stride, from the same calibration text."""
+    require_quality(evidence)
     rows, named = AblationRows(evidence, rng), probe_strides(evidence.subject.stepper.layers)
     shown = [rows.full({"probes": "none", "layers": "–"})]
     for name, probes in named.items():

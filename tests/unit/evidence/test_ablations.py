@@ -84,12 +84,14 @@ ABLATIONS: list[Ablation] = [
 
 
 def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_decoder() -> None:
-    sound, undecided = SimpleNamespace(without_quality=""), SimpleNamespace(refusal="")
-    require_quality(sound, undecided)
-    with pytest.raises(Unsupported, match="random weights"):
-        require_quality(SimpleNamespace(without_quality="random weights"), undecided)
-    with pytest.raises(Unsupported, match="replay does not speak: depth 3, not 2"):
-        require_quality(sound, SimpleNamespace(refusal="replay does not speak: depth 3, not 2"))
+    def made(without: str, refusal: str) -> Any:
+        subject, validity = SimpleNamespace(without_quality=without), SimpleNamespace(refusal=refusal)
+        return SimpleNamespace(subject=subject, replay_validity=validity)
+
+    require_quality(made("", ""))
+    for without, refusal in (("random weights", ""), ("", "replay does not speak: depth 3, not 2")):
+        with pytest.raises(Unsupported, match=without or refusal):
+            require_quality(made(without, refusal))
 
 
 @pytest.mark.parametrize("ablate", ABLATIONS)
@@ -281,7 +283,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
     full, fast = rng.uniform(1.0, 1.2, 30), rng.uniform(0.5, 0.6, 30)
     run = clocked({"copying"}, {"full depth": full, "fast": fast})
     points = {"full": replace(NEVER, name="fast"), "state copying": replace(NEVER, name="copying")}
-    found = speed_columns(run.latency, run.subject, points)
+    found = speed_columns(run, points)
     assert list(found) == list(points)
     assert found["full"]["speed ×"] == pytest.approx(full.sum() / fast.sum())
     assert found["full"]["speed interval"][0] < found["full"]["speed ×"] < found["full"]["speed interval"][1]
@@ -292,7 +294,7 @@ def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decode
 def test_nothing_is_timed_where_every_point_is_declined() -> None:
     run = clocked({"copying"}, {})
     declined = {"state copying": replace(NEVER, name="copying")}
-    assert speed_columns(run.latency, run.subject, declined) == {"state copying": NO_SPEED}
+    assert speed_columns(run, declined) == {"state copying": NO_SPEED}
     assert run.asked == []
 
 
@@ -507,7 +509,7 @@ def shown(run: ModelMeasurements, ablate: Ablation) -> list[dict[str, Any]]:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are declined: the clock has tests of its own."""
-    monkeypatch.setattr(ablations, "speed_columns", lambda stopwatch, subject, points: dict.fromkeys(points, NO_SPEED))
+    monkeypatch.setattr(ablations, "speed_columns", lambda evidence, points: dict.fromkeys(points, NO_SPEED))
 
 
 def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run: ModelMeasurements) -> None:
