@@ -15,8 +15,8 @@ The time of a mix of requests is their total: a leg estimates the ratio of total
 The point timed is one that EMAD-F1 lets stand; where there is none the row does not apply, and its ratios are listed as
 numbers. So with random weights, which take as long as trained ones and have no quality that a speed-up could cost.
 
-At ``standard`` and above further batch sizes are timed from fewer pairs (``LatencyBenchmark.swept``). They are numbers beside:
-a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
+At ``standard`` and above further batch sizes are timed from fewer pairs (``LatencyBenchmark.swept``). They are numbers
+beside: a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
 (``verdict.vanishing``), which is named in the reason and has a leg that decides nothing.
 
 What was emitted while the clock ran is looked at afterwards (``audit.timed``). Times of requests that are not what they

@@ -41,10 +41,8 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class EarlyExitTask:
-    """``kind``: a question → an answer, a dialogue → its summary, a story → a worked chain that ends with a number.
-
-    ``new``: tokens that an answer may take.
-    """
+    """``kind``: question answering, summary, or a worked chain that ends with a number. ``new``: tokens of an
+    answer."""
 
     corpus: str
     kind: TextTask
@@ -64,10 +62,10 @@ TASKS: dict[str, EarlyExitTask] = {
 
 @dataclass(frozen=True, eq=False)
 class TaskItems:
-    """``pairs``: items of one task, the same for every rule.
+    """Items of one task, the same for every rule.
 
-    ``sources``: their tokens, int64 [s] each, cut to the window; ``targets``: int64 [n] each, cut to what an answer may
-    take. ``cut``: how many sources and targets lost their end. ``drawn``: from what, in words; "" for the world's.
+    ``sources``: int64 [s] each, cut to the window; ``targets``: int64 [n] each, cut to an answer's length. ``cut``: how
+    many sources and targets lost their end. ``drawn``: their origin in words; "" for the world's.
     """
 
     pairs: tuple[SourceTarget, ...]
@@ -94,8 +92,6 @@ class EarlyExitTasks:
         self._subject = subject
         self._items: dict[str, TaskItems] = {}
 
-    # ------------------------------------------------------------ which tasks
-
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Tasks that can be asked."""
@@ -103,7 +99,7 @@ class EarlyExitTasks:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Task that cannot be asked → why: each becomes a leg, for unseen is not survived."""
+        """Task that cannot be asked → why; each becomes a leg, because unmeasured is not survived."""
         return {name: reason for name, reason in self._reasons.items() if reason}
 
     @property
@@ -114,7 +110,7 @@ class EarlyExitTasks:
 
     @property
     def corpus(self) -> str:
-        """What a verdict about these tasks was decided on: ``world:pairs``, ``squad``, ``samsum``, ``squad+samsum``."""
+        """``world:pairs``, ``squad``, ``samsum`` or ``squad+samsum``."""
         return "+".join(dict.fromkeys(TASKS[name].corpus for name in self.names))
 
     def title(self, name: str) -> str:
@@ -149,7 +145,7 @@ class EarlyExitTasks:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the items: where they come from, and what of them no model saw."""
+        """Where the items come from, and how many were cut."""
         subject = self._subject
         said = [f"{subject.name}: {name}: {note}" for name in self.names if (note := self._note(name))]
         data = subject.data
@@ -183,7 +179,9 @@ class EarlyExitTasks:
         return self._tokenised(name, found[: len(found) // by * by], "")
 
     def guessed(self, name: str) -> Floats:
-        """float64 [items] score that an honest guess expects on each judged item: the better of two, on average."""
+        """float64 [items] expected score of an honest guess without a model: the commonest answer elsewhere, or what
+        the
+        source offers, whichever is better on average."""
         judged, others = self.items(name).pairs, self.elsewhere(name, GUESSED_FROM).pairs
         length = int(np.median([len(pair.target.split()) for pair in others or judged]))
         common = [answer for answer, _ in Counter(pair.target for pair in others).most_common(1)]
@@ -239,15 +237,13 @@ def _one_per_text(stream: Iterable[SourceTarget]) -> Iterator[SourceTarget]:
 
 
 def score_answer(name: str, text: str, answers: Sequence[str]) -> float:
-    """The best score of ``text`` over the reference answers, in 0–1.
-
-    Token F1 of an answer, ROUGE-L of a summary, and of a worked chain whether its last number is the reference's.
-    """
+    """The best score of ``text`` over the reference answers, in 0–1: token F1 of an answer, ROUGE-L of a summary, the
+    last number of a worked chain."""
     return SCORES[TASKS[name].kind](text, answers)
 
 
 def exact_match(name: str, text: str, answers: Sequence[str]) -> float | None:
-    """1 where ``text`` is one of the answers but for case, punctuation and articles, else 0; None for a summary."""
+    """1 where ``text`` equals an answer but for case, punctuation and articles, else 0; None for a summary."""
     if TASKS[name].kind == "summary":
         return None
     return squad_results({"answers": {"text": answers}}, [text])["exact"]

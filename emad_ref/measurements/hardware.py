@@ -1,10 +1,6 @@
-"""What one machine makes of one model before any run has judged there: how exact its kernels are, and how fast.
+"""Checks of a machine's kernels on one model: exactness of cached steps, weight bandwidth, captured CUDA graphs.
 
-    tolerances   largest difference of a logit between cached single steps and one pass, beside the table's bound
-    bandwidth    bytes of weights that a full-depth token reads, a second, beside what copying reaches here
-    graphs       captured steps beside the same steps launched one by one, and the model's own ``generate``
-
-Each loads the model for itself, takes seconds, and gives plain JSON values under names that a person reads.
+Each loads the model, takes seconds, and returns plain JSON values.
 """
 
 from __future__ import annotations
@@ -34,9 +30,7 @@ CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tok
 
 
 def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
-    """Cached single steps against one pass: the largest difference of any logit after any layer.
-
-    ``seed``: of its tokens.
+    """Cached single steps against one pass: the largest difference of any logit after any layer, and its bound.
 
     Raises:
         EmadError: as ``models.loading.load``; a family without a bound.
@@ -55,13 +49,7 @@ def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict
 
 
 def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
-    """Seconds of a full-depth token at batch 1, and what share of the copied bandwidth its weights take.
-
-    ``seed``: of the order of arms.
-
-    Raises:
-        EmadError: as ``models.loading.load``.
-    """
+    """Seconds of a full-depth token at batch 1, and the share of the copy bandwidth that reading its weights takes."""
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
     prompt = [Prompt(np.arange(8, dtype=np.int64))]
@@ -86,10 +74,9 @@ def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict
 
 
 def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
-    """Full depth at batch 1 three ways: how far captured logits lie from eager ones, and seconds of paired requests.
+    """Captured against eager steps and ``generate`` at full depth, batch 1: logit differences and paired times.
 
-    Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster. ``seed``: of the
-    tokens compared, and of the order of arms.
+    Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster.
 
     Raises:
         Unsupported: nothing is captured here.

@@ -77,10 +77,13 @@ JUDGED = 0.01  # rise of perplexity at which slack is told
 
 
 class ExitEvaluation:
-    """Of one subject, taken when first asked for and kept.
+    """A learned exit on this run's evaluation split, and oracles beside it.
+
+    An exit is judged as our own decoder decodes it, K and V filled as its point says. Another decoder is judged at it
+    only where it opens the point and replay holds for it there: a point names its lens, which crosses no wire.
 
     Raises:
-        BadArgument: the exit that was brought belongs to another model.
+        BadArgument: the exit's file belongs to another model.
         Unsupported: an encoder-decoder model.
     """
 
@@ -97,12 +100,11 @@ class ExitEvaluation:
 
     @property
     def missing(self) -> str:
-        """Why there is no exit to look at; "" where there is."""
+        """Why there is no exit; "" where there is one."""
         return "" if isinstance(self._found, Exit) else self._found
 
     @cached_property
     def _found(self) -> Exit | str:
-        """Brought or found; or why neither."""
         subject, path = self.subject, self.subject.study.exit
         if path is not None:
             return self._brought(path)
@@ -129,7 +131,7 @@ class ExitEvaluation:
 
     @property
     def exact(self) -> OperatingPoint | None:
-        """The same with exact K and V above exits: what audits hold against the model itself; None without one."""
+        """``point`` with exact K and V above exits, which audits compare with the model; None without one."""
         point = self.point
         if point is None or point.schedule in REPLAYED:
             return point
@@ -137,31 +139,26 @@ class ExitEvaluation:
 
     @cached_property
     def refusal(self) -> str:
-        """Why nothing may be said of the decoder under test at the exit; "" where it may.
-
-        Raises:
-            Unsupported: it declines the exit's point.
-        """
+        """Why the exit allows no conclusion about the decoder under test; "" where it does. Raises Unsupported where
+        that declines the exit's point."""
         point = self.point
         if point is None or self.subject.decoder_is_ours:
             return ""
         with self.subject.open(point):
-            pass  # it raises where it declines
+            pass  # raises where the decoder declines
         if point.schedule not in REPLAYED:
             return f"replay does not speak for a decoder of somebody else under the schedule {point.schedule}"
         finding = self._validity.bridged(point)
         return "" if finding.passed is not False else f"replay does not speak for this decoder: {finding.detail}"
 
-    # ------------------------------------------------------------ what is judged
-
     @cached_property
     def evaluated(self) -> SplitTraces:
-        """The evaluated text by the model's own head and through the exit's lens, divergences recorded."""
+        """Traces of the evaluation split through the model's own head and the exit's lens, with divergences."""
         return self._read(self._traces.evaluated, "evaluate")
 
     @cached_property
     def validated(self) -> SplitTraces:
-        """The same of the text that settings are spaced on."""
+        """The same of the validation split."""
         return self._read(self.subject.sequences("validate", self.subject.budget.validate), "validate")
 
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
@@ -202,7 +199,7 @@ class ExitEvaluation:
 
     @property
     def excess(self) -> ByDocument:
-        """[documents] what the exit's point adds to each document's NLL, nats per token, as its guarantee counts it."""
+        """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it."""
         assert self.chosen is not None, "an exit with a point"
         nll, full = self.chosen.nll_nats, self.full.full.nll_nats
         found = excess_loss(nll.like(nll.values[:, None]), full, self.full.tokens)
@@ -210,7 +207,7 @@ class ExitEvaluation:
 
     @cached_property
     def criteria(self) -> list[DocumentCosts]:
-        """Every family that was screened, each at settings spaced evenly in what it saves on validation."""
+        """Every screened family at settings spaced evenly in what they save on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
         columns = replayed_columns(self.evaluated, [point for _, point in points], self.subject.loaded.geometry)
         return [
@@ -230,7 +227,6 @@ class ExitEvaluation:
 
     @cached_property
     def chooser(self) -> PointSelector:
-        """Of settings, by validation text."""
         return PointSelector(self.validated, self.evaluated.text.count, self.subject.loaded.geometry)
 
     # ------------------------------------------------------------ ceilings
@@ -246,23 +242,24 @@ class ExitEvaluation:
         ]
 
     def at_loss(self, curve: SavingsCurve, loss: float) -> DocumentCosts:
-        """Where ``curve`` saves most blocks at a rise of at most ``loss`` on the text judged, blocks as its work."""
+        """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``, blocks as its work."""
         at = self.within(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
         return DocumentCosts(self.named(curve), nll, depth)
 
     def named(self, curve: SavingsCurve) -> str:
-        """What an oracle of ``curves`` reads through, and how it is told."""
+        """Readout and name of an oracle of ``curves``."""
         return f"{'tuned lens' if curve in self.curves[:2] else 'own head'}, {curve.name}"
 
     @staticmethod
     def within(curve: SavingsCurve, loss: float) -> int:
-        """The place of that setting; 0, full depth, where no other stays within."""
+        """The index of that setting; 0, full depth, where no other stays within ``loss``."""
         return int(np.argmin(np.where(curve.rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
     @property
     def slack(self) -> float:
-        """The largest net share of FLOPs that an oracle saves at a rise of ``JUDGED``, its own reading free."""
+        """Upper bound: the largest net share of FLOPs that an oracle saves at a rise of ``JUDGED``, its readouts
+        free."""
         return max(self._saved(curve) for curve in self.curves)
 
     @staticmethod
@@ -272,13 +269,11 @@ class ExitEvaluation:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """Rises of perplexity at which ceilings are told, ``JUDGED`` first."""
+        """Rises of perplexity at which oracles are reported, ``JUDGED`` first."""
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
 
-    # ------------------------------------------------------------ by document
-
     def spent(self, name: str, columns: PointColumns, at: int) -> DocumentCosts:
-        """The way at place ``at`` of columns by window of the evaluated text, FLOPs as its work."""
+        """Column ``at`` of ``columns`` by document of the evaluated text, FLOPs as its work."""
         return DocumentCosts(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
 
     @property

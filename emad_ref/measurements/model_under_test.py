@@ -204,7 +204,7 @@ class ModelUnderTest:
         return self.loaded.ends
 
     def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
-        """int64 documents of the run's corpus, without the opening token, kept once read; endless where generated. Slice
+        """int64 documents of the run's corpus, without the opening token, kept once read; endless if generated. Slice
         them: long ones are tokenised as far as they are read.
         """
         read, source = self._read.setdefault(split, ([], self._source(split)))
@@ -407,7 +407,7 @@ class ModelUnderTest:
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
 
     def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
-        """Random lengths of ``rows`` short prompts that leave room for ``fed`` tokens; raises EmadError without room."""
+        """Random lengths of ``rows`` short prompts that leave room for ``fed`` tokens; raises EmadError."""
         if self.window <= fed:
             raise EmadError(
                 f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "

@@ -41,10 +41,9 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
 
 @dataclass(frozen=True)
 class PointMeasurements:
-    """What was measured at one operating point, against full depth on the same documents and items.
+    """One operating point against full depth on the same documents and items.
 
-    ``net_reduction`` share of decode FLOPs saved, probes and repair charged; ``perplexity`` by corpus, ``tasks`` by
-    task name, whether or not they count (``statistics.accuracy``).
+    ``net_reduction``: share of decode FLOPs saved, probes and repair charged. ``tasks``: also those that do not count.
     """
 
     name: str
@@ -54,7 +53,7 @@ class PointMeasurements:
 
 
 class CandidatePoints:
-    """Taken when first asked for and kept."""
+    """The operating points that a run proposes, and their losses and savings on the evaluation split."""
 
     def __init__(self, traces: LensTraces, scored: TaskScores, witnessed: FlopVerification):
         self.traces, self.scored, self.flop_verification = traces, scored, witnessed
@@ -81,7 +80,7 @@ class CandidatePoints:
 
     @cached_property
     def roles(self) -> dict[OperatingPoint, tuple[str, ...]]:
-        """Each point put forward → why it is. Only equal points are one, and no two read alike."""
+        """Each proposed point → its roles. Equal points are one, and no two have the same name."""
         named, profile = self.subject.study.margin, self.traces.profile
         margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
         if self.selected is not None and self.selected.point.margin_nats is not None:
@@ -119,7 +118,7 @@ class CandidatePoints:
         return mine, full, self.traces.lengths
 
     def at(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
-        """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
+        """Perplexity per document and answers per item, against full depth: what EMAD-F1 judges."""
         chosen = self.scored.tasks if tasks is None else tasks
         return PointMeasurements(
             loss.point.name,
@@ -135,16 +134,16 @@ Interval = tuple[float, float] | None
 
 
 def point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
-    """The table's rows, which text was judged, and how soon each point put forward was down at its first probe.
+    """Rows of the point table, and notes: which text was judged, how soon each point fell to its first probe.
 
-    ``intervals``: name of a point → 95 % interval of its perplexity rise, where a question estimated one.
+    ``intervals``: name of a point → 95 % interval of its perplexity rise, where a claim estimated one.
     """
     notes = reading_note(points), *guess_notes(points), *(collapse_note(points, loss) for loss in points.losses)
     return Attachments(notes=notes, points=tuple(point_rows(points, intervals)))
 
 
 def guess_notes(points: CandidatePoints) -> tuple[str, ...]:
-    """A sentence where full depth predicts this text worse than a guess would, as with a permuted vocabulary."""
+    """A sentence where full depth predicts this text worse than a guess, as with a permuted vocabulary."""
     subject = points.subject
     told = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
     return (f"{subject.name} on {subject.corpus}: {told}",) if told else ()
@@ -160,7 +159,7 @@ def task_attachments(points: CandidatePoints) -> Attachments:
 
 
 def point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
-    """Keys as ``report.tables.point_rows`` reads them; ``interval`` as in ``point_attachments``."""
+    """Full depth, the proposed points, and for each the best truncation; keys as ``report.tables`` reads them."""
     scored = points.scored
     tasks = [
         {task: scored.at(task, loss.point) for task in scored.tasks} for loss in (points.full_loss, *points.losses)
@@ -230,7 +229,7 @@ def reading_note(points: CandidatePoints) -> str:
 
 
 def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
-    """One sentence: how soon depth was down at the first probe, from where it never returns."""
+    """One sentence: how soon depth fell to the first probe, from where it never returns."""
     evaluation, said = points.traces.evaluation, f"{points.subject.name}: {loss.point.name}: "
     if not loss.point.probes:
         return f"{said}no probes, depth is fixed"
@@ -254,7 +253,9 @@ RESAMPLES = 2000  # of the documents: bounds to two digits, which is what is sho
 
 
 def explorer_tables(points: CandidatePoints) -> Attachments:
-    """Both tables.
+    """Tables of the page's explorer: every margin of the sweep, and a short text as each margin would read it.
+
+    The text is a prompt and the model's own greedy continuation, of ``TRIED`` the one on which depth differs most.
 
     Raises:
         Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
@@ -268,7 +269,7 @@ def explorer_tables(points: CandidatePoints) -> Attachments:
 
 
 def margin_losses(points: CandidatePoints) -> list[PointLoss]:
-    """Full depth, then every margin of the sweep and of the points put forward, from those that save least."""
+    """Full depth, then every margin of the sweep and of the proposed points, from those that save least."""
     at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
@@ -301,10 +302,10 @@ def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[st
 
 
 def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
-    """A row per token; lists of a prompt's tokens are empty, for they are read at full depth and not decided.
+    """A row per token; lists of the prompt's tokens are empty, because its depth is not decided.
 
-    ``entropy, nats``  one per probe, of what the layer would say.
-    ``depths``         one per point of ``compared``; ``instead`` what is likeliest there, None where it is the token.
+    ``entropy, nats``: one per probe. ``depths``: one per point of ``compared``. ``instead``: the likeliest token at
+    that depth, None where it is the emitted one.
 
     Raises:
         Unsupported: no document is as long as a prompt.

@@ -59,9 +59,9 @@ COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 
 
 class FamilyComparison:
-    """Families of points on the same text of two splits, replayed when first asked for and kept.
+    """Families of points on the same text of two splits, replayed when first used and kept.
 
-    ``make``: the families by name, from what points save on the validation split.
+    ``make``: the families by name, spaced by what points save on the validation split.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FamilyComparison:
 
     @cached_property
     def families(self) -> dict[str, list[OperatingPoint]]:
-        """Points by the name of their family in tables."""
+        """Family, as named in tables → its points."""
         return self._make(NetSaving(self.validation, self.geometry))
 
     def validated(self, name: str) -> list[PointLoss]:
@@ -107,17 +107,15 @@ class FamilyComparison:
     # ------------------------------------------------------------ at equal FLOPs
 
     def columns(self, name: str, of: Of) -> PointColumns:
-        """What full depth and then the family's points lose and cost on every window of a split."""
+        """Loss and FLOPs of full depth and then of the family's points, on every window of a split."""
         if (name, of) not in self._columns:
             self._columns[name, of] = self._replayed(self.families[name], of)
         return self._columns[name, of]
 
     def chosen_by(self, name: str) -> str:
-        """What a family's front is made of: ``perplexity``, or ``accuracy`` where that of any point is infinite.
-
-        A pruned rule loses next tokens at most thresholds. Where it happens to lose none, as where every token leaves
-        before anything is pruned, its perplexity is finite and says nothing of the others.
-        """
+        """What a family's front is made of: ``perplexity``, or ``accuracy`` where that of any point is infinite, as
+        with
+        a pruned vocabulary that loses next tokens."""
         finite = all(np.isfinite(self.columns(name, of).nll_nats).all() for of in SPLITS)
         return PERPLEXITY if finite else ACCURACY
 
@@ -150,12 +148,12 @@ class FamilyComparison:
     # ------------------------------------------------------------ the table
 
     def table(self, seed: int, levels: Sequence[float] = SAVING_LEVELS) -> list[dict[str, Any]]:
-        """Per net saving and family, by its rise: the mixture chosen on validation, and what it does on evaluation.
+        """Per net saving and family: the mixture chosen on validation, and its losses on evaluation, least rise first.
 
         At each level all families that reach it on validation save exactly the same on evaluation: the level, or the
-        most that all of them reach there. A family that never saves so much has no row. ``over EMAD``: its perplexity
-        over EMAD's; where perplexity is infinite, which stands as None, its share of next tokens told wrong over
-        EMAD's stands as ``wrong over EMAD``. Intervals are two-sided 95 %, by document, over selection and evaluation.
+        most that all reach there. ``over EMAD``: perplexity over EMAD's; where perplexity is infinite (None), the share
+        of wrong next tokens over EMAD's (``wrong over EMAD``). Intervals are two-sided 95 %, by document, over
+        selection and evaluation.
         """
         fronts = {name: self.family(name, self.chosen_by(name)) for name in self.families}
         reached = {level: self._common(fronts, level) for level in levels}
@@ -213,7 +211,7 @@ class FamilyComparison:
 
 
 def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
-    """Perplexity over EMAD's as a share, wrong tokens over EMAD's in points; None where there is nothing to compare."""
+    """Perplexity over EMAD's as a share, wrong tokens over EMAD's in points; None without a comparison."""
     columns: dict[str, Any] = dict.fromkeys(("over EMAD %", "over EMAD interval %"))
     columns |= dict.fromkeys(WRONG)
     if over is None:
@@ -235,7 +233,7 @@ def rank_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class BaselineComparison(FamilyComparison):
-    """All text of one model's evidence; the first family is EMAD as published. ``confident`` holds the other rules."""
+    """On all text of both splits; the first family is EMAD as published. ``confident``: confidence rules."""
 
     def __init__(self, traces: LensTraces):
         subject = traces.subject
@@ -258,11 +256,9 @@ class BaselineComparison(FamilyComparison):
         return ConfidenceComparison(self._traces)
 
     def exhibits(self) -> Attachments:
-        """The Pareto tables: every family's front, chosen on validation, at each net saving, judged on evaluation.
-
-        Early exits by replay as well, on the first windows of both splits, monotone as the others. Notes say which rule
-        has no place there, that nothing saves enough, why a perplexity is missing.
-        """
+        """The Pareto tables of all families and of early exits; notes say which rule has no family, and why a
+        perplexity
+        is missing."""
         subject, seed = self._traces.subject, self._traces.subject.seed
         notes = [
             f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
@@ -283,9 +279,9 @@ class BaselineComparison(FamilyComparison):
 
 
 class ConfidenceComparison(FamilyComparison):
-    """The confidence rules on the first windows of both splits, and EMAD beside them.
+    """Confidence rules and EMAD on the first windows of both splits: their readouts cost several times a plain trace.
 
-    ``refused``: why a rule has no family on this model, by name.
+    ``refused``: rule → why it has no family on this model.
     """
 
     def __init__(self, traces: LensTraces):
@@ -329,7 +325,8 @@ LEAST_PROFILES = 4  # of three dots, all orders but one differ from a falling li
 
 @dataclass(frozen=True)
 class ProfileFlatness:
-    """One model on one corpus; ``point`` names the margin chosen, or is "no margin"."""
+    """One model on one corpus: ``slope`` of mean H_ℓ over ℓ in nats per layer, nearer to zero is flatter; ``gain``: net
+    FLOP reduction of the margin ``point`` ("no margin" where none saves)."""
 
     model: str
     corpus: str
@@ -339,7 +336,7 @@ class ProfileFlatness:
 
 
 def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
-    """The dot of a model on its corpus."""
+    """Of a model on its corpus."""
     slope = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=rng)
     gained = margin_gain(rivals)
     return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, gained.point, gained.saved)
@@ -347,7 +344,7 @@ def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.ran
 
 @dataclass(frozen=True)
 class MarginGain:
-    """What the margin ``point`` saves, net, and what it loses, on the evaluation split: shares of FLOPs, perplexity."""
+    """Net share of FLOPs that the margin ``point`` saves on the evaluation split, and its ``rise`` of perplexity."""
 
     point: str
     saved: float
@@ -355,7 +352,7 @@ class MarginGain:
 
 
 def margin_gain(rivals: BaselineComparison) -> MarginGain:
-    """Of the margin that gains most at equal quality on validation; "no margin" where none does."""
+    """Of the margin that saves most within METHODS' bounds on validation; "no margin" where none does."""
     best = cheapest_within_bounds(rivals.validated(EMAD_FAMILY), rivals.validated_full.perplexity)
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
         return MarginGain("no margin", 0.0, 0.0)
@@ -364,12 +361,10 @@ def margin_gain(rivals: BaselineComparison) -> MarginGain:
 
 
 def flatness_trend(dots: Sequence[ProfileFlatness]) -> tuple[float, float]:
-    """(Spearman ρ of steepness and gain, exact two-sided p): the paper expects ρ > 0, steeper profiles gain more.
-
-    ρ is NaN where all dots gain alike: equal ranks have no order.
+    """(Spearman ρ of steepness and gain, exact two-sided p); the paper expects ρ > 0. NaN where all gains are equal.
 
     Raises:
-        BadArgument: fewer dots than any order of which could mean something.
+        BadArgument: fewer than ``LEAST_PROFILES``.
     """
     if len(dots) < LEAST_PROFILES:
         raise BadArgument("dots", len(dots), f"at least {LEAST_PROFILES} models or corpora", "judge more of them")

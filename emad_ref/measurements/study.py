@@ -19,18 +19,12 @@ from emad_ref.models.bundled import BUNDLED_PAIR, bundled_names
 class Budget:
     """How much one run may spend; larger budgets run more tests on more data.
 
-    ``examples``       Hypothesis examples per property.
-    ``calibrate``, ``validate``, ``evaluate``  documents per split; 30 evaluated documents are METHODS' minimum.
-    ``items``          scored examples per task; 100 are METHODS' minimum.
-    ``pairs``          timed pairs per batch size, warm-up not counted; 30 are METHODS' minimum.
-    ``batch_sizes``    legs of the timing rows.
-    ``prompt_tokens``, ``new_tokens``  length of a timed request; ``new_tokens`` also bounds generation elsewhere.
-    ``processes``      fresh ones over which those pairs are divided: memory layout, allocator and kernels are drawn
-                       once a process, so that these decide how sure a ratio is. Simulated with ratios that differ by
-                       1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), twenty and 120 pairs
-                       show a speed-up of 1.15× at three batch sizes against two baselines in nine runs of ten. Each
-                       costs a start and a warm-up, as much as three or four pairs of every batch size take on
-                       ``emad-tiny``: ``smoke`` keeps one.
+    ``examples``: Hypothesis examples per property. ``calibrate``, ``validate``, ``evaluate``: documents per split (30
+    evaluated ones are METHODS' minimum). ``items``: scored examples per task (100). ``pairs``: timed pairs per batch
+    size without warm-up (30). ``batch_sizes``: legs of the timing claims. ``prompt_tokens``, ``new_tokens``: of a timed
+    request; ``new_tokens`` also bounds generation elsewhere. ``processes``: fresh ones over which the pairs are
+    divided. With ratios that differ by 1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), 20
+    processes and 120 pairs show a speed-up of 1.15× at three batch sizes against two baselines in nine runs of ten.
     """
 
     name: str
@@ -71,7 +65,7 @@ FLOP_EVIDENCE = (
 
 @dataclass(frozen=True)
 class Study:
-    """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.
+    """Settings of all measurements. Equal studies of equal weights give equal results, times excepted.
 
     ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
     ``walk``     ``models.families.BACKENDS``: by fused steps, captured or not, or by modules alone.
@@ -99,7 +93,7 @@ class Study:
 
     @property
     def departures(self) -> list[str]:
-        """What this study asks beyond the usual, as far as it may change a verdict on the same text: ``NAME=VALUE``.
+        """Settings other than the defaults that may change a verdict on the same text, as ``NAME=VALUE``.
 
         Corpus, budget and seed are keys of their own; precision is in the fingerprint; a device should change nothing.
         """
@@ -115,7 +109,7 @@ class Study:
 
     @property
     def exit_digest(self) -> str | None:
-        """Of the exit's file, None without one: which it was, wherever it lay. Raises BadFile."""
+        """Of the exit's file, None without one. Raises BadFile."""
         return _digest(self.exit, "exit")
 
 
@@ -149,12 +143,9 @@ class PairNames:
 def select_pair(
     pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str], prefix: str = "--"
 ) -> tuple[str, str] | None:
-    """The pair a run is about: the one that was named, or the bundled one beside none but bundled ``models``.
+    """The pair that the options name; the bundled pair where all ``models`` are bundled; else None.
 
-    None: whoever judges a model of their own and names no pair has not asked about ours.
-
-    Args:
-        pair, small, large: what the options of these names said, ``prefix`` before each.
+    ``pair``, ``small``, ``large``: values of the options of these names, ``prefix`` before each.
 
     Raises:
         BadArgument: the pair is named in two ways, or half of it.
@@ -175,12 +166,11 @@ def select_pair(
 
 @dataclass(frozen=True)
 class PairSizes:
-    """Items per task: on which models are compared, on which rules are tried, and on which verdicts rest.
+    """Items per task on which models are ``compared``, rules ``tried`` and verdicts ``judged``.
 
     No rule is chosen on fewer than 60 (METHODS, "EAD rules"), and 100 judged items are the least that falsify.
-
-    ``thresholds``: tried with either model first; ``calibrate``: documents behind EMAD's thresholds of either model;
-    ``reported``: pairs of a row that only reports.
+    ``thresholds``: tried with either model first. ``calibrate``: documents of either model. ``reported``: timed pairs
+    of a row that decides nothing.
     """
 
     compared: int

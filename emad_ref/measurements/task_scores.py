@@ -56,13 +56,10 @@ FOREIGN_ROWS = 32  # what a decoder of somebody else's is asked to take at once
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """A task as this run scores it.
+    """An lm-eval task as this run scores it: ``documents`` of ``of``, by ``metric``, the first of the first member.
 
-    ``members``    lm-eval's names of it: several for a group, else its own.
-    ``documents``  how many are scored, ``of`` how many there are.
-    ``metric``     lm-eval's name of the first metric of the first member.
-    ``guess``      share that guessing gets right: by chance among the options, or by the answer that is most frequent
-                   among the documents scored. No guesser knows that one, so the rate is rather too high than too low.
+    ``members``: lm-eval's names, several for a group. A group is one task: benchmarks count, not their parts.
+    ``guess``: share right by chance among the options, or by the most frequent answer of the scored documents.
     """
 
     name: str
@@ -74,7 +71,11 @@ class PublishedTask:
 
 
 class LmEvalScores:
-    """The tasks that one model's study names, scored when first asked for and kept."""
+    """The lm-eval tasks of one model's study, scored when first used and kept.
+
+    Accuracy, exact match and pass@1 are right or wrong per document; perplexity is one more corpus; any other metric,
+    such as ROUGE, is shown and judged by nothing. A task that cannot be scored here keeps the reason as ``unmeasured``.
+    """
 
     def __init__(self, subject: ModelUnderTest):
         self._subject, self._study = subject, subject.study
@@ -86,11 +87,7 @@ class LmEvalScores:
 
     @cached_property
     def _asked(self) -> dict[str, tuple[str, ...]]:
-        """Task → lm-eval's names of it. What would be counted twice is left to the task that has it already.
-
-        Raises:
-            BadArgument: the extra is missing, or a name that lm-eval does not find among our definitions.
-        """
+        """Task → lm-eval's names of it, without tasks that others cover. Raises BadArgument for an unknown name."""
         from emad_ref.tasks.evaluation import task_manager
 
         manager = task_manager(None)
@@ -114,7 +111,7 @@ class LmEvalScores:
 
     @cached_property
     def _found(self) -> tuple[dict[str, PublishedTask], dict[str, str]]:
-        """Tasks that can be scored, and of the others why not. An error in either ends the run, once."""
+        """Tasks that can be scored, and why the others cannot. An error ends the run."""
         if not self._study.tasks:
             return {}, {}
         with stop_run_on_error():
@@ -135,7 +132,7 @@ class LmEvalScores:
             return scored, unmeasured
 
     def _read(self, name: str, members: tuple[str, ...]) -> PublishedTask | str:
-        """Definition and documents of a task; a sentence if this model or run cannot score it."""
+        """Definition and documents of a task; the reason where it cannot be scored."""
         from emad_ref.tasks.evaluation import task_manager
 
         with lm_eval_quiet():
@@ -162,12 +159,12 @@ class LmEvalScores:
         return f"it takes {wanted} new tokens, and the model has {positions} positions" if wanted >= positions else ""
 
     def check(self) -> None:
-        """Every task asked for is known and its data fits, or the run ends here (``errors.RunStopped``)."""
+        """Raises RunStopped for an unknown task or data that does not fit."""
         assert self._found is not None
 
     @property
     def limit(self) -> int | None:
-        """Documents per task: as many as asked for, else all; the smallest budget stops at its number of items."""
+        """Documents per task: the study's limit, else all; the smallest budget stops at its number of items."""
         if self._study.limit is not None:
             return self._study.limit
         return self._subject.budget.items if self._subject.budget.rank == 0 else None
@@ -189,7 +186,7 @@ class LmEvalScores:
     # ------------------------------------------------------------ scores
 
     def correct(self, name: str, point: OperatingPoint) -> ByItem:
-        """[documents] bool, whether each is right under ``point``; questions about one text share a cluster."""
+        """[documents] bool, right under ``point``; questions about one text share a cluster."""
         result = self.result(name, point)
         return ByItem(result.scores == 1, np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
 
@@ -197,10 +194,9 @@ class LmEvalScores:
         return self.scored[name].guess
 
     def saving(self, name: str, point: OperatingPoint) -> float:
-        """Net share of decode FLOPs that ``point`` saves on the requests of this task, by replay.
+        """Net share of decode FLOPs that ``point`` saves, by replay of at most ``REPLAYED`` evenly spread requests.
 
-        Teacher-forced on at most ``REPLAYED`` of them, evenly spread: on options and texts as asked for, on what full
-        depth wrote where answers are generated.
+        Generated answers are replayed as full depth wrote them.
         """
         if name not in self._traces:
             self.result(name, self._subject.full)
@@ -248,7 +244,7 @@ class LmEvalScores:
 
     @contextmanager
     def _model(self, point: OperatingPoint) -> Iterator[EmadLM]:
-        """What lm-eval asks: our own by passes and replay, anybody else's decoder token by token.
+        """The model that lm-eval queries: ours by passes and replay, any other decoder token by token.
 
         Only ours has a fingerprint to keep results under, hence the journal.
         """
@@ -264,7 +260,7 @@ class LmEvalScores:
     # ------------------------------------------------------------ what a reader needs
 
     def rows(self, points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
-        """Every task at every one of ``points``, beside full depth; none where no task is scored."""
+        """Every task at each of ``points``, beside full depth."""
         return [
             {
                 "task": name,
@@ -281,7 +277,7 @@ class LmEvalScores:
 
     @property
     def note(self) -> str:
-        """One sentence: how many documents of each task were scored, and what they lost."""
+        """One sentence: how many documents of each task were scored, and how many contexts were cut."""
         tasks = ", ".join(f"{task.name} ({task.documents} of {task.of} documents)" for task in self.scored.values())
         counts = {name: self.result(name, self._subject.full).cut for name in self.scored}
         cut = ", ".join(f"{count} of {name}'s requests" for name, count in counts.items() if count) or "none did"
@@ -295,7 +291,7 @@ class LmEvalScores:
 
     @property
     def _ended(self) -> str:
-        """How many generated programs were ended in the sandbox, which is not what a wrong answer is."""
+        """How many generated programs the sandbox ended, which differs from a wrong answer."""
         from emad_ref.tasks.metrics import ENDING_TEXT
 
         said = [
@@ -337,7 +333,7 @@ def _answer(task: Any, document: Any) -> str:
 
 
 def _merge_results(task: PublishedTask, results: list[TaskResult]) -> TaskResult:
-    """Members of a group as one task; each document weighs the same, as in lm-eval's ``weight_by_size``."""
+    """Members of a group as one task; each document has equal weight, as in lm-eval's ``weight_by_size``."""
     from emad_ref.tasks.evaluation import TaskResult
 
     if len(results) == 1:
@@ -355,9 +351,9 @@ GENERATED_LINE = 24  # new tokens that a one-line program may take
 
 
 class ReplayedTask:
-    """Items of a task beside the trace of their reference answers: who is right, and what is saved, at any point.
+    """Items of a task and the trace of their reference answers: which are right at any point, and what it saves.
 
-    Programs are run, not replayed: of them the trace only says what is saved on lines like those they are asked for.
+    Programs are run, not replayed: their trace only tells what is saved.
     """
 
     def __init__(self, items: list[TaskItem], trace: Trace, geometry: Geometry):
@@ -376,7 +372,6 @@ class ReplayedTask:
         return self._play(point)[1]
 
     def of(self, values: Bools) -> ByItem:
-        """[items] ``values`` in the clusters of these items."""
         return ByItem(values, item_clusters(self.items))
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
@@ -388,7 +383,10 @@ class ReplayedTask:
 
 
 class TaskScores:
-    """Answers of one model, taken when first asked for and kept. ``published``: lm-eval's tasks."""
+    """Answers of one model, kept: the world's own tasks where the corpus is of the world, and ``published`` ones.
+
+    ``statistics.accuracy`` says whether a task counts at a point; here is measured what it needs.
+    """
 
     def __init__(self, subject: ModelUnderTest):
         self._subject, self.published = subject, LmEvalScores(subject)
@@ -396,7 +394,7 @@ class TaskScores:
 
     @property
     def tasks(self) -> list[str]:
-        """Every task of right and wrong answers that this run scores."""
+        """Every task of right and wrong answers."""
         return [*self._own, *self.published.answered]
 
     @property
@@ -407,7 +405,7 @@ class TaskScores:
 
     @property
     def replayed(self) -> list[str]:
-        """The world's tasks that one trace decides at every point: neither its programs nor what lm-eval scores."""
+        """The world's tasks but its programs: one trace decides them at every point."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
 
     @property
@@ -416,14 +414,14 @@ class TaskScores:
         return [each for task in self.replayed for each in token_sequences(self._own[task])]
 
     def at(self, task: str, point: OperatingPoint) -> TaskAccuracy:
-        """What says whether ``task`` counts at ``point``, and what it loses there."""
+        """Accuracy of ``task`` at ``point`` and at full depth, and whether it counts there."""
         full = self._subject.full
         return TaskAccuracy(
             self.correct(task, full), self.correct(task, point), self.guess(task), self._saving(task, point)
         )
 
     def correct(self, task: str, point: OperatingPoint) -> ByItem:
-        """[items] bool, whether each item of ``task`` is right at ``point``: by replay, or by decoding for programs."""
+        """[items] bool, right at ``point``: by replay, or by decoding for programs."""
         if task not in self._own:
             return self.published.correct(task, point)
         played, key = self._played[task], (task, point)
@@ -434,17 +432,16 @@ class TaskScores:
         return self._generated[key]
 
     def guess(self, task: str) -> float:
-        """Share right by the better of two guesses: from the input's own symbols; always validation's majority."""
+        """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
         if task not in self._own:
             return self.published.guess(task)
         return _guess(self._own[task], self._validation[task])
 
     def validation_drops(self, point: OperatingPoint) -> dict[str, float]:
-        """Validation accuracy lost by each task that counts there at ``point``, a fraction; programs are left out.
+        """Validation accuracy, a fraction, lost at ``point`` by each task that counts there; programs are left out.
 
-        Point estimates, on 400 items a task: a bound of 0.5 % that no bad luck may cross would ask for 600 items of
-        which not one is lost (rule of three), so that any margin that changes anything were refused. Whether a choice
-        by point estimates holds elsewhere is what EMAD-E10 asks, on items of its own.
+        Point estimates on 400 items a task: to show a bound of 0.5 % would take 600 items without one lost (rule of
+        three). EMAD-E10 tests on other items whether a choice by point estimates holds.
         """
         drops = {}
         for task, played in self._validated.items():

@@ -26,11 +26,7 @@ from emad_ref.text.documents import Split
 
 
 class LensTraces:
-    """Taken when first asked for and kept.
-
-    Raises:
-        Unsupported: an encoder-decoder model continues no document: the claim that asked is not applicable.
-    """
+    """Taken when first used and kept. Raises Unsupported for an encoder-decoder model, which continues no document."""
 
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject
@@ -60,8 +56,6 @@ class LensTraces:
     def evaluated(self) -> list[TokenSequence]:
         return self.subject.sequences("evaluate", self.subject.budget.evaluate)
 
-    # ------------------------------------------------------------ the unit that intervals resample
-
     @cached_property
     def windows(self) -> DocumentOf:
         """[windows] the document each window of ``evaluation`` was cut from."""
@@ -88,15 +82,9 @@ class LensTraces:
         by_layer = [sequence_sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
         return self.by_document(np.stack(by_layer, axis=1))
 
-    # ------------------------------------------------------------ profile
-
     @cached_property
     def profile(self) -> Profile:
-        """The one named in the study, else the run's own.
-
-        Raises:
-            BadProfile: the named one belongs to another model.
-        """
+        """The study's profile, else the run's own. Raises BadProfile where it belongs to another model."""
         given, subject = self.subject.study.profile, self.subject
         if given is None:
             return self.calibrated()
@@ -110,7 +98,7 @@ class LensTraces:
         return profile
 
     def calibrated(self, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
-        """The profile of this run's calibration text at ``probes`` (default: METHODS'), thresholds by ``features``."""
+        """The profile of the calibration text at ``probes`` (default: METHODS'), thresholds by ``features``."""
         frequency = b""
         if "frequency" in features:
             counts = np.bincount(self.calibration.target, minlength=self.subject.stepper.vocabulary)
@@ -143,7 +131,8 @@ FITTED, READ = 40, 60  # windows at most: tokens by the thousand, one pass over 
 
 
 class EntropyEstimates:
-    """Taken when first asked for and kept."""
+    """Entropy estimators: weights fitted on calibration, linear map to full entropy on validation, compared on
+    evaluation."""
 
     def __init__(self, traces: LensTraces):
         self._traces, self._subject = traces, traces.subject
@@ -154,10 +143,10 @@ class EntropyEstimates:
 
     @cached_property
     def paper(self) -> list[Estimator]:
-        """The paper's cheap estimators at the sizes it means, small and large, as far as this model can hold them.
+        """The paper's cheap estimators at sizes that this model can hold.
 
-        Top-K: K = 32 and 128 (its "K ≈ 32–128"), yet at most V/64 and V/16: an eighth of a vocabulary of 512 is no
-        top-K. Low-rank: r = d/16 and d/8 (its "r ≪ d"), then top-K as above at the larger K.
+        Top-K: K = 32 and 128 ("K ≈ 32–128"), at most V/64 and V/16. Low-rank: r = d/16 and d/8 ("r ≪ d"), then top-K at
+        the larger K.
         """
         vocabulary, width = self._subject.stepper.unembedding.shape
         ks = [max(min(k, vocabulary // part), LEAST_K) for k, part in PAPER_KS]
@@ -183,7 +172,7 @@ class EntropyEstimates:
         return self.read_by_document(split, count, estimators)[0]
 
     def read_by_document(self, split: Split, count: int, estimators: Sequence[Estimator]) -> tuple[Trace, DocumentOf]:
-        """``read``, and the document that each token of it belongs to: one may have given several windows."""
+        """``read``, and the document of each token: one may have given several windows."""
         subject = self._subject
         sequences = subject.sequences(split, count)
         trace = take_trace(
@@ -200,9 +189,9 @@ class EntropyEstimates:
         return values[:, np.array(self.probes) - 1].astype(np.float64)
 
     def uncorrected(self, trace: Trace, estimator: Estimator) -> NDArray[np.float64]:
-        """[tokens, probes] what a corrected ``estimator`` said before its linear map, which ``trace`` has applied.
+        """[tokens, probes] of a corrected ``estimator`` before its linear map, which ``trace`` has applied.
 
-        Order and bias are an estimator's own: a negative slope would turn the order round, and no bias would be left.
+        The map would hide an estimator's own bias, and a negative slope its order.
         """
         slope, intercept = np.array(estimator.correction).T
         raw: NDArray[np.float64] = (self.columns(trace.estimates[estimator]) - intercept) / slope

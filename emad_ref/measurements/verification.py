@@ -42,7 +42,7 @@ NEVER_NATS = -1.0  # a threshold that no entropy passes
 
 
 class ReplayValidity:
-    """One subject's bridge and probing points, made when first asked for and kept."""
+    """Whether replay holds for the decoder under test, and points that probe a decoder."""
 
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject
@@ -50,11 +50,11 @@ class ReplayValidity:
 
     @cached_property
     def probing_point(self) -> OperatingPoint:
-        """A point whose depth comes down in many steps on this run's text: for invariants, not for quality.
+        """A point whose depth falls in many steps on this run's text: for invariants, not for quality.
 
-        Thresholds are quantiles of the model's own entropies. Among a few quantiles it is the one under which short
-        documents use half the layers on average, as long as hardly any signal lies so near its threshold that rounding
-        decides. Shallow probes, because there depth changes what is emitted.
+        Thresholds are a quantile of the model's own entropies: the one under which short documents use half the layers
+        on average and hardly any signal is near enough to a threshold for rounding to decide. Probes are shallow, where
+        depth changes what is emitted.
         """
         short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.sequences("validate", PROBED)]
         trace = take_trace(self.subject.stepper, short)
@@ -75,17 +75,16 @@ class ReplayValidity:
 
     @cached_property
     def shallow_point(self) -> OperatingPoint:
-        """Every token exits after the first third of the layers: depth matters most, and full-depth tokens show."""
+        """Every token exits after the first third of the layers, so that full-depth tokens show."""
         layers = self.subject.stepper.layers
         return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((LARGEST_NATS,),))
 
     @cached_property
     def bridge(self) -> Finding:
-        """Whether replay speaks for the decoder under test."""
         return self.bridged(self.probing_point)
 
     def bridged(self, point: OperatingPoint) -> Finding:
-        """Whether replay of ``point`` speaks for the decoder under test."""
+        """Whether teacher-forced depths and losses of the decoder equal replay's of ``point``, on a few documents."""
         subject = self.subject
         whole = subject.sequences("evaluate", BRIDGED)[:BRIDGED]
         sequences = [replace(sequence, tokens=sequence.tokens[:BRIDGED_TOKENS]) for sequence in whole]
@@ -94,11 +93,10 @@ class ReplayValidity:
             return bridge(decoder, point, replayed, subject.tolerance)
 
     def spot_checked(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
-        """The bridge at ``point`` on a few of each kind of ``sequences`` from which a verdict reads by replay.
+        """The bridge at ``point`` on a few of each kind of ``sequences`` that a verdict replays.
 
-        The operating system's entropy draws them, and where in each the decoder begins to decide: no seed tells. They
-        are drawn once for each point. Ties are counted and excused: the point is not chosen to avoid them, and so few
-        positions show no share.
+        The operating system's entropy draws them and where each begins to decide, once for each point, so that no seed
+        predicts them. Ties are counted and excused, because the point was not chosen to avoid them.
         """
         if point not in self._checked:
             draw, subject = SystemRandom(), self.subject
@@ -112,7 +110,7 @@ class ReplayValidity:
 
     @property
     def refusal(self) -> str:
-        """Why nothing may be concluded from replay about this decoder; empty where replay speaks for it."""
+        """Why replay allows no conclusion about this decoder; empty where it does."""
         return (
             "" if self.bridge.passed is not False else f"replay does not speak for this decoder: {self.bridge.detail}"
         )
@@ -135,21 +133,26 @@ DEEP, SHALLOW = "full depth", "a quarter"
 
 
 class FlopVerification:
-    """Of one subject, looked at when first asked and kept."""
+    """Whether the FLOPs that the decoder under test counts are executed.
+
+    A quarter of the layers must take less time than all of them, by at least ``SHOWN_SHARE`` of what the FLOPs left out
+    promise. Less than ``DENIED_SHARE`` refutes a decoder that counts; between them, overhead may hide the saving and
+    nothing is concluded. Lengths of the observed requests are random, so that none gives the observation away.
+    """
 
     def __init__(self, bridging: ReplayValidity):
         self._subject, self._bridging = bridging.subject, bridging
 
     @property
     def evidence(self) -> str:
-        """The word of ``study.FLOP_EVIDENCE`` that a FLOP verdict about this decoder says."""
+        """The value of ``study.FLOP_EVIDENCE`` for FLOP verdicts about this decoder."""
         if self.seen.passed:
             return "witnessed"
         return "timed" if self._left_to_the_clock and self.times.passed else "claimed"
 
     @property
     def finding(self) -> Finding:
-        """What refutes or shows the count: what was seen, else what was timed."""
+        """The finding that shows or refutes the count: observed, else timed."""
         return self.times if self._left_to_the_clock else self.seen
 
     @property
@@ -160,7 +163,7 @@ class FlopVerification:
 
     @cached_property
     def seen(self) -> Finding:
-        """Of requests at two points: where depth comes down step by step, and where it is shallow at once."""
+        """Observed matrix products against the record, at ``probing_point`` and at ``shallow_point``."""
         if not self._subject.capabilities.counted:
             return Finding(
                 "witness", None, "the decoder does not count its work: nothing to hold what ran against", 0, 0
@@ -196,10 +199,7 @@ class FlopVerification:
 
     @cached_property
     def times(self) -> Finding:
-        """Of tokens that are forced to a quarter of the layers, beside the same tokens at full depth.
-
-        Verdicts that measure no time ask for it, too: they do without where a tracer or debugger is active.
-        """
+        """Tokens forced to a quarter of the layers, timed beside the same tokens at full depth; not beside a tracer."""
         if active := list(active_tracers()):
             return Finding("witness by time", None, f"not timed beside {', '.join(active)}", 0, 0)
         try:
@@ -249,7 +249,7 @@ def fed_seconds(decoder: Decoder, tokens: Ints, depth: int) -> float:
 
 
 def one_token(depth: int, layers: int, keys: int) -> Work:
-    """Work of one token that attends to ``keys`` and stops after ``depth``, its readout included."""
+    """Work of one token that attends to ``keys`` and exits after ``depth``, with its readout."""
     work = Work.none(layers)
     work.tokens[:depth], work.context[:depth] = 1, keys
     work.readout_rows[READOUTS.index("full"), depth - 1] = 1

@@ -213,7 +213,7 @@ def test_drafts_are_timed_in_processes_too():
     timed = made.latency.races(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
     assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
-    for rows, found in timed.items():
+    for found in timed.values():
         finding = made.latency.held(found, {"full": made.subject.full})
         assert finding.passed is True, finding.detail
 
@@ -276,7 +276,7 @@ def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp
     made = evidence(RunResources(runner=SubprocessRunner(start)), largest)
     timed = made.latency.timed(point_of(made))
     assert set() < kept[0] == kept[1]
-    for rows, found in timed.items():
+    for found in timed.values():
         assert list(found.seconds) == [FULL, ADAPTIVE, GENERATE, COMPILED]
         assert found.process.tolist() == [0, 0, 1, 1]
         assert made.latency.checked(found, point_of(made)).passed is True
