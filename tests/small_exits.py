@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,14 @@ LAYERS, MINIMA = 10, (3, 8)  # of the bundled T5s
 WORLD_TASKS = ("qa", "summary", "count")
 
 
-@contextmanager
-def few_items(name: str, items: int) -> Iterator[ModelMeasurements]:
-    """Evidence of a bundled T5 on so many items of each task."""
+def few_items(name: str, items: int) -> ModelMeasurements:
+    """Measurements of a bundled T5 on so many items of each task."""
+    made = ModelMeasurements(load(name), Study(), RunResources())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(early_exit_tasks.ITEMS, "smoke", items)
-        made = ModelMeasurements(load(name), Study(), RunResources())
         for task in made.exits.tasks:
             made.exits.asked.items(task)
-        yield made
+    return made
 
 
 def somebodys(

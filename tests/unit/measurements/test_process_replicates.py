@@ -1,6 +1,6 @@
-"""A race divided over processes: the same requests, dealt and put together again; and processes that fail.
+"""Pairs divided over fresh processes: the same requests, joined again; processes that fail.
 
-Shares are carried out in this process here, through the same files; ``tests/plugin/test_afresh.py`` starts processes.
+Shares run in this process here, through the same files; ``tests/plugin/test_afresh.py`` starts processes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,21 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.decoding.switching import SMALL, SwitchingRule
 from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, LatencyBenchmark
 from emad_ref.measurements.learned_exit import time_self_speculation
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_timing import (
+    TRANSFORMERS_NAMES,
+    PairTimingShare,
+)
 from emad_ref.measurements.process_replicates import (
     ProcessReplicates,
     SubprocessFailed,
@@ -28,7 +35,7 @@ from emad_ref.measurements.process_replicates import (
     run_in_subprocess,
     run_task_file,
 )
-from emad_ref.measurements.run_resources import RunResources, SubprocessRunner
+from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import FingerprintMismatch
@@ -321,3 +328,87 @@ def test_nothing_is_left_of_one_that_succeeds(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run_in_subprocess(SubprocessRunner(Here()), Number(), 0.1) == os.getpid()
     assert list(tmp_path.iterdir()) == []
+
+
+NAMES, TASK, NEW = ("emad-nano", "emad-tiny"), "inventory", 6
+PAIR_REQUESTS, PAIR_PROCESSES = 5, 2
+RULE = SwitchingRule(0.5, 2, 1, SMALL)
+PAIR_BUDGET = replace(BUDGETS["smoke"], pairs=PAIR_REQUESTS, processes=PAIR_PROCESSES)
+
+
+def pair_of(here: Here | None, make=make_judge_decoder, budget=PAIR_BUDGET) -> PairMeasurements:
+    afresh = SubprocessRunner(here) if here else SubprocessRunner(without="nobody can")
+    made = PairMeasurements(
+        *map(load, NAMES), Study(budget=budget), RunResources(make, runner=afresh), names=NAMES, savings=(0.415,)
+    )
+    made.rules.__dict__["compared"] = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), worth_routing=True)}
+    made.timing.__dict__.update(rule=RULE, new=NEW)
+    return made
+
+
+def pair_point(made: PairMeasurements, **more) -> OperatingPoint:
+    layers = made.large.subject.stepper.layers
+    return OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),), **more)
+
+
+@pytest.fixture(scope="module")
+def divided_pair():
+    here = Here()
+    made = pair_of(here)
+    return made, made.timing.rivals, here
+
+
+def test_every_request_of_a_pair_is_timed_once_in_one_of_the_processes(divided_pair):
+    made, timed, here = divided_pair
+    assert here.started == PAIR_PROCESSES
+    assert set(timed.seconds) == set(timed.outputs) == {"large", "speculative", "EAD", *TRANSFORMERS_NAMES}
+    assert timed.process.tolist() == [0, 0, 0, 1, 1]
+    assert all((seconds > 0).all() for seconds in timed.seconds.values())
+    assert {len(done) for done in timed.outputs.values()} == {len(timed.prompts)} == {PAIR_REQUESTS}
+    said = made.timing.description(timed)
+    assert "emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, 6 new tokens" in said
+    assert "5 pairs in 2 fresh processes of 2–3 pairs each" in said
+
+
+def test_together_the_shares_of_a_pair_are_the_requests_of_one_process(divided_pair):
+    _, timed, _ = divided_pair
+    alone = pair_of(None)
+    whole = alone.timing.rivals
+    assert "5 pairs in this process alone (nobody can)" in alone.timing.description(whole)
+    assert whole.process is None
+    prompts = [prompt.tokens.tolist() for prompt in alone.timing.prompts(PAIR_REQUESTS + WARM_UP)[WARM_UP:]]
+    for found in (timed, whole):
+        assert [prompt.tokens.tolist() for (prompt,) in found.prompts] == prompts
+    for arm, each in timed.emitted().items():
+        assert [rows[0].tolist() for rows in each] == [rows[0].tolist() for rows in whole.emitted()[arm]]
+    spent = [made.models.spent(found.recorded("EAD")).tolist() for made, found in ((alone, timed), (alone, whole))]
+    assert spent[0] == spent[1]
+
+
+def test_adaptive_depth_is_timed_there_too_with_what_its_point_names():
+    made = pair_of(Here())
+    point = pair_point(made, lens=attached(made.large.subject.stepper, [2]))
+    timed = made.timing.emad_rivals(point)
+    assert {"large", "EAD"} & set(timed.seconds) == {"large"}
+    assert timed.process.tolist() == [0, 0, 0, 1, 1]
+    assert {depth for done in timed.recorded("EMAD") for depth in done.tokens.depth.tolist()} != {point.layers}
+
+
+def test_what_a_decoder_of_a_pair_declines_is_declined_here_and_no_process_is_started():
+    def make(request):
+        if request.point.probes:
+            raise Unsupported("full depth alone")
+        return make_judge_decoder(request)
+
+    here = Here()
+    made = pair_of(here, make)
+    with pytest.raises(Unsupported, match="full depth alone"):
+        made.timing.emad_rivals(pair_point(made))
+    assert here.started == 0
+
+
+def test_models_that_have_changed_are_refused(divided_pair):
+    made, _, _ = divided_pair
+    share = PairTimingShare(NAMES, "f" * 64, made.study, made.size, None, ({}, {}), None, NEW)
+    with pytest.raises(FingerprintMismatch, match="emad-nano \\+ emad-tiny are not the models any more"):
+        share.run(RunResources())

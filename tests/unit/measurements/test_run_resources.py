@@ -1,10 +1,12 @@
-"""Judge and judged are apart: a decoder has a copy of its own, and whoever reaches for the judge's model is named."""
+"""The judge's model is isolated from decoders; decoders elsewhere get a folder of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import (
     ModelIsolation,
+    RemoteDecoders,
     RunResources,
     copy_model,
     judge_model,
@@ -23,11 +26,13 @@ from emad_ref.measurements.run_resources import (
 )
 from emad_ref.measurements.study import Study
 from emad_ref.models import snapshots
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.model_spec import FingerprintMismatch
+from emad_ref.models.model_spec import FingerprintMismatch, stored_folder
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
-from emad_ref.point import OperatingPoint
+from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.lens import attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
 from tests.decoders.cached import CachedDecoder
@@ -35,6 +40,8 @@ from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.meddling import AROUND, CHANGES, careless, dawdle, meddling
 from tests.decoders.meddling import change_a_weight as change
 from tests.lenses import attached
+from tests.small import LAYERS, small_model
+from tests.unit.wire.fake import listening
 
 STUDY = Study(corpus="self")
 
@@ -311,3 +318,67 @@ def test_many_differences_are_counted():
 def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
     request = Request(ModelRef("emad-nano", lambda: nano), ModelUnderTest(nano, STUDY, RunResources()).full)
     assert make_judge_decoder(request).stepper is make_reference_decoder(request).stepper is nano.stepper
+
+
+def told_of(distant, asked, loaded):
+    """The model as the other side heard of it."""
+    distant.make(Request(ModelRef(loaded.name, lambda: loaded), full_depth(loaded.geometry.layers)))
+    return asked[-1].header["model"]
+
+
+def test_a_bundled_model_lies_where_it_is():
+    loaded = load("emad-nano", dtype=torch.float64)
+    with listening() as (where, asked):
+        distant = RemoteDecoders(where, 10)
+        assert told_of(distant, asked, loaded) == {
+            "name": "emad-nano",
+            "folder": str(weights_folder() / "emad-nano"),
+            "fingerprint": loaded.fingerprint,
+            "dtype": "float64",
+            "device": "cpu",
+        }
+        distant.close()
+
+
+def test_a_folder_is_named_absolutely(tmp_path, monkeypatch):
+    load("random:emad-nano").model.save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert stored_folder(load("mine")) == tmp_path / "mine"
+    monkeypatch.chdir("/")
+
+
+@pytest.mark.parametrize("name", ["random:emad-nano", "control:identity-upper"])
+def test_a_model_that_lies_nowhere_is_saved_once_and_goes_with_the_run(name):
+    loaded = load(name, seed=3)
+    with listening() as (where, asked):
+        distant = RemoteDecoders(where, 10)
+        folder = Path(told_of(distant, asked, loaded)["folder"])
+        saved = load(str(folder))
+        weights, found = loaded.model.state_dict(), saved.model.state_dict()
+        assert weights.keys() == found.keys()
+        assert all(torch.equal(weights[key], found[key]) for key in weights)
+        assert told_of(distant, asked, loaded)["folder"] == str(folder)
+        other = Path(told_of(distant, asked, load(name, seed=4))["folder"])
+        assert other != folder
+        distant.close()
+        assert not folder.exists()
+        assert not other.exists()
+        distant.close()
+
+
+def test_a_checkpoint_of_another_format_is_saved_again(tmp_path):
+    """Weights in a pickle are no file that a plain reader knows."""
+    loaded = load("random:emad-nano")
+    loaded.model.config.save_pretrained(tmp_path)
+    torch.save(loaded.model.state_dict(), tmp_path / "pytorch_model.bin")
+    assert stored_folder(load(str(tmp_path))) is None
+
+
+def test_every_part_of_a_request_reaches_our_decoder() -> None:
+    stepper = CausalStepper(small_model("gpt_neox"))
+    model = ModelRef("small", lambda: SimpleNamespace(stepper=stepper))
+    request = Request(model, truncated(LAYERS, 2), seed=3, max_rows=5, temperature=0.7)
+    decoder = RunResources().make_decoder(request)
+    assert isinstance(decoder, WalkedDecoder)
+    assert (decoder.stepper, decoder.point) == (stepper, request.point)
+    assert (decoder.seed, decoder.max_rows, decoder.temperature) == (3, 5, 0.7)

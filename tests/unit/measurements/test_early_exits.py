@@ -1,4 +1,4 @@
-"""What early exits are asked: the world's pairs or published files, how they are cut, scored, and spoken of."""
+"""Early exits: tasks and items, the same items under every rule, scores in 0–1, FLOPs in parts that add up, tables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,272 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.special import softmax
 
-from emad_ref.errors import RunStopped
+from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.trace import lens_logits
+from emad_ref.errors import BadArgument, RunStopped
+from emad_ref.exit_rules.rules import kept_vocabulary
+from emad_ref.measurements import early_exit_tasks, early_exits
 from emad_ref.measurements import early_exit_tasks as exit_tasks
 from emad_ref.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer
+from emad_ref.measurements.early_exits import (
+    AS_CODED,
+    LEAST_VOCABULARY,
+    RULES,
+    FlopsPerItem,
+    first_amateur,
+    flop_saving,
+    flops_per_item,
+    minimum_layer_tables,
+    minimum_layers,
+    rule_table,
+    time_rules,
+    timed_flops,
+)
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, FixedEncoderInput, ModelUnderTest
+from emad_ref.measurements.run_resources import RunResources
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import LoadedModel, load
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Work
+from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.metrics import token_f1
 from emad_ref.text.seq2seq_pairs import generate_pairs
-from tests.small_exits import TUNED, WORLD_TASKS, published, somebodys
+from tests.small_exits import LAYERS, MINIMA, TUNED, WORLD_TASKS, few_items, published, somebodys
 from tests.unit.tasks.test_datasets import write
+
+FEW_ITEMS, SMALL = 6, "emad-t5-tiny"
+
+
+@pytest.fixture(scope="module")
+def evidence() -> ModelMeasurements:
+    return few_items(SMALL, FEW_ITEMS)
+
+
+def test_a_threshold_above_one_is_full_depth_item_by_item(evidence: ModelMeasurements) -> None:
+    full = evidence.exits.under("qa", evidence.exits.full)
+    never = evidence.exits.answered("qa", "JSD", 2, threshold=1.5)
+    assert never.texts == full.texts
+    assert set(full.exited.exit_block.values) == set(never.exited.exit_block.values) == {float(LAYERS)}
+    assert len(full.texts) == len(full.exited) == FEW_ITEMS
+
+
+def test_items_of_a_batch_answer_as_they_do_alone(evidence: ModelMeasurements) -> None:
+    """Sources of different lengths are decoded together: item i must be item i."""
+    exits, subject, item = evidence.exits, evidence.subject, 3
+    together = exits.answered("summary", "softmax", 2)
+    with subject.open(together.point) as decoder:
+        alone = decoder.generate([exits.prompts("summary")[item]], early_exit_tasks.TASKS["summary"].new, subject.stop)
+    text = subject.tokenizer.decode(alone.emitted[0].tolist(), skip_special_tokens=True).strip()
+    assert text == together.texts[item]
+    assert alone.tokens.depth.sum() == together.exited.depth_sums.values[item]
+
+
+def test_confidence_decoder_and_encoder_are_everything_executed(evidence: ModelMeasurements) -> None:
+    geometry = evidence.loaded.geometry
+    done = evidence.exits.answered("qa", "softmax, fixed", 2)
+    parts = done.costs(geometry)
+    assert parts.together * FEW_ITEMS == pytest.approx(flops(done.counted, geometry).total)
+    assert min(parts.confidence, parts.decoder, parts.encoder) > 0
+    assert parts.decoding == pytest.approx(parts.together - parts.encoder)
+
+
+def test_a_decoder_that_does_not_count_is_no_evidence_of_flops(evidence: ModelMeasurements) -> None:
+    done = evidence.exits.answered("qa", "softmax", 2)
+    with pytest.raises(Unsupported, match="does not count"):
+        replace(done, counted=None).costs(evidence.loaded.geometry)
+
+
+def test_teacher_forcing_reads_every_token_of_every_answer(evidence: ModelMeasurements) -> None:
+    read = evidence.exits.read("qa")
+    targets = [len(evidence.subject.tokenizer.encode(item.target)) for item in evidence.exits.asked.items("qa").pairs]
+    assert np.bincount(read.item).tolist() == read.tokens.values.tolist() == targets
+    assert (read.ranks[:, -1] == 1).all()
+    for (signal, _), (confidence, correct) in read.contrasts.items():
+        assert confidence.shape == correct.shape == (sum(targets), LAYERS - MINIMA[0] - (signal == "jsd_contrast"))
+        assert ((confidence >= 0) & (confidence <= 1)).all()
+
+
+def test_response_is_how_far_the_best_token_leads_after_each_layer(evidence: ModelMeasurements) -> None:
+    read, prompt = evidence.exits.read("qa"), evidence.exits.prompts("qa")[0]
+    target = evidence.exits.asked.items("qa").targets[0]
+    fed = np.concatenate([prompt.tokens, target[:-1]])
+    p = softmax(lens_logits(evidence.subject.stepper, fed, source=prompt.source), axis=-1)
+    first, second = np.sort(p, axis=-1)[..., -1], np.sort(p, axis=-1)[..., -2]
+    np.testing.assert_allclose(read.response[read.item == 0], first - second, atol=1e-12)  # float64
+    assert ((p.argmax(axis=-1) == target[:, None]) == read.correct[read.item == 0]).all()
+
+
+def test_fewer_items_than_timed_requests_are_asked_again(
+    evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(early_exit_tasks.ITEMS, "smoke", 1)
+    alone = ModelMeasurements(evidence.loaded, evidence.study, RunResources()).exits
+    asked = alone.subject, alone.prompts("qa")
+    one, many = (timed_flops(*asked, alone.full, pairs, 3) for pairs in (1, 4))
+    assert one == many
+    assert one.together > 0
+    seconds = time_rules(*asked, {"softmax": alone.point("softmax", 2)}, 4, 3).seconds
+    assert {name: len(each) for name, each in seconds.items()} == {"full": 4, "softmax": 4}
+
+
+def test_long_references_are_contrasted_block_by_block(
+    evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evidence.exits.read("summary")
+    assert max(np.bincount(whole.item)) > 7
+    monkeypatch.setattr(early_exits, "READ_TOKENS", 7)
+    monkeypatch.setitem(ITEMS, "smoke", FEW_ITEMS)
+    blocks = ModelMeasurements(evidence.loaded, evidence.study, RunResources()).exits.read("summary")
+    for key, (confidence, correct) in whole.contrasts.items():
+        np.testing.assert_allclose(blocks.contrasts[key][0], confidence, atol=1e-12)  # float64; rows do not mix
+        np.testing.assert_array_equal(blocks.contrasts[key][1], correct)
+
+
+@pytest.mark.parametrize(
+    ("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (10, (3, 8)), (8, (2, 6)), (6, (2, 4)), (4, (2,))]
+)
+def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: tuple[int, ...]) -> None:
+    assert minimum_layers(layers) == minima
+
+
+def test_both_readings_of_jsd_meet_softmax_response_at_the_layer_from_which_they_decide(
+    evidence: ModelMeasurements,
+) -> None:
+    """A threshold of 0 leaves at once: where each rule may, at the earliest."""
+    exits = evidence.exits
+    for minimum in exits.minima:
+        for rule, first in (("JSD", minimum + 1), (AS_CODED, minimum)):
+            jsd, softmax = (exits.answered("qa", *side, 0.0).exited for side in ((rule, minimum), ("softmax", first)))
+            assert set(jsd.exit_block.values) == set(softmax.exit_block.values) == {float(first)}
+
+
+def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_below() -> None:
+    assert [first_amateur(minimum) for minimum in (2, 3, 8)] == [1, 2, 2]
+
+
+def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeasurements) -> None:
+    """The pre-trained T5 fills gaps; it was never shown a task."""
+    exits = evidence.exits
+    assert set(exits.unsolved) == set(exits.tasks)
+    assert all("not solved: full depth scores" in reason for reason in exits.unsolved.values())
+    assert exits.counting == []
+    assert len(exits.settings) == len(exits.tasks) * len(MINIMA)
+
+
+def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that_never_fires(
+    evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_exits, "SET_SIZE", 3)
+    found = evidence.exits.consistency("qa", (1.5, 0.0))
+    assert (found.pool.shape, found.sets.shape) == ((FEW_ITEMS, 2), (2, 3, 2))
+    assert (found.pool[:, 0] == 0).all()
+    assert (found.sets[..., 0] == 0).all()
+    assert found.mean_exit.tolist() == [LAYERS, MINIMA[0]]
+    assert found.sets[..., 1].max() > 0
+
+
+def test_a_saving_compares_part_by_part() -> None:
+    before, after = FlopsPerItem(6.0, 4.0, 10.0), FlopsPerItem(2.0, 3.0, 10.0)
+    saved = flop_saving(before, after)
+    assert (saved.confidence, saved.decoding, saved.together) == (3.0, 2.0, 20 / 15)
+
+
+def test_costs_are_per_item(evidence: ModelMeasurements) -> None:
+    geometry, work = evidence.loaded.geometry, evidence.exits.answered("qa", "softmax", 2).counted
+    assert isinstance(work, Work)
+    assert flops_per_item(work, geometry).together == pytest.approx(
+        FEW_ITEMS * flops_per_item(work, geometry, FEW_ITEMS).together
+    )
+
+
+def test_the_least_vocabulary_is_the_least_that_can_be_pruned() -> None:
+    assert kept_vocabulary(8, 8, LEAST_VOCABULARY) == 2
+    with pytest.raises(BadArgument, match="two can be kept"):
+        kept_vocabulary(8, 8, LEAST_VOCABULARY - 1)
+
+
+def test_rows_about_plain_documents_are_refused_with_a_reason(evidence: ModelMeasurements) -> None:
+    assert evidence.subject.without_quality == ENCODER_DECODER_REFUSAL
+    with pytest.raises(Unsupported, match="an encoder-decoder model"):
+        evidence.traces.profile.point(0.0)
+
+
+def test_audits_read_one_fixed_source_and_tasks_their_own(evidence: ModelMeasurements) -> None:
+    subject = evidence.subject
+    tokens = np.array([subject.opening, 5, 9])
+    own = subject.own_logits(tokens)
+    assert np.abs(subject.lens(tokens)[:, -1] - own).max() <= subject.tolerance
+    with subject.open(subject.full) as decoder:
+        assert isinstance(decoder, FixedEncoderInput)
+        _, fixed = decoder.start([Prompt(tokens)])
+        _, other = decoder.start([Prompt(tokens, subject.source[::-1].copy())])
+    assert np.abs(fixed.logits[0, 0] - own[-1]).max() <= subject.tolerance
+    assert np.abs(other.logits - fixed.logits).max() > 0.01
+
+
+TABLE_ITEMS = 4
+
+
+@pytest.fixture(scope="module")
+def tuned() -> ModelMeasurements:
+    return few_items(TUNED, TABLE_ITEMS)
+
+
+def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_before(tuned: ModelMeasurements) -> None:
+    exits = tuned.exits
+    exits.answered("summary", "JSD", 6)
+    exits.answered("qa", "softmax", 4)  # no minimum of the paper's
+    (table,) = rule_table(exits).tables
+    per_task = [("full depth", LAYERS), *((rule, minimum) for minimum in MINIMA for rule in RULES)]
+    assert [(r["task"], r["rule"], r["j"]) for r in table.rows] == [
+        (task, *each) for task in WORLD_TASKS for each in per_task
+    ]
+    assert (table.title, table.figure) == ("early exits on world:pairs", "FLOPs by rule")
+    assert all(row["j"] <= row["mean exit"] <= LAYERS for row in table.rows)
+
+
+def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasurements) -> None:
+    exits = tuned.exits
+    (table,) = rule_table(exits).tables
+    qa, summary = (next(row for row in table.rows if row["task"] == task) for task in ("qa", "summary"))
+    done = exits.under("qa", exits.full)
+    references = [pair.answers for pair in exits.asked.items("qa").pairs]
+    right = [exact_match("qa", text, answers) for text, answers in zip(done.texts, references, strict=True)]
+    assert qa["exact match"] == np.mean(right)
+    assert summary["exact match"] is None
+
+
+def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned: ModelMeasurements) -> None:
+    """A decoder that does not count, and answers nothing right on one of three tasks."""
+    exits = ModelMeasurements(tuned.loaded, tuned.study, RunResources()).exits
+    exits.asked._items.update(tuned.exits.asked._items)
+    for task in exits.tasks:
+        for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
+            done = tuned.exits.under(task, point)
+            wrong = replace(done.exited, score=ByItem.distinct(np.zeros(TABLE_ITEMS))) if task == "qa" else done.exited
+            exits._answered[task, point] = replace(done, counted=None, exited=wrong)
+    shown = rule_table(exits)
+    assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
+    (said,) = [note for note in shown.notes if note.startswith(f"{TUNED}: qa: ")]
+    assert "not solved: full depth scores 0.000, an honest guess 0.0" in said
+
+
+@pytest.mark.slow  # every minimum layer under every rule
+def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(tuned: ModelMeasurements) -> None:
+    shown = minimum_layer_tables(tuned.exits)
+    assert [table.title for table in shown.tables] == [
+        f"ablation, minimum exit layer on world:pairs, {task}" for task in WORLD_TASKS
+    ]
+    for table in shown.tables:
+        assert (table.rows[0]["rule"], table.rows[0]["mean exit"]) == ("full depth", LAYERS)
+        assert [row["j"] for row in table.rows[1:]] == [minimum for minimum in range(2, LAYERS - 1) for _ in RULES]
+        assert all(row["j"] <= row["mean exit"] <= LAYERS for row in table.rows[1:])
+
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
 # as many as no budget's draw takes whole; the first word of an answer tells them apart

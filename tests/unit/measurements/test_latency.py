@@ -1,4 +1,4 @@
-"""How long timed requests are, which arms run, what is kept and looked at afterwards, and what the budget decides."""
+"""Latency: length of timed requests, arms, what is kept and checked afterwards, batch sizes that decide nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from transformers import StaticCache
 
 from emad_ref.benchmark.clock import PairedTimings
+from emad_ref.claims import emad_f2
 from emad_ref.measurements import latency
 from emad_ref.measurements.latency import (
     AUDITED_ROWS,
@@ -32,8 +33,10 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import count_traced_graphs
 from emad_ref.models.loading import load
 from emad_ref.record import Record
+from emad_ref.report.tables import plain_table
 from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.units import ByPair
+from tests.questions.simulation import asked
 from tests.small import LAYERS, small_model
 from tests.small_evidence import FEW, small_evidence
 
@@ -377,3 +380,70 @@ def test_a_bundled_models_steps_compile_for_every_batch_size_and_emit_its_tokens
         prompts = subject.prompts(rows, 12)
         assert subject.own_greedy(prompts, 4, compiled=True).tolist() == subject.own_greedy(prompts, 4).tolist()
     assert count_traced_graphs() - before <= 1, "one row of any length; any rows of any length were there already"
+
+
+FEW_PAIRS, DECIDING = 2, 3
+
+
+@pytest.mark.parametrize(
+    ("name", "batches"), [("smoke", ()), ("standard", (2, 8)), ("full", (2, 4, 16))]
+)  # fmt: skip
+def test_batch_sizes_that_decide_are_not_timed_again_and_smoke_sweeps_none(name, batches):
+    assert latency.extra_batch_sizes(BUDGETS[name]) == batches
+    assert set(batches) | set(BUDGETS[name].batch_sizes) >= set(latency.SWEEP_BATCH_SIZES) or name == "smoke"
+
+
+def sweeping(monkeypatch: pytest.MonkeyPatch, host: RunResources | None = None) -> ModelMeasurements:
+    """A small model's short requests: 1 and 4 rows decide, 2, 8 and 16 stand beside, from fewer pairs."""
+    monkeypatch.setattr(latency, "SWEEP_PAIRS", FEW_PAIRS)
+    budget = replace(FEW, name="standard", pairs=DECIDING, batch_sizes=(1, 4), prompt_tokens=8, new_tokens=4)
+    evidence = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
+    evidence.loaded.model = evidence.subject.stepper.model
+    evidence.latency.__dict__["request_shape"] = (8, 4)
+    return evidence
+
+
+def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
+    evidence = sweeping(monkeypatch)
+    point = evidence.traces.profile.point(0.0)
+    timed = evidence.latency.swept(point)
+    assert timed is evidence.latency.swept(point)
+    assert list(timed) == [2, 8, 16]
+    for rows, requests in timed.items():
+        assert {arm: len(seconds) for arm, seconds in requests.seconds.items()} == dict.fromkeys(
+            ("full", "adaptive", "generate"), FEW_PAIRS
+        )
+        assert {len(prompts) for prompts in requests.prompts} == {rows}
+        assert evidence.latency.checked(requests, point).passed is True
+    assert list(evidence.latency.timed(point)) == [1, 4], "what decides is what decided before"
+    found = emad_f2.speedup_evidence_at(evidence, point, "")
+    assert list(found.every) == [1, 2, 4, 8, 16]
+    question = asked("EMAD-F2", np.random.default_rng(0))
+    verdict = emad_f2.decide(found, question)
+    legs = {leg.name: leg for leg in verdict.legs}
+    assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
+    assert legs["batch 8: timed requests"].n > 0
+    exhibits = emad_f2.speedup_exhibits(found, evidence, point, question)
+    said = emad_f2.speedup_limit_of(found.every).said
+    assert legs[emad_f2.ENDS].reason == said
+    assert verdict.reason.endswith(said)
+    assert any(note.endswith(said) for note in exhibits.notes)
+    (table,) = exhibits.tables
+    assert [row["batch"] for row in table.rows] == [1, 2, 4, 8, 16]
+    assert [row["decides"] for row in table.rows] == [True, False, True, False, False]
+    assert [row["pairs"] for row in table.rows] == [DECIDING, FEW_PAIRS, DECIDING, FEW_PAIRS, FEW_PAIRS]
+    assert all(row[f"{arm}, ms"] > 0 for row in table.rows for arm in ("the point", "full depth", "generate"))
+    assert "least sure against" in plain_table(table.rows)
+
+
+def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeypatch):
+    """And its times end nowhere."""
+    evidence = sweeping(monkeypatch, lying(another_token))
+    point = evidence.traces.profile.point(0.0)
+    found = emad_f2.speedup_evidence_at(evidence, point, "")
+    honest = {rows: replace(timed, check=None) for rows, timed in found.batches.items()}
+    verdict = emad_f2.decide(replace(found, batches=honest), asked("EMAD-F2", np.random.default_rng(0)))
+    assert verdict.verdict == "falsified"
+    assert "batch 2: timed requests" in {leg.name for leg in verdict.legs if leg.outcome == "falsified"}
+    assert "vanishes" not in verdict.reason
+    assert emad_f2.ENDS not in {leg.name for leg in verdict.legs}

@@ -1,0 +1,249 @@
+"""Rows of the point table and the explorer's tables: every number is the replay's."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import TokenSequence
+from emad_ref.claims import emad_f1
+from emad_ref.claims.base import ClaimContext, ask
+from emad_ref.decoding.prefix_tree import SwitchedText
+from emad_ref.decoding.switching import SwitchingRule
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.operating_points import (
+    CandidatePoints,
+    best_truncations,
+    collapse_note,
+    explorer_tables,
+    margin_losses,
+    point_attachments,
+    point_rows,
+    reading_note,
+    task_attachments,
+    token_rows,
+    token_texts,
+)
+from emad_ref.measurements.pair_routing import turn_table
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.loading import load
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.replay import replay
+from emad_ref.report.depth_explorer import has_matching_lists
+from emad_ref.report.figures import require_drawable
+from emad_ref.statistics.verdicts import load_register
+from tests.small_evidence import PROBES, small_evidence
+
+FEW = replace(BUDGETS["smoke"], calibrate=12, validate=6, evaluate=9, items=4)
+
+
+@pytest.fixture(scope="module")
+def evidence() -> ModelMeasurements:
+    return ModelMeasurements(load("emad-nano"), Study(corpus="world:premise", budget=FEW), RunResources())
+
+
+@pytest.fixture(scope="module")
+def points(evidence: ModelMeasurements) -> CandidatePoints:
+    return evidence.points
+
+
+def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: CandidatePoints):
+    rows = point_rows(points, {points.losses[0].point.name: (0.001, 0.002)})
+    names = [loss.point.name for loss in (points.full_loss, *points.losses, *best_truncations(points))]
+    assert [row["name"] for row in rows] == names
+    assert [row["roles"][:1] for row in rows[:2]] == [[], ["calibrated default"]]
+    assert [row["interval"] for row in rows[:2]] == [None, (0.001, 0.002)]
+    assert all(row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.losses, strict=False))
+    json.dumps(rows, allow_nan=False)
+
+
+def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(points: CandidatePoints):
+    saving = [loss for loss in points.losses if loss.net_reduction > 0]
+    rivals = best_truncations(points)
+    assert rivals
+    assert len(set(rivals)) == len(rivals)
+    for rival in rivals:
+        assert any(rival.net_reduction >= loss.net_reduction for loss in saving)
+    rows = {row["name"]: row for row in point_rows(points, {})}
+    assert all(rows[rival.point.name]["accuracy"] == {} for rival in rivals)
+    assert set(rows["full depth"]["accuracy"]) == set(points.scored.tasks)
+    assert all(full == same for full, same in rows["full depth"]["accuracy"].values())
+
+
+def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
+    rows = {row["name"]: row for row in point_rows(points, {})}
+    assert rows["full depth"]["not_counted"] == {}, "nothing is asked of full depth"
+    for loss in points.losses:
+        said = rows[loss.point.name]["not_counted"]
+        held = {task: points.scored.at(task, loss.point) for task in points.scored.tasks}
+        assert said == {task: at.standing for task, at in held.items() if not at.counts}
+        assert said, "four items of a task show nothing"
+
+
+def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: CandidatePoints):
+    notes = point_attachments(points, {}).notes
+    assert notes[0] == reading_note(points)
+    assert notes[0].startswith("emad-nano: perplexity on world:premise, 9 documents in 9 windows of up to 512 tokens")
+    assert len(notes) == 1 + len(points.losses)
+    assert "mean depth by position" in notes[1]
+    assert collapse_note(points, points.full_loss) == "emad-nano: full depth: no probes, depth is fixed"
+
+
+def test_tasks_make_a_table_only_where_some_were_scored(points: CandidatePoints):
+    assert task_attachments(points).tables == task_attachments(points).notes == ()
+    asked = []
+
+    def rows(at):
+        asked.extend(at)
+        return [{"task": "arc_easy", "point": point.name} for point in at]
+
+    published = SimpleNamespace(rows=rows, note="lm-eval's arc_easy")
+    held = SimpleNamespace(scored=SimpleNamespace(published=published), put_forward=points.put_forward)
+    (table,) = task_attachments(held).tables
+    assert table.title == "lm-eval's tasks at the points put forward"
+    assert len(table.rows) == len(asked) == len(points.put_forward)
+    assert task_attachments(held).notes == ("lm-eval's arc_easy",)
+
+
+def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence: ModelMeasurements):
+    asked = ClaimContext(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
+    answer = ask(emad_f1.QUESTION, evidence, asked)
+    by_leg = {leg.name: leg.interval for leg in answer.verdict.legs}
+    judged = [row for row in answer.exhibits.points if row["interval"] is not None]
+    assert judged
+    for row in judged:
+        assert row["interval"] == by_leg[f"{row['name']}: perplexity on world:premise"]
+
+
+@pytest.fixture(scope="module")
+def explored():
+    evidence = small_evidence()
+    evidence.scored.__dict__["validation_drops"] = lambda point: {}
+    evidence.points.__dict__["selected"] = None
+    return evidence.points
+
+
+@pytest.fixture(scope="module")
+def tables(explored):
+    return {table.figure: list(table.rows) for table in explorer_tables(explored).tables}
+
+
+def test_rows_of_margins_are_losses_of_the_evaluation_split(explored, tables):
+    rows, losses = tables["depth by margin"], margin_losses(explored)
+    assert [row["margin, nats"] for row in rows] == [loss.point.margin_nats for loss in losses]
+    assert rows[0]["point"] == explored.full_loss.point.name
+    for row, loss in zip(rows, losses, strict=True):
+        found = row["mean depth"], row["net reduction %"], row["perplexity"], row["rise %"]
+        assert found == (loss.mean_depth, loss.net_reduction, loss.perplexity, loss.perplexity_rise)
+        if loss is not explored.full_loss:
+            assert row["rise low %"] <= row["rise %"] <= row["rise high %"]
+    margins = [row["margin, nats"] for row in rows[1:]]
+    assert margins == sorted(margins, reverse=True)
+    assert rows[-1]["put forward as"] == "calibrated default"
+
+
+def test_depths_of_the_text_are_those_that_replay_gives_it(explored, tables):
+    rows, subject = tables["depth by token"], explored.subject
+    ids = np.array([int(row["token"].strip("⟨⟩")) for row in rows])
+    read = sum(row["part"] == "prompt" for row in rows)
+    trace = subject.trace([TokenSequence(ids, adaptive_from=read - 1)], "again")
+    for at, loss in enumerate(margin_losses(explored)):
+        found = replay(trace, loss.point)
+        assert [row["depths"][at] for row in rows[read:]] == found.depth.tolist()
+        said = [row["instead"][at] for row in rows[read:]]
+        told = [None if one == other else f"⟨{one}⟩" for one, other in zip(found.top1, trace.target, strict=True)]
+        assert said == told
+    assert len({depth for row in rows[read:] for depth in row["depths"]}) > 1, "depth differs somewhere"
+
+
+def test_depths_follow_from_the_signals_and_thresholds_shown(tables):
+    """The plain rule: the first probe below its threshold, and never deeper than the token before."""
+    decided = [row for row in tables["depth by token"] if row["depths"]]
+    for at, margin in enumerate(tables["depth by margin"]):
+        cap = max(decided[0]["depths"])
+        for row in decided:
+            fired = [
+                probe
+                for probe, entropy, threshold in zip(
+                    margin["probes"], row["entropy, nats"], margin["thresholds, nats"], strict=False
+                )
+                if entropy <= threshold
+            ]
+            cap = min([cap, *fired])
+            assert row["depths"][at] == cap
+
+
+def test_the_tables_are_what_the_page_and_the_figures_read(tables):
+    assert has_matching_lists(tables["depth by margin"], tables["depth by token"])
+    for figure, rows in tables.items():
+        require_drawable(figure, rows)
+        assert not [value for row in rows for value in row.values() if isinstance(value, np.generic)]
+    assert all(row["probes"] in ([], list(PROBES)) for row in tables["depth by margin"])
+
+
+def test_thresholds_that_differ_from_token_to_token_have_no_explorer(explored, monkeypatch):
+    loss = explored.full_loss
+    binned = replace(loss, point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)))
+    monkeypatch.setitem(explored.__dict__, "emad_sweep", [binned])
+    with pytest.raises(Unsupported, match="depend on the token"):
+        explorer_tables(explored)
+
+
+def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(explored, monkeypatch):
+    def windows(split, count):
+        return [TokenSequence(np.arange(length)) for length in lengths]
+
+    monkeypatch.setattr(explored.subject, "sequences", windows)
+    lengths = [5, 20, 3]
+    rows = token_rows(explored, [explored.full_loss.point, explored.put_forward[0]])
+    assert [row["token"] for row in rows[:3]] == ["⟨0⟩", "⟨1⟩", "⟨2⟩"]
+    lengths = [5, 3]
+    with pytest.raises(Unsupported, match="no document of 12 tokens"):
+        token_rows(explored, [explored.full_loss.point])
+
+
+def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():
+    assert token_texts(SimpleNamespace(decode=lambda ids: f"<{ids}>"), np.array([3, 4])) == ["<[3]>", "<[4]>"]
+    assert token_texts(None, np.array([3])) == ["⟨3⟩"]
+
+
+# ---------------------------------------------------------------- a pair
+
+
+def rules(*walks: SwitchedText) -> SimpleNamespace:
+    """As far as ``turns`` reads them."""
+    model = SimpleNamespace(subject=SimpleNamespace(loaded=SimpleNamespace(tokenizer=None)))
+    prompts = [Prompt(np.array([number])) for number in range(len(walks))]
+    return SimpleNamespace(
+        put_forward=lambda task: SwitchingRule(1.5, window=2, least_run=1),
+        judged=lambda rule, task: SimpleNamespace(walks=walks),
+        answers=SimpleNamespace(prompts=lambda *asked: prompts, models=SimpleNamespace(large=model)),
+        called=lambda rule: "a rule",
+    )
+
+
+def walk(*model: int) -> SwitchedText:
+    count = len(model)
+    return SwitchedText(1, np.arange(10, 10 + count), np.array(model), np.arange(count) / 2, np.ones(count))
+
+
+def test_the_text_shown_is_the_first_on_which_both_models_write():
+    (table,) = turn_table(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
+    assert [row["token"] for row in table.rows] == ["⟨1⟩", "⟨10⟩", "⟨11⟩", "⟨12⟩"]
+    assert [row["model"] for row in table.rows] == ["large", "large", "small", "large"]
+    assert [row["entropy, bits"] for row in table.rows] == [None, 0.0, 0.5, 1.0]
+    assert all(math.isclose(row["threshold, bits"], 1.5) for row in table.rows)
+    require_drawable(table.figure, table.rows)
+    assert table.title == "a text of recall: a rule"
+
+
+def test_a_pair_whose_models_never_take_turns_shows_its_first_text_and_one_that_writes_none_shows_nothing():
+    (table,) = turn_table(rules(walk(1, 1), walk(0)), "recall").tables
+    assert [row["token"] for row in table.rows] == ["⟨0⟩", "⟨10⟩", "⟨11⟩"]
+    assert turn_table(rules(), "recall").tables == ()
