@@ -38,12 +38,12 @@ def small_evidence(stepper: Stepper | None = None, host: RunResources | None = N
     )  # fmt: skip
     made = ModelMeasurements(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or RunResources())
     made.subject.documents = documents
-    made.subject.__dict__["window"] = WINDOW
-    made.traces.__dict__["profile"] = made.traces.calibrated(PROBES)
+    made.subject.window = WINDOW
+    made.traces.profile = made.traces.calibrated(PROBES)
     return made
 
 
 def refuted(evidence: ModelMeasurements, detail: str = "depth 3, not 2") -> ModelMeasurements:
     """``evidence`` behind a bridge that has failed."""
-    evidence.replay_validity.__dict__["bridge"] = Finding("bridge", False, detail, 10, 0)
+    evidence.replay_validity.bridge = Finding("bridge", False, detail, 10, 0)
     return evidence

@@ -80,6 +80,11 @@ def minimum_layers(layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
 
 
+def has_room(geometry: Geometry) -> bool:
+    """Whether the paper's minimum layers and pruned vocabularies exist at this size."""
+    return geometry.layers >= LEAST_LAYERS and geometry.vocabulary >= LEAST_VOCABULARY
+
+
 # ------------------------------------------------------------ FLOPs
 
 
@@ -417,7 +422,7 @@ class EarlyExitMeasurements:
             return MissingPremise("not applicable", "random weights: confidence and score of noise say nothing")
         if loaded.tokenizer is None:
             return MissingPremise("unmeasured", "the model came without a tokenizer, and the tasks are text")
-        if loaded.geometry.layers < LEAST_LAYERS or loaded.geometry.vocabulary < LEAST_VOCABULARY:
+        if not has_room(loaded.geometry):
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
             return MissingPremise("not applicable", f"{few}: no room for the paper's settings")
         return MissingPremise("unmeasured", none) if (none := self.asked.none) else None

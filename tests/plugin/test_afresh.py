@@ -50,7 +50,7 @@ from tasks import Asking
 def test_the_same_decoder(emad_host, emad_settings):
     report = lambda: {path: path.read_bytes() for path in emad_settings.report.iterdir() if path.is_file()}
     before = report()
-    decoder, process = run_in_subprocess(emad_host.afresh, Asking(), 1.0)
+    decoder, process = run_in_subprocess(emad_host.runner, Asking(), 1.0)
     assert before
     assert report() == before
     assert decoder == "an option seen by the conftest"
@@ -62,12 +62,12 @@ def test_the_same_decoder(emad_host, emad_settings):
 ])
 def test_failures(emad_host, then, said):
     with pytest.raises(SubprocessFailed, match=said):
-        run_in_subprocess(emad_host.afresh, Asking(then), 1.0)
+        run_in_subprocess(emad_host.runner, Asking(then), 1.0)
 
 def test_another_decoder(emad_host, monkeypatch):
     monkeypatch.setenv("NOT_HERE", "1")
     with pytest.raises(SubprocessFailed, match="this process has the providers emad-walked, and the run .*conftest.py"):
-        run_in_subprocess(emad_host.afresh, Asking(), 1.0)
+        run_in_subprocess(emad_host.runner, Asking(), 1.0)
 """
 
 
@@ -92,7 +92,7 @@ from tasks import Asking
 
 def test_one_that_hangs(emad_host):
     with pytest.raises(SubprocessFailed, match=r"ended after 25 s: 20 s .* time.sleep\\(600\\) / KeyboardInterrupt;"):
-        run_in_subprocess(emad_host.afresh, Asking("hang"), 0.5)
+        run_in_subprocess(emad_host.runner, Asking("hang"), 0.5)
 """
 
 
@@ -109,7 +109,7 @@ def test_a_process_that_hangs_is_ended_and_says_where_it_was(
 # ------------------------------------------------------------ where none is started
 
 
-WITHOUT = "def test(emad_host): assert {} in emad_host.afresh.without"
+WITHOUT = "def test(emad_host): assert {} in emad_host.runner.without"
 
 
 def test_plugins_that_are_objects_reach_no_other_process(project: pytest.Pytester, run: Run) -> None:

@@ -113,7 +113,7 @@ def test_a_model_on_two_devices_has_no_counter():
 def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: pytest.MonkeyPatch):
     """A board whose clock turns with every token generated: decoders really decode, the counter is replayed."""
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
-    evidence.latency.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
+    evidence.latency.request_shape, evidence.latency.point = (8, 4), evidence.subject.full
     board = Board()
     asked_of: list[tuple[int, int]] = []
 
@@ -135,7 +135,7 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
     counted = ModelMeasurements(
         evidence.loaded, evidence.study, RunResources(make_decoder=lambda request: Counted(make(request)))
     )
-    counted.latency.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
+    counted.latency.request_shape, counted.latency.point = (8, 4), evidence.subject.full
     real = emad_n1.measure_pairs
     monkeypatch.setattr(emad_n1, "measure_pairs", lambda *a, **k: real(*a, **k, clock=board.clock))
     monkeypatch.setattr(emad_n1, "refresh_seconds", lambda counter: 0.02)
@@ -152,7 +152,7 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
 @pytest.mark.parametrize(("budget", "pairs"), [("smoke", 6), ("standard", 60), ("full", 100)])
 def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int, monkeypatch: pytest.MonkeyPatch):
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), RunResources())
-    evidence.latency.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
+    evidence.latency.request_shape, evidence.latency.point = (8, 4), evidence.subject.full
     wanted: list[int] = []
     none = Unmeasured("no clean window")
     monkeypatch.setattr(emad_n1, "measure_pairs", lambda arms, count, *a, **k: wanted.append(count) or none)

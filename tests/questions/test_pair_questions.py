@@ -109,7 +109,7 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
     small, large = map(load, names)
     loaded = replace(small, trained=trained), replace(large, trained=trained)
     alike = PairMeasurements(*loaded, Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
-    alike.rules.__dict__["compared"] = {}
+    alike.rules.compared = {}
     answer = ask(question_of("EAD-H2"), alike, asked("EAD-H2", rng()))
     assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
     assert answer.verdict.n == FEW.judged
@@ -123,7 +123,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
     names = ("emad-nano", "emad-tiny")
     alike = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
-    alike.rules.__dict__["compared"] = {}
+    alike.rules.compared = {}
     answer = ask(question_of("EAD-F2"), alike, asked("EAD-F2", rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "there is nothing to route" in answer.verdict.reason
@@ -231,7 +231,7 @@ def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
 def bundled() -> PairMeasurements:
     names = ("emad-nano", "emad-tiny")
     made = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415,), size=FEW)
-    made.rules.__dict__["compared"] = {"inventory": SimpleNamespace(worth_routing=True, gap=SimpleNamespace(value=1.0))}
+    made.rules.compared = {"inventory": SimpleNamespace(worth_routing=True, gap=SimpleNamespace(value=1.0))}
     return made
 
 

@@ -121,7 +121,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
             columns = {name: ByPair(column) for name, column in seconds.items()}
             return SimpleNamespace(by_pair=lambda: columns, skipped=lambda arm, layers: 0.4)
 
-        def told(self, what: str, races: Any) -> str:
+        def description(self, what: str, races: Any) -> str:
             return f"timed {what}"
 
     monkeypatch.setattr("emad_ref.measurements.model.LatencyBenchmark", Known)
@@ -149,7 +149,7 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
 def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper) -> None:
     evidence = small_evidence(stepper)
     evidence.loaded.trained = False
-    evidence.replay_validity.__dict__["bridge"] = None  # asking it would be an error
+    evidence.replay_validity.bridge = None  # asking it would be an error
     answer = answered("EMAD-E7", evidence)
     assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert answer.exhibits.notes == ("timed repairs",)

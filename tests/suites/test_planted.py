@@ -65,7 +65,8 @@ def known(loaded: LoadedModel) -> dict[str, Any]:
 def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, study: Study = STUDY) -> ModelMeasurements:
     """Evidence about a decoder, as a run would gather it from the hook."""
     evidence = ModelMeasurements(loaded, study, RunResources(make))
-    evidence.replay_validity.__dict__.update(known)
+    for name, point in known.items():
+        setattr(evidence.replay_validity, name, point)
     return evidence
 
 
@@ -112,7 +113,7 @@ def test_what_is_timed_is_looked_at_afterwards(
 ) -> None:
     """What EMAD-F2 asks before it believes a clock: a decoder that reads one token and emits one is caught."""
     stopwatch = judged(loaded, known, CATALOGUE[name].make, FEW_PAIRS).latency
-    stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
+    stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
     point = known["probing_point"]
     finding = stopwatch.checked(stopwatch.timed(point)[rows], point)
     assert finding.passed is passed, finding.detail
@@ -156,7 +157,7 @@ class DecodesWhenRead(MutantDecoder):
 
 def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedModel, known: dict[str, Any]) -> None:
     stopwatch = judged(loaded, known, decoder_factory(DecodesWhenRead), FEW_PAIRS).latency
-    stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
+    stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
     drawn = stopwatch.requests(1)
     timed = stopwatch.time_point(1, drawn, point=known["probing_point"])
     decoded = DecodesWhenRead.spent[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
@@ -169,7 +170,7 @@ def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, 
     """By the entropy that the report names, which draws the same again."""
     study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
     stopwatch = judged(loaded, known, HONEST, study).latency
-    stopwatch.__dict__["request_shape"] = 8, 2
+    stopwatch.request_shape = 8, 2
     assert stopwatch.requests(1).audited is None, "nothing is known before"
     found = [stopwatch.time_point(1, stopwatch.requests(1), point=known["probing_point"]) for _ in range(4)]
     assert len({timed.entropy for timed in found}) == 4

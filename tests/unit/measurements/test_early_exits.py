@@ -383,7 +383,7 @@ def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_cl
     lengths = sorted(len(source) for source in whole.sources)
     window = lengths[len(lengths) // 2]
     short = made(data)
-    short.subject.__dict__["window"] = window
+    short.subject.window = window
     items = short.exits.asked.items("squad")
     longer = sum(length > window for length in lengths)
     assert 0 < longer < len(lengths), "all or none are cut: nothing was told apart"

@@ -127,7 +127,7 @@ def timing(host: RunResources) -> ModelMeasurements:
     budget = replace(FEW, pairs=3, batch_sizes=(1, 2, 8), prompt_tokens=SHAPE[0], new_tokens=SHAPE[1])
     made = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
     made.loaded.model = made.subject.stepper.model
-    made.latency.__dict__["request_shape"] = SHAPE
+    made.latency.request_shape = SHAPE
     return made
 
 
@@ -276,7 +276,7 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     """Compilation itself takes minutes on a CPU: the twin's step is the plain one here."""
     evidence = timing(RunResources())
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
-    evidence.latency.__dict__["without_compiled"] = ""
+    evidence.latency.without_compiled = ""
     asked, own = [], evidence.subject.own_greedy
 
     def greedy(prompts, new, compiled=False):
@@ -399,7 +399,7 @@ def sweeping(monkeypatch: pytest.MonkeyPatch, host: RunResources | None = None) 
     budget = replace(FEW, name="standard", pairs=DECIDING, batch_sizes=(1, 4), prompt_tokens=8, new_tokens=4)
     evidence = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
     evidence.loaded.model = evidence.subject.stepper.model
-    evidence.latency.__dict__["request_shape"] = (8, 4)
+    evidence.latency.request_shape = (8, 4)
     return evidence
 
 

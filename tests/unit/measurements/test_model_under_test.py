@@ -59,7 +59,7 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
         fingerprint="f",
     )
     made = ModelMeasurements(loaded, study, RunResources())
-    made.traces.__dict__["profile"] = Profile(
+    made.traces.profile = Profile(
         "small", "f", "self", "float64", LAYERS, PROBES, PROBES, (1.0,) * len(PROBES), TARGETS, 100, 10, {}
     )
     return made
@@ -86,7 +86,7 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
 def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
     """A margin that the user names is judged whatever it prints like; only equal points are one."""
     run = evidence(stepper, named)
-    run.points.__dict__["selected"] = (
+    run.points.selected = (
         None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
     )
     assert {point.name: roles for point, roles in run.points.roles.items()} == names
@@ -99,7 +99,7 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     """Perplexity lets every margin pass; tasks on the validation split let only those pass that lose nothing."""
     run, drops = evidence(stepper, corpus="world:premise"), {}
     monkeypatch.setattr("emad_ref.sweep.losses.is_within_bounds", lambda row, reference: True)
-    run.traces.__dict__["validation"] = take_trace(stepper, [TokenSequence(np.arange(20))])
+    run.traces.validation = take_trace(stepper, [TokenSequence(np.arange(20))])
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     monkeypatch.setattr(
         task_scores.TaskScores, "validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
@@ -126,7 +126,7 @@ class Told:
 
 def test_only_tasks_that_count_bound_a_margin_each_by_itself(stepper) -> None:
     run = evidence(stepper)
-    run.scored.__dict__["_validated"] = {
+    run.scored._validated = {
         "falls": Told(390, 380, 0.2),
         "holds": Told(390, 390, 0.2),
         "idle": Told(390, 300, 0.01),
@@ -166,7 +166,7 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
 
 def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper) -> None:
     run = evidence(stepper)
-    run.traces.__dict__["evaluated"] = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
+    run.traces.evaluated = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
     assert run.traces.by_document(np.array([1, 2, 4, 8, 16, 32])).values.tolist() == [3, 4, 56]
     assert run.traces.by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
 

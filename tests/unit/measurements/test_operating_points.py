@@ -124,8 +124,8 @@ def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence:
 @pytest.fixture(scope="module")
 def explored():
     evidence = small_evidence()
-    evidence.scored.__dict__["validation_drops"] = lambda point: {}
-    evidence.points.__dict__["selected"] = None
+    evidence.scored.validation_drops = lambda point: {}
+    evidence.points.selected = None
     return evidence.points
 
 
@@ -190,7 +190,7 @@ def test_the_tables_are_what_the_page_and_the_figures_read(tables):
 def test_thresholds_that_differ_from_token_to_token_have_no_explorer(explored, monkeypatch):
     loss = explored.full_loss
     binned = replace(loss, point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)))
-    monkeypatch.setitem(explored.__dict__, "emad_sweep", [binned])
+    monkeypatch.setattr(explored, "emad_sweep", [binned])
     with pytest.raises(Unsupported, match="depend on the token"):
         explorer_tables(explored)
 

@@ -175,7 +175,7 @@ def test_a_task_counts_where_the_large_model_is_shown_to_beat_a_guess_and_the_sm
         "guessed": compared(pair, 20, 50, guess=0.8),
         "worse": compared(pair, 54, 20),
     }
-    pair.rules.__dict__["compared"] = found
+    pair.rules.compared = found
     assert 0.1 < found["too few items to tell"].gap.value < 0.2, "better by more than ten points, not shown"
     assert pair.rules.tasks == ["clearer", "clear"], "the largest gap first"
     assert pair.rules.premise() == ""
@@ -192,7 +192,7 @@ def test_a_repeated_item_beats_a_guess_once(pair) -> None:
 
 
 def test_a_pair_that_cannot_be_told_apart_says_where_and_by_how_much(pair) -> None:
-    pair.rules.__dict__["compared"] = {"a": compared(pair, 50, 52)}
+    pair.rules.compared = {"a": compared(pair, 50, 52)}
     assert "a (0.867 against 0.833, 3.3 points better [" in pair.rules.premise()
     assert "nothing to route" in pair.rules.premise()
     assert pair.rules.missing() == ""
@@ -402,7 +402,7 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
 @pytest.mark.parametrize(("make", "more"), [(make_judge_decoder, {"self-speculative"}), (refusing, set())])
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
-    pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
+    pair.rules.compared = {TASK: worth(0.0, False)}
     prompts, ran = pair.timing.prompts(1), []
 
     def timed(arms, pairs):
@@ -430,7 +430,7 @@ def test_answers_are_decoded_once(bundled) -> None:
 
 
 def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
-    bundled.rules.__dict__["compared"] = {TASK: worth()}
+    bundled.rules.compared = {TASK: worth()}
     with bundled.models.partners() as (small, large):
         timed = bundled.timing.timed(
             {"large": single_model_arm(large.decoder), "speculative": speculative_arm(small, large)}, 2
@@ -481,7 +481,7 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
 
 
 def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_large_models_tokens(bundled) -> None:
-    bundled.rules.__dict__["compared"] = {TASK: worth()}
+    bundled.rules.compared = {TASK: worth()}
     with bundled.models.partners() as (_, large):
         timed = bundled.timing.timed({"large": single_model_arm(large.decoder), **bundled.timing.library.arms}, 1)
     assert {name: len(timed.recorded(name)) for name in timed.outputs} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
@@ -506,7 +506,7 @@ def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monke
 
     monkeypatch.setattr(pair_timing, "by_assistant", refuses)
     pair = paired(*models)
-    pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
+    pair.rules.compared = {TASK: worth(0.0, False)}
     found = pair.timing.library
     assert list(found.arms) == [LOOKUP]
     assert found.absent == {ASSISTED: "ValueError: assisted generation is not supported with stateful models"}
@@ -604,7 +604,7 @@ def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> N
 @pytest.mark.parametrize(("make", "reason"), [(make_judge_decoder, ""), (refusing, "depth never rises here")])
 def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
     pair = paired(*models, make, FEW)
-    pair.rules.__dict__["compared"] = {TASK: worth()}
+    pair.rules.compared = {TASK: worth()}
     for name, few in (("TRIED_WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
         monkeypatch.setattr(pair_module, name, few)
     shown = pair_module.constants_table(pair)

@@ -341,8 +341,8 @@ def pair_of(here: Here | None, make=make_judge_decoder, budget=PAIR_BUDGET) -> P
     made = PairMeasurements(
         *map(load, NAMES), Study(budget=budget), RunResources(make, runner=afresh), names=NAMES, savings=(0.415,)
     )
-    made.rules.__dict__["compared"] = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), worth_routing=True)}
-    made.timing.__dict__.update(rule=RULE, new=NEW)
+    made.rules.compared = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), worth_routing=True)}
+    made.timing.rule, made.timing.new = RULE, NEW
     return made
 
 
