@@ -86,9 +86,7 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
 def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
     """A margin that the user names is judged whatever it prints like; only equal points are one."""
     run = evidence(stepper, named)
-    run.points.selected = (
-        None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
-    )
+    run.points.selected = None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
     assert {point.name: roles for point, roles in run.points.roles.items()} == names
     assert [point.name for point in run.points.put_forward] == list(names)
     wanted = {0.0, *(margin for margin in (named, chosen) if margin is not None)}
