@@ -25,11 +25,7 @@ process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
 idle_power_w  # what `EnergyReadings.joules_per_token(idle_w=…)` takes
 problems_in  # HumanEval's own file, for whoever scores without lm-eval
-hoeffding, excess_risk  # the weaker bound that tests compare with; the early-exit paper's second loss
-changed_share  # the second bounded loss: docs/guarantee.md
-monotone_depths  # the plain form that laws hold replay to
-duplicate_clusters  # what a document index says of many texts, as tests ask it
-passes_of  # exits in order, where laws know it: predicted time of what is deferred
+hoeffding, risk  # the weaker bound that tests compare with; the early-exit paper's second loss
 derived_work  # the derivation that laws hold counted work against
 record_features  # for whoever holds a record of their decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

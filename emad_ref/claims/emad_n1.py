@@ -31,7 +31,6 @@ from emad_ref.benchmark.energy import (
     refresh_seconds,
 )
 from emad_ref.benchmark.rapl import open_rapl
-from emad_ref.benchmark.zeus import counted_over_zeus
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model import ModelMeasurements
@@ -175,9 +174,6 @@ def windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> E
             return refresh
         at_full = arm(full)
         agreement = counted_over_polled(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
-        place = subject.stepper.device
-        gpu = None if place.type == "cpu" else place.index or 0
-        beside = counted_over_zeus(counter, lambda request: at_full(-1, request), gpu, synchronize=full.synchronize)
         energies = measure_pairs(
             {"full": at_full, "adaptive": arm(adaptive)},
             pairs,
@@ -185,22 +181,15 @@ def windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> E
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, Unmeasured) else checked(energies, refresh, agreement, beside)
+    return energies if isinstance(energies, Unmeasured) else checked(energies, refresh, agreement)
 
 
-def checked(
-    energies: EnergyResult, refresh_s: float, agreement: float | Unmeasured, zeus: float | Unmeasured | None = None
-) -> EnergyResult:
-    """With what is known of the instrument: how often it moves, and how it stands to the power beside it, and to what
-    Zeus reads where it is installed."""
+def checked(energies: EnergyResult, refresh_s: float, agreement: float | Unmeasured) -> EnergyResult:
+    """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
     if isinstance(agreement, Unmeasured):
         said = [f"no self-check: {agreement.reason}"]
     else:
         said = [f"counted over integrated power: {agreement:.2f}"]
-    if isinstance(zeus, Unmeasured):
-        said.append(f"Zeus says nothing: {zeus.reason}")
-    elif zeus is not None:
-        said.append(f"counted over Zeus: {zeus:.2f}")
     return replace(energies, refresh_s=refresh_s, caveats=(*energies.caveats, *said))
 
 

@@ -11,9 +11,8 @@ time    of one request at a time, against each of EMAD-F2's baselines: an inters
         output is judged, and their ratios say where the gain ends.
 
 Other ways to the same output stand beside and decide nothing: prompt lookup and assisted generation, drafts by the
-model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains; and what
-screening predicted after prompts most like these. Random weights draft as fast as trained ones and are never right: the
-row does not apply.
+model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains. Random
+weights draft as fast as trained ones and are never right: the row does not apply.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ from emad_ref.claims import emad_f2
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import exit_premise
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.latency import ADAPTIVE, FULL
+from emad_ref.measurements.latency import ADAPTIVE
 from emad_ref.measurements.learned_exit import SelfSpeculationTiming
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.screening.drafts import AfterPrompt
 from emad_ref.statistics.legs import count_leg, estimate_leg
 from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
-
-PREDICTED = f"batch 1, against {emad_f2.BASELINES[FULL]}, predicted when screened"
 
 
 @dataclass(frozen=True)
@@ -43,13 +39,11 @@ class SelfSpeculationEvidence:
 
     ``beside``     other lossless ways, and drafting as ``adaptive`` → seconds [pairs] of the same requests of one row.
     ``stood``      batch size → share of verified tokens that stand.
-    ``predicted``  what screening expected of one row after such prompts; None: its exit does not say.
     """
 
     raced: emad_f2.SpeedupEvidence
     beside: Mapping[str, ByPair] = field(default_factory=dict)
     stood: Mapping[int, float] = field(default_factory=dict)
-    predicted: AfterPrompt | None = None
 
 
 def decide(found: SelfSpeculationEvidence, asked: ClaimContext) -> Verdict:
@@ -72,9 +66,6 @@ def _beside(found: SelfSpeculationEvidence) -> list[Leg]:
         for name, seconds in found.beside.items()
         if name != ADAPTIVE
     ]
-    if found.predicted is not None:
-        after = f"after prompts of {found.predicted.prompt} tokens, the pass through the prompt left out"
-        legs.append(count_leg(PREDICTED, found.predicted.fast, found.predicted.texts, "× as fast", after))
     for batch, share in found.stood.items():
         pairs = len(found.raced.batches[batch].adaptive)
         legs.append(count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
@@ -84,8 +75,8 @@ def _beside(found: SelfSpeculationEvidence) -> list[Leg]:
 def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
     verdict, exhibits = exit_premise(evidence, asked), Attachments()
-    if verdict is None and evidence.self_speculation.drafting is None:
-        verdict = asked.not_applicable("the exit holds no way to draft: none was predicted to pay")
+    if verdict is None and evidence.drafted.drafting is None:
+        verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
         latency, speculation = evidence.latency, evidence.self_speculation
         found = found_of(speculation, latency.without_compiled)
@@ -97,11 +88,9 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 def found_of(speculation: SelfSpeculationTiming, uncompiled: str) -> SelfSpeculationEvidence:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
-    raced = {rows: emad_f2.timed_batch(timed, speculation.checked(rows)) for rows, timed in speculation.timed.items()}
-    stood = {rows: speculation.accepted_share(rows) for rows in speculation.timed}
-    return SelfSpeculationEvidence(
-        emad_f2.SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood, speculation.predicted
-    )
+    raced = {rows: emad_f2.timed_batch(requests, drafted.checked(rows)) for rows, requests in drafted.timed.items()}
+    stood = {rows: drafted.stood(rows) for rows in drafted.timed}
+    return SelfSpeculationEvidence(emad_f2.SpeedupEvidence(raced, "", uncompiled), drafted.beside.by_pair(), stood)
 
 
 QUESTION = Question(

@@ -1,8 +1,6 @@
-"""``emad``: train, calibrate, merge, lens, screen, judge, sweep, generate, serve, report, verify, compare, drift and
-world.
+"""``emad``: train, calibrate, merge, lens, screen, judge, sweep, generate, serve, report, verify, compare and world.
 
-One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` and
-``drift`` 2.
+One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` 2.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from emad_ref.cli.calibration import (
     train,
     train_arguments,
 )
-from emad_ref.cli.drift import drift, drift_arguments
 from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judgment import judge, judge_arguments
 from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
@@ -49,7 +46,6 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (report, report_arguments),
     (verify, verify_arguments),
     (compare, compare_arguments),
-    (drift, drift_arguments),
     (world, world_arguments),
 )
 

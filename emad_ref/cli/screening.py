@@ -108,24 +108,11 @@ def screening_tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mappi
         {"point": row["name"], "ms a token": f"{1000 * row['seconds']:.3g}", "as fast": f"{row['fast']:.2f}×"}
         for row in found["time"]
     ]
-    after = [
-        {
-            "after a prompt of": f"{row['prompt']} tokens",
-            "texts": str(row["texts"]),
-            "drafts that agree": share(row["agreement"]),
-            "tokens a round": f"{row['tokens']:.2f}",
-            "ms a token": f"{1000 * row['seconds']:.3g}",
-            "as fast": f"{row['fast']:.2f}×",
-        }
-        for row in found["drafts"]["after"]
-    ]
-    shown = [
+    return [
         ("slack: the most that a rule could save which knew how far every readout is from the end", slack),
         ("what families reach net of everything: chosen on validation text, shown on evaluation text", reached),
-        (f"time on this machine, predicted, batch 1, threads {found['threads']}", timed),
+        *([(f"time on this machine, batch 1, threads {found['threads']}", timed)] if timed else []),
     ]
-    drafts = ("drafting for itself on this machine, predicted, by the length of its prompt", after)
-    return [*shown, *([drafts] if after else [])]
 
 
 def closing_lines(found: Mapping[str, Any]) -> list[str]:
@@ -144,7 +131,6 @@ def closing_lines(found: Mapping[str, Any]) -> list[str]:
         ),
         f"lens of {'full rank' if found['lens']['rank'] is None else 'rank ' + str(found['lens']['rank'])}, "
         f"{found['lens']['steps']} steps; {seconds}",
-        *([found["time_note"]] if found["time_note"] else []),
         found["recommendation"],
         found["drafts"]["sentence"],
         "times, and with them whether and how it should draft for itself, belong to this machine; all else is the same "
@@ -166,8 +152,7 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
     sub.add_argument("--documents", type=int, default=DOCUMENTS, metavar="N",
-                     help=f"to choose on, to certify on and to judge on, each; {DOCUMENTS} by default; how long so "
-                     "many take is predicted before they are read through")  # fmt: skip
+                     help=f"to choose on, to certify on and to judge on, each; {DOCUMENTS} by default")  # fmt: skip
     sub.add_argument("--rise", type=float, default=0.01, metavar="SHARE",
                      help="of perplexity that may be lost at most; 0.01 by default")  # fmt: skip
     sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")

@@ -38,15 +38,11 @@ from emad_ref.record import VERIFY, Floats
 from emad_ref.screening.drafts import (
     ASSISTED,
     LOOKUP,
-    AfterPrompt,
-    LosslessDecoding,
     assistant_of,
     by_assistant,
     by_drafting,
     by_halves,
     by_lookup,
-    nearest,
-    read_after_prompts,
 )
 from emad_ref.screening.exit import Exit, load_exit
 from emad_ref.screening.families import (
@@ -61,6 +57,7 @@ from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.screen import screen
 from emad_ref.screening.selection import PointSelector, replayed_columns
 from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.timing import Generate
 from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
@@ -300,11 +297,6 @@ class SelfSpeculationTiming:
         """How the model drafts for itself; None where the exit predicts no gain."""
         return self._exit.drafting
 
-    @property
-    def predicted(self) -> AfterPrompt | None:
-        """Screening's prediction after prompts most like those timed here; None where the exit holds none."""
-        return nearest(read_after_prompts(self._exit.screened), self._latency.request_shape[0])
-
     @cached_property
     def timed(self) -> dict[int, TimingResult]:
         """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
@@ -362,7 +354,12 @@ def time_self_speculation(
         ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
         **latency.baselines,
     }
-    return time_arms(arms, requests, full.synchronize)
+    return stopwatch.clocked(arms, drawn, full)
+
+
+def _single_row_arm(way: Generate, new: int) -> Callable[[list[Prompt]], ArmOutput]:
+    """As an arm of the stopwatch, of one row: tokens [1, new]."""
+    return lambda prompts: way(prompts[0], new)[None]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ columns of continuations, exactly at temperature 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -33,6 +33,7 @@ from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, Prompt
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.generation import greedy_generate
+from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, full_depth
@@ -41,24 +42,20 @@ from emad_ref.probes.lens import attach_lens
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.screening.prediction import ComponentCosts, require_shares
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.timing import full_seconds, unsound
+from emad_ref.screening.timing import PROMPT_LENGTHS, CandidateTime, Generate, generate_by, time_candidates
 from emad_ref.screening.traces import ScreeningText, TextSplits
 
 LOOKUP, ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "prompt lookup", "assisted", "self", "lens", "copies"
 LOOKUP_TOKENS = 10  # tokens that prompt lookup drafts: transformers' documentation
 
-LosslessDecoding = Callable[[Prompt, int], Ints]
 
-
-def by_drafting(loaded: LoadedModel, drafting: Drafting) -> LosslessDecoding:
+def by_drafting(loaded: LoadedModel, drafting: Drafting) -> Generate:
     """Our decoder, drafting for itself."""
-    decoder = DraftingDecoder(loaded.stepper, drafting)
-    return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
+    return generate_by(DraftingDecoder(loaded.stepper, drafting))
 
 
-def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, LosslessDecoding]:
+def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
     """Our decoder with either half of ``drafting`` alone, where it has two; and by the model's own head."""
     ways = {}
     if drafting.longest:
@@ -69,17 +66,24 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, LosslessDeco
     return {name: by_drafting(loaded, way) for name, way in ways.items()}
 
 
-def by_generate(loaded: LoadedModel, **options: Any) -> LosslessDecoding:
+def by_generate(loaded: LoadedModel, **options: Any) -> Generate:
     """The model's own ``generate``, plainly greedy, with further settings of ``models.generation.greedy_generate``."""
-    return lambda prompt, new: _generate_greedily(loaded, prompt, new, options)
+
+    def generate(prompt: Prompt, new: int) -> Ints:
+        ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
+        given = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        emitted: Ints = greedy_generate(loaded.model, given, new, **options)[0, ids.shape[1] :].cpu().numpy()
+        return emitted
+
+    return generate
 
 
-def by_lookup(loaded: LoadedModel) -> LosslessDecoding:
+def by_lookup(loaded: LoadedModel) -> Generate:
     """Transformers' prompt lookup: what followed the last n-gram earlier in the text is drafted."""
     return by_generate(loaded, prompt_lookup_num_tokens=LOOKUP_TOKENS)
 
 
-def by_assistant(loaded: LoadedModel, assistant: LoadedModel) -> LosslessDecoding:
+def by_assistant(loaded: LoadedModel, assistant: LoadedModel) -> Generate:
     """Transformers' assisted generation: another model drafts.
 
     Raises:
@@ -104,13 +108,6 @@ def assistant_of(loaded: LoadedModel) -> LoadedModel | None:
     return min(found, key=lambda each: each.geometry.parameters(), default=None)
 
 
-def _generate_greedily(loaded: LoadedModel, prompt: Prompt, new: int, options: Mapping[str, Any]) -> Ints:
-    ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
-    given = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
-    emitted: Ints = greedy_generate(loaded.model, given, new, **options)[0, ids.shape[1] :].cpu().numpy()
-    return emitted
-
-
 @dataclass(frozen=True, eq=False)
 class DraftingRounds:
     """Rounds of drafting: share of rounds with 0, 1, … ``drafts`` read after the layer, and with so many ``copies`` in
@@ -118,67 +115,13 @@ class DraftingRounds:
 
     drafts: Floats
     tokens: float
-    copies: Floats = field(default_factory=lambda: np.zeros(1))
-
-    def __post_init__(self) -> None:
-        require_shares("rounds.drafts and rounds.copies", np.concatenate([self.drafts, self.copies]))
-        most = max(len(self.drafts), len(self.copies))
-        if not 1 <= self.tokens <= most:
-            raise BadArgument("rounds.tokens", self.tokens, f"1–{most}", "a round emits one more at most")
-        if self.copies[0]:
-            raise BadArgument("rounds.copies", float(self.copies[0]), "0 rounds that copy nothing", "they draft")
-
-
-def seconds_per_token_drafting(
-    costs: ComponentCosts, drafting: Drafting, rounds: DraftingRounds, *, keys: float | None = None
-) -> float:
-    """Seconds of one emitted token where a model drafts for itself (``decoding.self_speculation``).
-
-    Raises:
-        BadArgument: more drafts than ``drafting`` allows; a part whose cost was not measured.
-    """
-    if len(rounds.drafts) > drafting.longest + 1:
-        raise BadArgument("rounds.drafts", len(rounds.drafts) - 1, f"at most {drafting.longest} drafts a round")
-    if len(rounds.copies) > drafting.copied + 1:
-        raise BadArgument("rounds.copies", len(rounds.copies) - 1, f"at most {drafting.copied} copies a round")
-    drafting.require(costs.layers, costs.vocabulary)
-    drafts, copies = (enumerate(shares.tolist()) for shares in (rounds.drafts, rounds.copies))
-    seconds = sum(share * seconds_of_round(costs, drafting, count, keys=keys) for count, share in drafts if share)
-    copying = sum(share * seconds_of_copies(costs, count, keys=keys) for count, share in copies if share)
-    return float(seconds + copying) / rounds.tokens
-
-
-def seconds_of_copies(costs: ComponentCosts, copies: int, *, keys: float | None = None) -> float:
-    """Seconds of a round of so many ``copies``: one pass of them and the last token through all layers."""
-    return costs.step + costs.blocks(costs.layers, copies + 1, keys) + costs.heads(copies + 1)
-
-
-def seconds_of_round(costs: ComponentCosts, drafting: Drafting, drafts: int, *, keys: float | None = None) -> float:
-    """Seconds of a round of so many ``drafts``: they and the last token go to the draft layer one by one, then on."""
-    above = costs.layers - drafting.layer
-    asked = 0 if drafting.gate is None or np.isinf(drafting.threshold) else min(drafts + 1, drafting.longest)
-    ids = drafting.vocabulary
-    drafted = costs.heads() if ids is None else costs.pruned_head(len(ids))
-    lens = 0.0 if drafting.lens is None or not drafts else costs.of("lens")
-    alone = costs.shallow(drafting.layer, keys) if drafts else costs.blocks(drafting.layer, keys=keys)
-    return (
-        costs.step
-        + drafts * costs.token
-        + (drafts + 1) * alone
-        + drafts * (drafted + lens)
-        + (asked * costs.of("gate") if asked else 0.0)
-        + costs.blocks(above, drafts + 1, keys)
-        + costs.heads(drafts + 1)
-    )
+    copies: Floats
 
 
 LONGEST = (1, 2, 3, 4, 6, 8)
 COPIED = (0, 4, 8)
 SURE = (0.3, 0.5, 0.7, 0.85)  # shares of tokens that thresholds let through; and inf lets through all
 SHARES_OF_VOCABULARY = (1 / 8, 1 / 2)
-
-PredictedSeconds = Callable[[Drafting, DraftingRounds], float]
-ColumnsOfKinds = tuple["DraftColumns", ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,15 +138,6 @@ class DraftColumns:
     gate: Floats | None
     starts: Ints
     stands: Ints
-
-
-@dataclass(frozen=True, eq=False)
-class DraftingChoice:
-    """A way of drafting, the rounds it made on the columns, and the predicted ``seconds`` of a token."""
-
-    drafting: Drafting
-    rounds: DraftingRounds
-    seconds: float
 
 
 def continuations(
@@ -261,7 +195,7 @@ def draft_columns(
     lens: str | None,
     gates: Mapping[int, Estimator],
     among: Sequence[Ints | None] = (None,),
-) -> ColumnsOfKinds:
+) -> tuple[DraftColumns, ...]:
     """Columns of every layer and vocabulary, in that order, of the decided positions of ``texts``.
 
     Raises:
@@ -290,15 +224,6 @@ def draft_columns(
     )
 
 
-def select_texts(columns: DraftColumns, which: Sequence[int]) -> DraftColumns:
-    """The columns of some of its texts, by number, in this order."""
-    slices = [slice(columns.starts[number], columns.starts[number + 1]) for number in which]
-    lengths = [each.stop - each.start for each in slices]
-    agrees, stands = (np.concatenate([each[at] for at in slices]) for each in (columns.agrees, columns.stands))
-    gate = None if columns.gate is None else np.concatenate([columns.gate[at] for at in slices])
-    return DraftColumns(columns.drafting, agrees, gate, np.cumsum([0, *lengths]), stands)
-
-
 def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> DraftingRounds:
     """The rounds that drafting makes of the texts: the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:
@@ -325,35 +250,46 @@ def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copie
     return DraftingRounds(drafts / rounds, emitted / rounds, copies / rounds)
 
 
+def weights_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRounds) -> float:
+    """Weights read for one emitted token, in FLOPs of one row: a pass reads them once, however many tokens pass.
+
+    A round of k drafts runs k times through layers 1…e and the draft's head, and once through all layers and the head.
+    """
+    ids = drafting.vocabulary
+    head = geometry.head_flops() * (1.0 if ids is None else len(ids) / geometry.vocabulary)
+    drafts = float(rounds.drafts @ np.arange(len(rounds.drafts)))
+    whole = geometry.layers * geometry.block_flops() + geometry.head_flops()
+    return (whole + drafts * (drafting.layer * geometry.block_flops() + head)) / rounds.tokens
+
+
 def rank_choices(
     columns: Iterable[DraftColumns],
-    seconds: PredictedSeconds,
+    cost: Callable[[Drafting, DraftingRounds], float],
     *,
     longest: Sequence[int] = LONGEST,
     sure: Sequence[float] = SURE,
     copied: Sequence[int] = COPIED,
-) -> list[DraftingChoice]:
-    """Every setting of every kind of draft, the fastest first; and copies alone, where nothing is read after a layer.
+) -> list[Drafting]:
+    """Every setting of every kind of draft by ``cost``, the least first; and copies alone, which read no draft.
 
     ``sure``: thresholds as shares of tokens that they let through; without a gate, and besides, there is none.
     """
-    found = []
+    found: list[tuple[float, Drafting]] = []
 
-    def tried(each: DraftColumns, threshold: float, most: int, copies: int) -> None:
+    def add(each: DraftColumns, threshold: float, most: int, copies: int) -> None:
         drafting = replace(each.drafting, threshold=threshold, longest=most, copied=copies)
-        rounds = simulate_rounds(each, threshold, most, copies)
-        found.append(DraftingChoice(drafting, rounds, seconds(drafting, rounds)))
+        found.append((cost(drafting, simulate_rounds(each, threshold, most, copies)), drafting))
 
     kinds = list(columns)
     for each in kinds:
         levels = [] if each.gate is None else np.unique(np.quantile(each.gate, sure)).tolist()
         for setting in product((*levels, math.inf), longest, copied):
-            tried(each, *setting)
+            add(each, *setting)
     if kinds:  # alone, copies read nothing, and go through all layers at once
         alone = replace(kinds[0], drafting=Drafting(kinds[0].drafting.layer, 1), gate=None)
         for copies in filter(None, copied):
-            tried(alone, math.inf, 0, copies)
-    return sorted(found, key=lambda choice: choice.seconds)
+            add(alone, math.inf, 0, copies)
+    return [drafting for _, drafting in sorted(found, key=lambda each: each[0])]
 
 
 def _standing_copies(text: TokenSequence) -> Ints:
@@ -426,163 +362,64 @@ def fit_draft_lens(
     return replace(fitted, gate=gate)
 
 
-@dataclass(frozen=True)
-class AfterPrompt:
-    """``texts`` of the model's own after prompts of ``prompt`` tokens, ``emitted`` tokens in rounds.
-
-    ``agreement``: share of drafts that the model itself would emit; ``tokens`` a round; predicted ``seconds`` of one,
-    and ``full`` those at full depth, both against as many keys as there are to look back on, on average.
-    """
-
-    prompt: int
-    texts: int
-    emitted: int
-    agreement: float
-    tokens: float
-    seconds: float
-    full: float
-
-    @property
-    def fast(self) -> float:
-        """How many times as fast as full depth."""
-        return self.full / self.seconds
-
-    @staticmethod
-    def from_json(given: Mapping[str, Any]) -> AfterPrompt:
-        """What ``asdict`` gave. Raises BadArgument for fields that are missing, or no numbers above 0."""
-        held: dict[str, Any] = {field.name: given.get(field.name) for field in fields(AfterPrompt)}
-        for name, value in held.items():
-            share = name == "agreement"
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (value == 0 and not share):
-                expected = "a share" if share else "a number above 0"
-                raise BadArgument(f"after prompts: {name}", value, expected, "screen the model again")
-        return AfterPrompt(**held)
-
-
-def predict_after_prompts(
-    costs: ComponentCosts, way: Drafting, texts: Sequence[TokenSequence], columns: DraftColumns
-) -> tuple[AfterPrompt, ...]:
-    """A row per length of prompt, the shortest first, of ``columns`` of ``texts``.
-
-    Raises:
-        BadArgument: as ``seconds_per_token_drafting`` and ``simulate_rounds``.
-    """
-    lengths = np.array([text.adaptive_from + 1 for text in texts])
-    found = []
-    for prompt in np.unique(lengths).tolist():
-        at = np.flatnonzero(lengths == prompt).tolist()
-        ends = [len(texts[number].tokens) for number in at]
-        mine, keys = select_texts(columns, at), (prompt + float(np.mean(ends))) / 2
-        rounds = simulate_rounds(mine, way.threshold, way.longest, way.copied)
-        seconds = seconds_per_token_drafting(costs, way, rounds, keys=keys)
-        emitted = sum(ends) - len(ends) * (prompt + 1)  # the first comes from the prompt's pass
-        agreement = float(mine.agrees.mean())
-        found.append(
-            AfterPrompt(prompt, len(at), emitted, agreement, rounds.tokens, seconds, full_seconds(costs, keys))
-        )
-    return tuple(found)
-
-
-def read_after_prompts(screened: Mapping[str, Any]) -> tuple[AfterPrompt, ...]:
-    """The rows in a screening's record (``tabled``); none in one that has none.
-
-    Raises:
-        BadArgument: as ``AfterPrompt.from_json``.
-    """
-    return tuple(AfterPrompt.from_json(row) for row in screened.get("drafts", {}).get("after", ()))
-
-
-def nearest(rows: Sequence[AfterPrompt], prompt: int) -> AfterPrompt | None:
-    """The row whose prompts are most like one of ``prompt`` tokens, in proportion; None where there is none."""
-    return min(rows, key=lambda row: max(row.prompt / prompt, prompt / row.prompt), default=None)
-
-
-PROMPTS = (16, 64, 128)  # tokens: what a model says right away is another text than what it says after a long prompt
-CONTINUED_TOKENS = 112  # tokens
+CONTINUED_TOKENS = 112
 CONTINUED_ROWS = 32
 MAX_WINDOWS, MAX_LESSONS = 64, 256  # windows to choose or to show on, and to fit on, after each prompt length
-WORTH_SPEEDUP = 1.05  # times as fast, predicted: prediction is good to within a tenth
+WORTH_SPEEDUP = 1.05  # times as fast as full depth
 
 
 @dataclass(frozen=True, eq=False)
 class SelfDraftingResult:
-    """``drafting``: the way to recommend, or None, and ``why_none``. ``best``: the fastest, recommended or not.
+    """``drafting``: the way to recommend, or None, and ``why_none``. ``best``: the fastest timed, recommended or not.
 
-    ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper.
-    ``after``: on continuations of evaluation text, what it is predicted to do after prompts of each length.
+    ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper. On continuations of
+    evaluation text: ``agreement``, the share of drafts of its kind that the model itself would emit, and ``tokens``
+    emitted a round. ``time``: measured after prompts of evaluation text.
     """
 
     best: Drafting | None
     drafting: Drafting | None
     why_none: str
     spoken: FittedLens | None = None
-    after: tuple[AfterPrompt, ...] = ()
+    agreement: float | None = None
+    tokens: float | None = None
+    time: CandidateTime | None = None
 
     @property
-    def agreement(self) -> float:
-        """Share of drafts of its kind that the model itself would emit."""
-        return sum(row.emitted * row.agreement for row in self.after) / self._emitted
-
-    @property
-    def tokens(self) -> float:
-        """Emitted a round."""
-        return self._emitted / sum(row.emitted / row.tokens for row in self.after)
-
-    @property
-    def seconds(self) -> float:
-        """Of a token, predicted, over all of these texts."""
-        return sum(row.emitted * row.seconds for row in self.after) / self._emitted
-
-    @property
-    def fast(self) -> float:
-        """How many times as fast as full depth these texts are predicted to be written."""
-        return sum(row.emitted * row.full for row in self.after) / self._emitted / self.seconds
-
-    @property
-    def _emitted(self) -> int:
-        return sum(row.emitted for row in self.after)
-
-    @property
-    def reads(self) -> bool:
-        """Whether what is recommended reads drafts through the lens; copies alone do without."""
-        return self.drafting is not None and self.drafting.lens is not None
-
-    @property
-    def said(self) -> str:
-        """The same in words."""
-        if self.drafting is None:
+    def sentence(self) -> str:
+        """The recommendation in words."""
+        if self.drafting is None or self.time is None:
             return f"lossless: {self.why_none}"
         return (
-            f"lossless: {' '.join(self._how(self.drafting))}; {self.tokens:.2f} tokens a round, predicted "
-            f"{self.fast:.2f}× as fast as full depth ({self._apart}), its output unchanged"
+            f"lossless: {_in_words(self.drafting, self.agreement or 0.0)}; {self.tokens:.2f} tokens a round, "
+            f"{self.time.fast:.2f}× as fast as full depth, its output unchanged"
         )
 
-    @property
-    def _apart(self) -> str:
-        rows = ", ".join(f"{row.fast:.2f}× after {row.prompt}" for row in self.after)
-        return f"{rows} tokens of prompt"
 
-    def _how(self, way: Drafting) -> Iterator[str]:
-        if way.copied:
-            yield f"let it copy up to {way.copied} tokens where its text repeats itself{', and' if way.longest else ''}"
-        if way.longest:
-            head = (
-                "the whole vocabulary" if way.vocabulary is None else f"{len(way.vocabulary)} words of the vocabulary"
-            )
-            stop = "as long as its gate lets it" if way.gated else "always"
-            yield (
-                f"{'' if way.copied else 'let it '}draft for itself after layer {way.layer} by {head}, {stop}, up to "
-                f"{way.longest} tokens a round ({self.agreement:.0%} of drafts agree)"
-            )
+def _in_words(way: Drafting, agreement: float) -> str:
+    copies = f"let it copy up to {way.copied} tokens where its text repeats itself" if way.copied else ""
+    if not way.longest:
+        return copies
+    head = "the whole vocabulary" if way.vocabulary is None else f"{len(way.vocabulary)} words of the vocabulary"
+    return (
+        f"{copies}{', and ' if copies else 'let it '}draft for itself after layer {way.layer} by {head}, "
+        f"{'as long as its gate lets it' if way.gated else 'always'}, up to {way.longest} tokens a round "
+        f"({agreement:.0%} of drafts agree)"
+    )
 
 
 def choose_drafting(
-    model: LoadedModel, texts: TextSplits, fitted: FittedLens, costs: ComponentCosts, settings: ScreeningSettings
+    model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings
 ) -> SelfDraftingResult:
+    """The fastest of three ways to draft: copies alone, drafts alone, and both, each at its best setting.
+
+    Settings are ranked on continuations of the text to choose on, by what they read of the model's weights
+    (``weights_per_token``); the three are then timed beside full depth.
+    """
     layers = draft_layers(model.geometry.layers)
     try:
-        lessons, chosen, judged = _continued_splits(model, texts)
+        lessons = _continued(model, texts.calibrate, MAX_LESSONS)
+        chosen, judged = (_continued(model, text, MAX_WINDOWS) for text in (texts.choose, texts.evaluate))
         spoken = fit_draft_lens(
             model,
             lessons,
@@ -593,57 +430,45 @@ def choose_drafting(
             seed=settings.seed,
         )
     except (BadArgument, EmptyCorpus) as error:
-        return _no_drafting(f"no text to draft on: {error}")
+        return SelfDraftingResult(None, None, f"no text to draft on: {error}")
     assert spoken.gate is not None, "a lens for drafts has a gate"
     among = draft_vocabularies(model.stepper, lessons)
     gates = {layer: gate_at_layer(spoken.gate, layers, layer) for layer in layers}
     read = partial(draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
-    best = rank_choices(read(chosen, layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
-    way = best.drafting
+    ranked = rank_choices(read(chosen, layers, among=among), partial(weights_per_token, model.geometry))
+    ways = {name: next(way for way in ranked if _kind(way) == name) for name in dict.fromkeys(map(_kind, ranked))}
+    timed = time_candidates(
+        model, {name: by_drafting(model, way) for name, way in ways.items()}, texts.evaluate, settings
+    )
+    fastest = max(timed[1:], key=lambda each: each.fast)
+    way = ways[fastest.name]
     (shown,) = read(judged, [way.layer], among=[way.vocabulary])
-    found = SelfDraftingResult(way, way, "", spoken, predict_after_prompts(costs, way, judged, shown))
-    why = unsound(costs)
-    if not why and found.fast < WORTH_SPEEDUP:
-        why = (
-            f"drafting for itself is predicted to be {found.fast:.2f}× as fast as full depth, "
-            f"{WORTH_SPEEDUP:.2f}× is the least"
-        )
-    return replace(found, drafting=None, why_none=why) if why else found
+    rounds = simulate_rounds(shown, way.threshold, way.longest, way.copied)
+    why = (
+        ""
+        if fastest.fast >= WORTH_SPEEDUP
+        else (f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least")
+    )
+    agreement = float(shown.agrees.mean())
+    return SelfDraftingResult(way, None if why else way, why, spoken, agreement, rounds.tokens, fastest)
 
 
-def _no_drafting(why: str) -> SelfDraftingResult:
-    return SelfDraftingResult(None, None, why)
+def _kind(way: Drafting) -> str:
+    return "copies" if not way.longest else "drafts and copies" if way.copied else "drafts"
 
 
-def continuation_steps(texts: TextSplits) -> int:
-    """Steps of a batch in which continuations are written, at most."""
-    counts = [min(most, len(text.windows)) for text, most in _continued_windows(texts)]
-    return CONTINUED_TOKENS * len(PROMPTS) * sum(math.ceil(count / CONTINUED_ROWS) for count in counts)
-
-
-def _continued_windows(texts: TextSplits) -> list[tuple[ScreeningText, int]]:
-    """What is continued to fit on, to choose on and to show, and at most so many windows of it."""
-    return [(texts.calibrate, MAX_LESSONS), (texts.choose, MAX_WINDOWS), (texts.evaluate, MAX_WINDOWS)]
-
-
-def _continued_splits(model: LoadedModel, texts: TextSplits) -> list[list[TokenSequence]]:
-    """Continuations to fit on, to choose on and to show, after every prompt length.
+def _continued(model: LoadedModel, text: ScreeningText, count: int) -> list[TokenSequence]:
+    """Continuations of at most ``count`` windows after every prompt length.
 
     Raises:
         BadArgument: no window is long enough.
     """
-    room = model.stepper.max_positions
-
-    def written(text: ScreeningText, count: int) -> list[TokenSequence]:
-        found = []
-        for prompt in PROMPTS:
-            long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
-            if long and prompt + 1 < room:  # one token comes from the prompt's pass: there is nothing to draft
-                found += continuations(
-                    model.stepper, long, prompt, min(CONTINUED_TOKENS, room - prompt), rows=CONTINUED_ROWS
-                )
-        if not found:
-            raise BadArgument("windows", 0, f"some of at least {min(PROMPTS)} tokens", "give longer documents")
-        return found
-
-    return [written(text, most) for text, most in _continued_windows(texts)]
+    room, found = model.stepper.max_positions, []
+    for prompt in PROMPT_LENGTHS:
+        long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
+        if long and prompt + 1 < room:  # one token comes from the prompt's pass: there is nothing to draft
+            new = min(CONTINUED_TOKENS, room - prompt)
+            found += continuations(model.stepper, long, prompt, new, rows=CONTINUED_ROWS)
+    if not found:
+        raise BadArgument("windows", 0, f"some of at least {min(PROMPT_LENGTHS)} tokens", "give longer documents")
+    return found

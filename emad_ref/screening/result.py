@@ -12,13 +12,13 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from emad_ref.calibration.profile import library_versions
 from emad_ref.point import OperatingPoint
 from emad_ref.screening.drafts import SelfDraftingResult
 from emad_ref.screening.guarantee import Guarantee
 from emad_ref.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
-from emad_ref.screening.timing import unsound
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS
 from emad_ref.signals import perplexity_of
 from emad_ref.statistics.estimate import Estimate
@@ -141,7 +141,7 @@ def _layer_list(point: OperatingPoint) -> str:
 
 
 SCREENING_SCHEMA = 1
-MACHINE_KEYS = ("time", "time_note", "threads", "drafts", "expected", "seconds")  # what belongs to the machine
+MACHINE_KEYS = ("time", "threads", "drafts", "seconds")  # what belongs to the machine
 EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
     ("point", "probes", "net", "rise", "blocks")
 )  # of a row without a point
@@ -191,11 +191,9 @@ def screened_json(found: ScreeningResult, said: Recommendation) -> dict[str, Any
             "chosen": None if proven.chosen is None else proven.chosen.name,
             "promise": proven.promise.to_json(),
         },
-        "time": [asdict(each) for each in found.timed.predicted],
+        "time": [asdict(each) for each in found.timed],
         "drafts": _drafts_json(found.drafts),
-        "time_note": unsound(found.timed.costs),
-        "threads": found.timed.costs.threads,
-        "expected": found.expected,
+        "threads": torch.get_num_threads(),
         "seconds": found.seconds,
         "by_clock": list(MACHINE_KEYS),
         "recommendation": said.sentence,
@@ -210,12 +208,11 @@ def _drafts_json(found: SelfDraftingResult) -> dict[str, Any]:
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.gated,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
-        "agreement": found.agreement if found.after else None,
-        "tokens": found.tokens if found.after else None,
-        "seconds": found.seconds if found.after else None,
-        "fast": found.fast if found.after else None,
-        "after": [asdict(each) | {"fast": each.fast} for each in found.after],
-        "sentence": found.said,
+        "agreement": found.agreement,
+        "tokens": found.tokens,
+        "seconds": None if found.time is None else found.time.seconds,
+        "fast": None if found.time is None else found.time.fast,
+        "sentence": found.sentence,
     }
 
 

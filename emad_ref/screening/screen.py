@@ -1,33 +1,29 @@
 """What would work on one model: from text to an exit that can be decoded with, or to "leave it alone".
 
-    text → lens and gate → traces → slack → families → decoding and promise → costs → drafts → recommendation
+    text → lens and gate → traces → slack → families → decoding and promise → timing → drafts → recommendation
 
 What each phase reads is counted in documents (``settings``), whatever time that takes, and none is left out in silence:
-one that cannot run says why, in the record and in the table. Chosen is on text of its own, and every figure shown is of
-the evaluation split. What was timed, and the drafts that are chosen by it, belong to the machine
-(``result.MACHINE_KEYS``).
+one that cannot run says why, in the record and in the table. Each choice has text of its own, and every figure shown is
+of the evaluation split. Times, and the drafts that are chosen by them, belong to the machine (``result.MACHINE_KEYS``).
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules.rules import default_probes
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.probes.lens import StateTranslators, attach_lens
 from emad_ref.screening.drafts import SelfDraftingResult, choose_drafting
-from emad_ref.screening.duration import expected, told
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.families import ExitFamily, free_depth_families, published_families, tuned_lens_families
 from emad_ref.screening.result import recommend, screened_json
@@ -49,11 +45,11 @@ from emad_ref.screening.selection import (
     select_points,
 )
 from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
-from emad_ref.screening.timing import CandidateTimes, time_candidates
+from emad_ref.screening.timing import CandidateTime, generate_by, points_to_time, time_candidates
 from emad_ref.screening.traces import SplitTraces, TextSplits, fit_lens_and_gate, read_splits, shortage, take_traces
 
 T = TypeVar("T")
-PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs", "drafts")
+PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "timing", "drafts")
 PROFILE_WINDOWS = 100  # windows, for EMAD's profile
 
 
@@ -62,7 +58,7 @@ class ScreeningResult:
     """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``within_reach``:
     the most that families could save with any number of documents.
 
-    ``expected``, ``seconds``: phase → what it was predicted to take here, and what it took.
+    ``timed``: seconds of the points that could be decoded with. ``seconds``: phase → what it took.
     """
 
     model: LoadedModel
@@ -76,9 +72,8 @@ class ScreeningResult:
     states: StateTranslators | None
     certified: Certification | None
     decoded: list[SelectedPoint]
-    timed: CandidateTimes
+    timed: list[CandidateTime]
     drafts: SelfDraftingResult
-    expected: dict[str, float]
     seconds: dict[str, float]
 
 
@@ -115,16 +110,17 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
     named = None if said.lossy is None else said.lossy.translators
+    drafting = found.drafts.drafting
     return Exit(
         found.fitted,
         said.lossy,
         said.why_none,
         said.guarantee,
-        found.drafts.drafting,
+        drafting,
         record,
         signs,
         translators=None if named is None else found.states,
-        spoken=found.drafts.spoken if found.drafts.reads else None,
+        spoken=found.drafts.spoken if drafting is not None and drafting.lens is not None else None,
     )
 
 
@@ -132,9 +128,6 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _PhaseTimer(progress), model.geometry
     texts = run("text", lambda name: read_splits(model, settings, name))
-    ahead = expected(model, texts, settings)
-    if progress:
-        tqdm.write(told(ahead), file=sys.stderr)
     fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
 
@@ -156,8 +149,14 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
         "decoding",
         lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
     )
-    costs = run("costs", lambda name: time_candidates(model, fitted, states, evaluated, rows, judged, settings, name))
-    drafts = run("drafts", lambda _: choose_drafting(model, texts, fitted, costs.costs, settings))
+    points = points_to_time(rows, judged, settings.rise)
+
+    def time_points(_: str | None) -> list[CandidateTime]:
+        ways = {name: generate_by(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
+        return time_candidates(model, ways, texts.evaluate, settings)
+
+    timed = run("timing", time_points)
+    drafts = run("drafts", lambda _: choose_drafting(model, texts, fitted, settings))
     return ScreeningResult(
         model=model,
         settings=settings,
@@ -170,9 +169,8 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
         states=states,
         certified=proven,
         decoded=judged,
-        timed=costs,
+        timed=timed,
         drafts=drafts,
-        expected=ahead,
         seconds=run.seconds,
     )
 

@@ -1,30 +1,37 @@
-"""Time on this machine, predicted from what the parts of a decoding step were measured to cost
-(``screening.prediction``).
+"""Seconds a token of the few candidates of a screening, timed on this machine beside full depth of the same decoder.
 
-Depths come from replay of evaluation text; a point that fills K and V in goes as deep as its exact twin, within what
-that changes.
+Requests are paired (``benchmark.clock``): each candidate and full depth continue the same prompt next to one another.
+EMAD-X3 and EMAD-X4 judge what was chosen, on more requests and against more baselines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import numpy as np
 
-from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.benchmark.clock import time_pairs
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.lens import StateTranslators, attached_lens
+from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.families import TUNED_LENS
-from emad_ref.screening.prediction import SECONDS, ComponentCosts, measure_costs, seconds_per_token, shares_of
-from emad_ref.screening.selection import SelectedPoint, SelectionRow, with_filled_kv
+from emad_ref.screening.selection import SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import SplitTraces
-from emad_ref.sweep.oracles import FREE_DEPTH
+from emad_ref.screening.traces import ScreeningText
 
-APART = 0.25  # of a whole step, that its parts may be off by
+FULL_DEPTH = "full depth"
+CANDIDATES = 3
+PROMPT_LENGTHS = (16, 64, 128)  # tokens: after a long prompt a model repeats itself more often
+NEW_TOKENS = 64
+PAIRS = 9  # three of each prompt length
+
+Generate = Callable[[Prompt, int], Ints]  # (prompt, new tokens) → the tokens emitted
 
 
 @dataclass(frozen=True)
@@ -36,69 +43,56 @@ class CandidateTime:
     fast: float
 
 
-@dataclass(frozen=True, eq=False)
-class CandidateTimes:
-    """``costs`` of the parts of a step on this machine, and what they predict, full depth first."""
-
-    costs: ComponentCosts
-    predicted: tuple[CandidateTime, ...]
+def generate_by(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
+    """One prompt at a time, greedily, without a stop token."""
+    return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
 
 
 def time_candidates(
-    model: LoadedModel,
-    fitted: FittedLens,
-    states: StateTranslators | None,
-    evaluated: SplitTraces,
-    rows: Sequence[SelectionRow],
-    judged: Sequence[SelectedPoint],
-    settings: ScreeningSettings,
-    progress: str | None = None,
-) -> CandidateTimes:
-    """Costs measured now, and the time of every point that reads by the lens or was decoded, at the rise allowed."""
-    stepper = model.stepper
-    attached = attached_lens(stepper, fitted.lens.digest)
-    assert attached is not None
-    translator = attached.translators[max(attached.translators)]
-    above = None if states is None else states.pairs[max(states.pairs)]
-    costs = measure_costs(
-        stepper,
-        lens=translator,
-        translator=above,
-        seconds=settings.part(SECONDS),
-        seed=settings.seed,
-        progress=progress,
+    model: LoadedModel, candidates: Mapping[str, Generate], text: ScreeningText, settings: ScreeningSettings
+) -> list[CandidateTime]:
+    """Full depth first, then ``candidates`` in order, after prompts of ``text``; empty where no window holds a prompt.
+
+    Raises:
+        BadArgument: as ``time_pairs``.
+    """
+    pairs = max(len(PROMPT_LENGTHS), settings.part(PAIRS))
+    new = min(NEW_TOKENS, model.stepper.max_positions // 2)
+    prompts = list(islice(_prompts(text, model.stepper.max_positions - new), 1 + pairs))
+    if not prompts or not candidates:
+        return []
+
+    def request(generate: Generate, pair: int) -> None:
+        generate(prompts[pair % len(prompts)], new)
+
+    full = WalkedDecoder(model.stepper, full_depth(model.stepper.layers))
+    arms = {FULL_DEPTH: generate_by(full), **candidates}
+    timed = time_pairs(
+        {name: partial(request, generate) for name, generate in arms.items()},
+        pairs,
+        np.random.default_rng(settings.seed),
+        synchronize=full.synchronize,
     )
-    full = full_seconds(costs)
-    read = [row for row in rows if row.level == settings.rise and row.family.readout == TUNED_LENS]
-    shown = [*judged, *(row for row in read if isinstance(row, SelectedPoint))]
-    found = [CandidateTime("full depth", full, 1.0)]
-    for row in shown:
-        point = with_filled_kv(row.point, states) if row.point.schedule == FREE_DEPTH else row.point
-        seconds = seconds_per_token(costs, point, shares_of(_replayed_depths(evaluated, row.point), stepper.layers))
-        name = f"{row.family.name}, {row.family.depth} depth, {row.how}"
-        found.append(CandidateTime(name, seconds, full / seconds))
-    return CandidateTimes(costs, tuple(found))
+    seconds = {name: float(each.sum()) for name, each in timed.seconds.items()}
+    return [CandidateTime(name, spent / (pairs * new), seconds[FULL_DEPTH] / spent) for name, spent in seconds.items()]
 
 
-def full_seconds(costs: ComponentCosts, keys: float | None = None) -> float:
-    """Of a token at full depth, against ``keys`` keys; those that blocks were timed at by default."""
-    deepest = shares_of(np.array([costs.layers]), costs.layers)
-    return seconds_per_token(costs, full_depth(costs.layers), deepest, keys=keys)
+def _prompts(text: ScreeningText, room: int) -> Iterator[Prompt]:
+    """The openings of windows, each of the next of ``PROMPT_LENGTHS`` that it and ``room`` have."""
+    for number, window in enumerate(text.windows):
+        length = PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)]
+        yield Prompt(window.tokens[: min(length, len(window.tokens), room)])
 
 
-def unsound(costs: ComponentCosts) -> str:
-    """Why no time should be predicted from these costs; "" where their parts add up to a whole step."""
-    full = full_seconds(costs)
-    if costs.whole is not None and not 1 / (1 + APART) <= full / costs.whole <= 1 + APART:
-        return (
-            f"times do not add up: full depth is predicted at {1000 * full:.3g} ms a token and took "
-            f"{1000 * costs.whole:.3g}; screen again on a quieter machine"
-        )
-    return ""
-
-
-def _replayed_depths(evaluated: SplitTraces, point: OperatingPoint) -> Ints:
-    exact = point
-    if point.schedule in ("copying", "translated"):
-        exact = replace(point, schedule=FREE_DEPTH, translators=None)
-    return evaluated.replay(exact).depth
+def points_to_time(
+    rows: Sequence[SelectionRow], decoded: Sequence[SelectedPoint], rise: float
+) -> dict[str, OperatingPoint]:
+    """Name → point of at most three: those that were ``decoded``, then monotone ones on the lens by what they save."""
+    monotone = [
+        row
+        for row in rows
+        if isinstance(row, SelectedPoint)
+        and (row.level, row.family.readout, row.family.depth) == (rise, TUNED_LENS, "monotone")
+    ]
+    best = [*decoded, *sorted(monotone, key=lambda row: -row.net.value)][:CANDIDATES]
+    return {f"{row.family.name}, {row.family.depth} depth, {row.how}, {row.point.name}": row.point for row in best}

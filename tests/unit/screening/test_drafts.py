@@ -24,6 +24,7 @@ from emad_ref.screening.drafts import (
     LOOKUP,
     OWN_HEAD_DRAFTS,
     DraftColumns,
+    DraftingRounds,
     assistant_of,
     by_assistant,
     by_drafting,
@@ -37,6 +38,7 @@ from emad_ref.screening.drafts import (
     gate_at_layer,
     rank_choices,
     simulate_rounds,
+    weights_per_token,
 )
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -163,7 +165,7 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
 # ------------------------------------------------------------ choices
 
 
-def test_the_fastest_stands_first_and_a_dear_head_chooses_the_pruned_one():
+def test_a_dear_head_chooses_the_pruned_one():
     gate, lens = drawn_gate(2), attached(stepper_of(), (2, LAYERS - 1), scale=0.05)
     gates = {layer: gate_at_layer(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
     assert gates[2].weights == gate.weights[:1]
@@ -173,17 +175,26 @@ def test_the_fastest_stands_first_and_a_dear_head_chooses_the_pruned_one():
         (2, True), (2, False), (LAYERS - 1, True), (LAYERS - 1, False),
     ]  # fmt: skip
 
-    def seconds(way, rounds):
+    def cost(way, rounds):
         heads = float(rounds.drafts @ np.arange(len(rounds.drafts))) * (5.0 if way.vocabulary is None else 0.01)
         return (1.0 + heads) / rounds.tokens
 
-    found = rank_choices(columns, seconds)
-    assert [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
-    assert {choice.drafting.copied for choice in found} == {0, 4, 8}
-    assert sum(choice.drafting.longest == 0 for choice in found) == 2, "copies alone, of both lengths, once"
-    found = [choice for choice in found if not choice.drafting.copied]
-    assert found[0].drafting.vocabulary is not None
-    assert {choice.drafting.gated for choice in found} == {True, False}
+    found = rank_choices(columns, cost)
+    assert {way.copied for way in found} == {0, 4, 8}
+    assert sum(way.longest == 0 for way in found) == 2, "copies alone, of both lengths, once"
+    found = [way for way in found if not way.copied]
+    assert found[0].vocabulary is not None
+    assert {way.gated for way in found} == {True, False}
+
+
+def test_a_pass_reads_weights_once_however_many_tokens_pass():
+    """Two drafts a round after layer 1 of 4, by the whole head: 4 + 2·1 blocks and 1 + 2 heads, for 2.5 tokens."""
+    geometry = replace(load("emad-nano").geometry, layers=4)
+    block, head = geometry.block_flops(), geometry.head_flops()
+    rounds = DraftingRounds(np.array([0.0, 0.0, 1.0]), 2.5, np.zeros(1))
+    assert weights_per_token(geometry, Drafting(1, 2), rounds) == pytest.approx((6 * block + 3 * head) / 2.5)
+    copies = DraftingRounds(np.zeros(1), 2.5, np.array([0.0, 0.0, 1.0]))
+    assert weights_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx((4 * block + head) / 2.5)
 
 
 # ------------------------------------------------------------ a lens for drafts, and the race, on a bundled model
