@@ -23,9 +23,7 @@ ticks, label_y, x_label, y_label, layouts, embedded, explorers  # the page's tem
 # for readers of a result, or of the papers
 process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
-idle_power_w  # what `EnergyReadings.joules_per_token(idle_w=…)` takes
 problems_in  # HumanEval's own file, for whoever scores without lm-eval
-hoeffding, risk  # the weaker bound that tests compare with; the early-exit paper's second loss
 derived_work  # the derivation that laws hold counted work against
 record_features  # for whoever holds a record of their decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

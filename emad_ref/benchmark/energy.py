@@ -137,20 +137,15 @@ class EnergyResult:
         share: Floats = self.refresh_s / self.seconds[arm]
         return share
 
-    def joules_per_token(self, arm: str, *, idle_w: float = 0.0) -> Floats:
-        """[pairs] J per generated token; above an idle draw of ``idle_w`` watts (``idle_power_w``) where it is given.
-
-        EMAD-N1 is judged without it: a device that waits for its next token has to be paid for.
+    def joules_per_token(self, arm: str) -> Floats:
+        """[pairs] J per generated token, idle draw included: a device that waits for its next token has to be paid for.
 
         Raises:
-            BadArgument: an unknown arm, or an idle draw that is negative or not below what every window drew.
+            BadArgument: an unknown arm.
         """
         if arm not in self.joules:
             raise BadArgument("arm", arm, f"one of {sorted(self.joules)}")
-        above = self.joules[arm] - idle_w * self.seconds[arm]
-        if not (idle_w >= 0 and (above > 0).all()):
-            raise BadArgument("idle_w", idle_w, "watts ≥ 0 and below every window's mean power", "measure it again")
-        return above / self.tokens[arm]
+        return self.joules[arm] / self.tokens[arm]
 
 
 def measure_pairs(
@@ -265,31 +260,6 @@ def measure_window(
         meter.stop()
     _refuse_spoiled(slowed, (listed | counter.processes()) - own)
     return EnergyWindow(meter.joules(start, stop), stop - start, tokens)
-
-
-def idle_power_w(
-    counter: EnergyCounter | Unmeasured,
-    *,
-    seconds: float = 5.0,
-    own: frozenset[int] | None = None,
-    synchronize: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-) -> float | Unmeasured:
-    """Mean power in watts while nothing is asked of the device: model loaded, clocks as they fall."""
-    if isinstance(counter, Unmeasured):
-        return counter
-
-    def wait(_: int) -> int:
-        sleep(seconds)
-        return 0
-
-    try:
-        ours, _ = _own_processes(counter, own)
-        idle = measure_window(counter, wait, min_seconds=seconds, own=ours, synchronize=synchronize, clock=clock)
-    except (WindowSpoiled, CounterUnreadable) as why:
-        return Unmeasured(str(why))
-    return idle.energy_j / idle.seconds
 
 
 def _own_processes(counter: EnergyCounter, own: frozenset[int] | None) -> tuple[frozenset[int], tuple[str, ...]]:

@@ -85,14 +85,6 @@ def hoeffding_bentkus(loss_sums: Floats, n: int, tolerance: float) -> Floats:
     return np.asarray(np.minimum(np.minimum(np.exp(-n * divergence), bentkus), 1.0), dtype=np.float64)
 
 
-def hoeffding(loss_sums: Floats, n: int, tolerance: float) -> Floats:
-    """[λ] p-values of Hoeffding's inequality alone, exp(−2n(δ − R̂)₊²): valid, and blind to small variance.
-
-    For comparison: at δ = 1 %, ε = 5 % and no loss at all it asks for 14,979 sequences, Hoeffding–Bentkus for 299.
-    """
-    return np.asarray(np.exp(-2 * n * np.maximum(tolerance - loss_sums / n, 0.0) ** 2), dtype=np.float64)
-
-
 def needed_sequences(tolerance: float, level: float) -> int:
     """The fewest sequences that can certify anything: (1 − δ)ⁿ ≤ ε, Hoeffding–Bentkus with zero loss.
 
@@ -116,22 +108,6 @@ def textual_consistency(dissimilarity: Floats) -> Floats:
         BadArgument: no matrix, empty, or an entry outside [0, 1].
     """
     return _unit_matrix("dissimilarity", dissimilarity)
-
-
-def excess_risk(full: Floats, early: Floats) -> Floats:
-    """[sequences, λ] loss max(0, R_early − R_full): what is worse against the reference; what is better earns nothing.
-
-    Args:
-        full: [sequences] risk of the full-depth output in [0, 1], e.g. 1 − F1 against the reference answer.
-        early: [sequences, λ] risk of the early-exit output, likewise.
-
-    Raises:
-        BadArgument: shapes that do not belong together, empty, or an entry outside [0, 1].
-    """
-    full, early = _unit_column("full", full), _unit_matrix("early", early)
-    if len(full) != len(early):
-        raise BadArgument("full", f"{len(full)} sequences", f"{len(early)}", "both outputs answer the same sequences")
-    return np.maximum(early - full[:, None], 0.0)
 
 
 def certify(
@@ -223,17 +199,6 @@ def _unit_matrix(name: str, values: Floats) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or not array.size:
         raise BadArgument(name, f"shape {array.shape}", "[sequences, thresholds] with at least one of each")
-    return _unit_interval(name, array)
-
-
-def _unit_column(name: str, values: Floats) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or not array.size:
-        raise BadArgument(name, f"shape {array.shape}", "one column with at least one value")
-    return _unit_interval(name, array)
-
-
-def _unit_interval(name: str, array: Floats) -> Floats:
     outside = ~((array >= 0) & (array <= 1))  # NaN is outside
     if outside.any():
         raise BadArgument(name, float(array[outside][0]), "values in [0, 1]", "scale the loss; the bounds rest on it")

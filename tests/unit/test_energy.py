@@ -16,7 +16,6 @@ from emad_ref.benchmark.energy import (
     EnergyResult,
     Unmeasured,
     WindowSpoiled,
-    idle_power_w,
     integrated_j,
     measure_pairs,
     measure_window,
@@ -259,7 +258,6 @@ def test_a_reason_passes_through_without_running_anything():
 
     why = Unmeasured("no NVML device: the NVIDIA driver is not loaded")
     assert measure_pairs({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
-    assert idle_power_w(why) is why
 
 
 def test_a_single_unknown_process_is_this_one_seen_from_outside_a_container_and_said():
@@ -299,27 +297,6 @@ def test_an_empty_process_list_is_a_caveat():
     board = Board()
     board.listed = []
     assert "sharing cannot be ruled out" in run(board, pairs=1).caveats[0]
-
-
-def test_idle_power_is_energy_over_time_and_can_be_taken_off():
-    board = Board()
-    idle = idle_power_w(board, clock=board.clock, sleep=lambda seconds: board.spend(seconds, 80.0))
-    assert idle == pytest.approx(80.0)
-    measured = run(board, pairs=2)
-    assert measured.joules_per_token("full", idle_w=idle) == pytest.approx([(300 - 80) * 6 / 30] * 2)
-
-
-def test_idle_power_of_a_shared_device_is_unmeasured():
-    board = Board()
-    board.listed = [ME, 5]
-    idle = idle_power_w(board, clock=board.clock, sleep=lambda seconds: board.spend(seconds, 80.0))
-    assert idle == Unmeasured("other processes on the device: 5")
-
-
-@pytest.mark.parametrize("idle", [-1.0, 300.0, float("nan")])
-def test_an_idle_draw_that_leaves_nothing_is_refused(idle):
-    with pytest.raises(BadArgument, match=r"^idle_w="):
-        run(Board(), pairs=1).joules_per_token("full", idle_w=idle)
 
 
 def test_instantaneous_power_is_integrated_over_the_window_only():

@@ -11,8 +11,6 @@ from scipy import stats
 from emad_ref.errors import BadArgument
 from emad_ref.sweep.risk import (
     certify,
-    excess_risk,
-    hoeffding,
     hoeffding_bentkus,
     needed_sequences,
     select_threshold,
@@ -31,10 +29,9 @@ def fewest(p_value, tolerance, level):
     return high
 
 
-def test_without_loss_one_percent_at_95_percent_takes_299_sequences_where_hoeffding_takes_14979():
+def test_without_loss_one_percent_at_95_percent_takes_299_sequences():
     """METHODS' numbers decide which letter is which: δ = 1 % is the risk tolerated, ε = 0.05 the level of the test."""
     assert fewest(hoeffding_bentkus, tolerance=0.01, level=0.05) == 299 == needed_sequences(0.01, 0.05)
-    assert fewest(hoeffding, tolerance=0.01, level=0.05) == 14_979
     assert fewest(hoeffding_bentkus, tolerance=0.05, level=0.01) == 90  # the letters swapped
 
 
@@ -115,11 +112,6 @@ def test_the_order_of_sequences_does_not_matter():
 def test_blocks_saved_are_those_of_the_chosen_threshold():
     found = select_threshold(columns(1000, 0.0, 0.01, 0.2), np.array([10.0, 7.5, 2.0]), 12, tolerance=0.05)
     assert (found.mean_depth, found.blocks_saved) == (7.5, 4.5)
-
-
-def test_risk_counts_only_what_got_worse():
-    loss = excess_risk(np.array([0.2, 0.5]), np.array([[0.2, 0.9], [0.1, 1.0]]))
-    assert loss == pytest.approx(np.array([[0.0, 0.7], [0.0, 0.5]]))
 
 
 def test_textual_consistency_is_the_dissimilarity_itself():
@@ -210,18 +202,3 @@ def test_misuse_is_refused_by_name(change, named):
     given = {"losses": np.zeros((4, 2)), "mean_depths": np.array([6.0, 3.0]), "layers": 12, "tolerance": 0.1, **change}
     with pytest.raises(BadArgument, match=f"^{named}="):
         select_threshold(**given)
-
-
-@pytest.mark.parametrize(
-    ("full", "early", "named"),
-    [
-        (np.zeros(3), np.zeros((2, 1)), "full"),
-        (np.zeros((2, 1)), np.zeros((2, 1)), "full"),
-        (np.zeros(2), np.zeros(2), "early"),
-        (np.array([0.0, 2.0]), np.zeros((2, 1)), "full"),
-        (np.zeros(2), np.array([[0.0], [math.nan]]), "early"),
-    ],
-)
-def test_risks_that_do_not_belong_together_are_refused(full, early, named):
-    with pytest.raises(BadArgument, match=f"^{named}="):
-        excess_risk(full, early)
