@@ -24,6 +24,9 @@ ticks, label_y, x_label, y_label, layouts, embedded, explorers  # the page's tem
 process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
 problems_in  # HumanEval's own file, for whoever scores without lm-eval
+changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
+monotone_depths  # the plain form that laws hold replay to
+duplicate_clusters  # what a document index says of many texts, as tests ask it
 derived_work  # the derivation that laws hold counted work against
 record_features  # for whoever holds a record of their decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

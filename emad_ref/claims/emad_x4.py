@@ -75,7 +75,7 @@ def _beside(found: SelfSpeculationEvidence) -> list[Leg]:
 def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
     verdict, exhibits = exit_premise(evidence, asked), Attachments()
-    if verdict is None and evidence.drafted.drafting is None:
+    if verdict is None and evidence.self_speculation.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
         latency, speculation = evidence.latency, evidence.self_speculation
@@ -88,9 +88,9 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 def found_of(speculation: SelfSpeculationTiming, uncompiled: str) -> SelfSpeculationEvidence:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
-    raced = {rows: emad_f2.timed_batch(requests, drafted.checked(rows)) for rows, requests in drafted.timed.items()}
-    stood = {rows: drafted.stood(rows) for rows in drafted.timed}
-    return SelfSpeculationEvidence(emad_f2.SpeedupEvidence(raced, "", uncompiled), drafted.beside.by_pair(), stood)
+    raced = {rows: emad_f2.timed_batch(timed, speculation.checked(rows)) for rows, timed in speculation.timed.items()}
+    stood = {rows: speculation.accepted_share(rows) for rows in speculation.timed}
+    return SelfSpeculationEvidence(emad_f2.SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood)
 
 
 QUESTION = Question(

@@ -315,7 +315,7 @@ class SelfSpeculationTiming:
         if (assistant := assistant_of(loaded)) is not None:
             ways[ASSISTED] = by_assistant(loaded, assistant)
 
-        def one_row(way: LosslessDecoding) -> Arm:
+        def one_row(way: Generate) -> Arm:
             return lambda prompts: way(prompts[0], new)[None]
 
         own = WalkedDecoder(self._subject.stepper, self._subject.full)
@@ -354,12 +354,7 @@ def time_self_speculation(
         ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
         **latency.baselines,
     }
-    return stopwatch.clocked(arms, drawn, full)
-
-
-def _single_row_arm(way: Generate, new: int) -> Callable[[list[Prompt]], ArmOutput]:
-    """As an arm of the stopwatch, of one row: tokens [1, new]."""
-    return lambda prompts: way(prompts[0], new)[None]
+    return time_arms(arms, requests, full.synchronize)
 
 
 @dataclass(frozen=True)
