@@ -1,0 +1,61 @@
+"""Rules for names that a machine can hold: a class name stands once, and no name is a participle or a pronoun."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import emad_ref
+
+ROOT = Path(emad_ref.__file__).parents[1]
+PRODUCT = tuple(
+    source for package in ("emad_ref", "pytest_emad", "suites") for source in sorted((ROOT / package).rglob("*.py"))
+)
+
+# A result type is named after what produces it, so that a reader can tell one from another.
+BANNED_CLASSES = frozenset({
+    "Aside", "Asked", "Being", "Beside", "Drawn", "Either", "Found", "Given", "Heard", "Held", "Kept", "Known", "Made",
+    "Meant", "Met", "Read", "Reached", "Said", "Seen", "Shown", "Stood", "Taken", "Thing", "Told", "Wanted", "Whence",
+})  # fmt: skip
+# A module is the noun of what it holds.
+BANNED_MODULES = frozenset({
+    "again", "apart", "asked", "asking", "begun", "beside", "beyond", "bounded", "bridging", "caught", "drafted",
+    "exchanged", "expected", "found", "fresh", "gathered", "gathering", "handing", "helpers", "held", "here", "hollow",
+    "missing", "misc", "moved", "pictured", "prepared", "reached", "recorded", "sourced", "swept", "tabled", "there",
+    "traced", "unasked", "utils", "walked", "watching", "whence", "witnessed",
+})  # fmt: skip
+
+
+@cache
+def classes() -> list[tuple[str, str]]:
+    """Name and place of every class of the product."""
+    return [
+        (node.name, f"{source.relative_to(ROOT).as_posix()}:{node.lineno}")
+        for source in PRODUCT
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_every_class_name_stands_once() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for name, place in classes():
+        places[name].append(place)
+    assert len(places) > 300, "the classes of the product were not found"
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_class_is_named_by_a_participle() -> None:
+    assert not [(name, place) for name, place in classes() if name.lstrip("_") in BANNED_CLASSES]
+
+
+def test_a_module_is_named_by_a_noun() -> None:
+    assert not [source for source in PRODUCT if source.stem in BANNED_MODULES]
+
+
+def test_no_module_is_longer_than_800_lines() -> None:
+    """More than that are more than one idea."""
+    lines = {str(source): len(source.read_text(encoding="utf-8").splitlines()) for source in PRODUCT}
+    assert not {source: count for source, count in lines.items() if count > 800}
