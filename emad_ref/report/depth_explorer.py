@@ -1,83 +1,29 @@
-"""What the page moves through: margins with the text that they colour, and a text that two models wrote in turns.
+"""Texts that the page shows token by token: one text at every margin (the depth explorer), and texts of a pair.
 
-From the ``EMBEDDED`` tables of a report, checked as a whole: a list that does not fit its table would colour the wrong
-token. Nothing is computed but shades: texts are written here once, and the page's script only picks among them.
+Both are built from ``EMBEDDED`` tables. All texts are written here; the page's script only picks among them. Lists that
+do not match their table are refused as a whole, since they would colour the wrong token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report import tables
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import ABSENT
+from emad_ref.statistics.number_format import ABSENT, interval, number, percent, value
 
-SHADES = 5  # of depth, the lightest the shallowest
+SHADES = 5  # of depth; 0 is the shallowest
 STOP_NUMBERS = ("mean depth", "net FLOPs saved", "perplexity", "rise of perplexity", "95 % interval")
 VISIBLE_SIGNS = {"\n": "↵\n", "\t": "→\t", "\r": "␍"}
+TableRows = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class MarginStop:
-    """One place of the slider: a margin; ``dials`` one text for each of ``STOP_NUMBERS``."""
+def depth_explorers(report: Report) -> list[dict[str, Any]]:
+    """One explorer for each model that has both tables with matching lists.
 
-    name: str
-    roles: str
-    dials: list[str]
-
-
-@dataclass(frozen=True)
-class ExplorerToken:
-    """``said``, ``depth`` and ``shade`` one for each stop, all empty in a prompt."""
-
-    text: str
-    prompt: bool
-    depth: list[int]
-    shade: list[int]
-    said: list[str]
-
-
-@dataclass(frozen=True)
-class DepthExplorer:
-    """``start``: the stop it opens with, that of a point put forward. ``levels``: (shade, depths it stands for)."""
-
-    title: str
-    model: str
-    stops: list[MarginStop]
-    tokens: list[ExplorerToken]
-    levels: list[tuple[int, str]]
-    start: int
-
-    @property
-    def embedded(self) -> dict[str, Any]:
-        """What the script picks from."""
-        return {
-            "stops": [{"name": stop.name, "roles": stop.roles, "dials": stop.dials} for stop in self.stops],
-            "tokens": [{"depth": one.depth, "shade": one.shade, "said": one.said} for one in self.tokens],
-        }
-
-
-@dataclass(frozen=True)
-class PairToken:
-    """One token of a text that a pair wrote; ``model`` ``small`` or ``large``."""
-
-    text: str
-    prompt: bool
-    model: str
-    said: str
-
-
-@dataclass(frozen=True)
-class PairText:
-    title: str
-    pair: str
-    turns: list[PairToken]
-
-
-def depth_explorers(report: Report) -> list[DepthExplorer]:
-    """One for each model that has both tables; one whose lists do not fit is left out."""
+    ``stops``: name, roles and ``STOP_NUMBERS`` of each margin. ``tokens``: text, and per stop depth, shade and a
+    sentence, all empty in a prompt. ``start``: the stop shown first. ``levels``: (shade, depths it stands for).
+    """
     found = []
     for table in _tables_of(report, "depth by margin"):
         texts = [other for other in _tables_of(report, "depth by token") if other["model"] == table["model"]]
@@ -86,16 +32,16 @@ def depth_explorers(report: Report) -> list[DepthExplorer]:
     return found
 
 
-def pair_texts(report: Report) -> list[PairText]:
-    """One for each table of a pair."""
+def pair_texts(report: Report) -> list[dict[str, Any]]:
+    """One text for each table of a pair: title, pair, and of each token its text, its writer and a sentence."""
     return [
-        PairText(table["title"], table["model"], [_pair_token(row) for row in table["rows"]])
+        {"title": table["title"], "pair": table["model"], "tokens": [_pair_token(row) for row in table["rows"]]}
         for table in _tables_of(report, "model by token")
     ]
 
 
-def has_matching_lists(margins: Sequence[Mapping[str, Any]], tokens: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every decided token has a depth for every margin, from 1 up, and an entropy for every probe."""
+def has_matching_lists(margins: TableRows, tokens: TableRows) -> bool:
+    """Whether every decoded token has a depth ≥ 1 for every margin and an entropy for every probe."""
     probes = max(len(row["probes"]) for row in margins)
     decided = [row for row in tokens if row["depths"]]
     return (
@@ -120,70 +66,63 @@ def _tables_of(report: Report, figure: str) -> list[Mapping[str, Any]]:
     return [table for table in report["tables"] if table.get("figure") == figure]
 
 
-def _depth_explorer(table: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]]) -> DepthExplorer:
+def _depth_explorer(table: Mapping[str, Any], tokens: TableRows) -> dict[str, Any]:
     margins = table["rows"]
     deepest = max(depth for row in tokens for depth in row["depths"])
     roles = [at for at, row in enumerate(margins) if row["put forward as"]]
     chosen = [at for at in roles if "validation" in margins[at]["put forward as"]]
-    return DepthExplorer(
-        title=table["title"],
-        model=table["model"],
-        stops=[_margin_stop(row) for row in margins],
-        tokens=[_explorer_token(row, margins, deepest) for row in tokens],
-        levels=_shade_levels(deepest),
-        start=(chosen or roles or [len(margins) // 2])[0],
-    )
+    return {
+        "title": table["title"],
+        "model": table["model"],
+        "start": (chosen or roles or [len(margins) // 2])[0],
+        "levels": _shade_levels(deepest),
+        "stops": [_margin_stop(row) for row in margins],
+        "tokens": [
+            {
+                "text": visible_token(row["token"]),
+                "depth": row["depths"],
+                "shade": [shade(depth, deepest) for depth in row["depths"]],
+                "said": [_token_text(row, at, margin) for at, margin in enumerate(margins)] if row["depths"] else [],
+            }
+            for row in tokens
+        ],
+    }
 
 
-def _margin_stop(row: Mapping[str, Any]) -> MarginStop:
-    dials = [
-        f"{tables.depth_text(row['mean depth'])} layers",
-        tables.percent_text(row["net reduction %"]),
-        tables.number_text(row["perplexity"]),
-        tables.rise_text(row["rise %"]),
-        tables.interval_text(rise_bounds(row)),
-    ]
-    return MarginStop(row["point"], row["put forward as"], dials)
-
-
-def rise_bounds(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Of the rise at one margin; None unless both ends are known."""
+def _margin_stop(row: Mapping[str, Any]) -> dict[str, Any]:
     low, high = row["rise low %"], row["rise high %"]
-    return None if low is None or high is None else (low, high)
-
-
-def _explorer_token(row: Mapping[str, Any], margins: Sequence[Mapping[str, Any]], deepest: int) -> ExplorerToken:
-    return ExplorerToken(
-        visible_token(row["token"]),
-        row["part"] == "prompt",
-        row["depths"],
-        [shade(depth, deepest) for depth in row["depths"]],
-        [_token_text(row, at, margin) for at, margin in enumerate(margins)] if row["depths"] else [],
-    )
+    numbers = [
+        f"{number(row['mean depth'], '.2f')} layers",
+        percent(row["net reduction %"], "z.1f"),
+        number(row["perplexity"]),
+        value(row["rise %"], "relative rise"),
+        interval(None if low is None or high is None else (low, high), "relative rise"),
+    ]
+    return {"name": row["point"], "roles": row["put forward as"], "dials": numbers}
 
 
 def _token_text(row: Mapping[str, Any], at: int, margin: Mapping[str, Any]) -> str:
-    """A sentence on one token under one margin: depth, entropies beside thresholds, what would have been said."""
+    """Depth of one token at one margin, each probe's entropy and threshold, and the token that the exit would emit."""
     compared = [
-        f"layer {probe}: entropy {tables.number_text(entropy, 3)} against {tables.number_text(threshold, 3)} nats"
+        f"layer {probe}: entropy {number(entropy, 'z.3g')} against {number(threshold, 'z.3g')} nats"
         for probe, entropy, threshold in zip(
             margin["probes"], row["entropy, nats"], margin["thresholds, nats"], strict=False
         )
     ]
     instead = row["instead"][at]
-    other = "" if instead is None else f"likeliest there: “{visible_token(instead)}” instead"
-    return "; ".join([f"depth {row['depths'][at]}", *(compared or ["no probe"]), *([other] if other else [])])
+    other = [] if instead is None else [f"likeliest there: “{visible_token(instead)}” instead"]
+    return "; ".join([f"depth {row['depths'][at]}", *(compared or ["no probe"]), *other])
 
 
-def _pair_token(row: Mapping[str, Any]) -> PairToken:
-    entropy, rolling, threshold = (row[f"{name}, bits"] for name in ("entropy", "rolling", "threshold"))
+def _pair_token(row: Mapping[str, Any]) -> dict[str, Any]:
+    entropy, rolling, threshold = (number(row[f"{name}, bits"], "z.3g") for name in ("entropy", "rolling", "threshold"))
+    prompt, writer = row["part"] == "prompt", f"{row['model']} model"
     said = (
-        f"read first by the {row['model']} model"
-        if row["part"] == "prompt"
-        else f"written by the {row['model']} model; entropy {tables.number_text(entropy, 3)} bits, "
-        f"rolling mean {tables.number_text(rolling, 3)} against {tables.number_text(threshold, 3)} bits"
+        f"read first by the {writer}"
+        if prompt
+        else f"written by the {writer}; entropy {entropy} bits, rolling mean {rolling} against {threshold} bits"
     )
-    return PairToken(visible_token(row["token"]), row["part"] == "prompt", row["model"], said)
+    return {"text": visible_token(row["token"]), "prompt": prompt, "model": row["model"], "said": said}
 
 
 def shade(depth: int, deepest: int) -> int:
@@ -199,7 +138,7 @@ def _shade_levels(deepest: int) -> list[tuple[int, str]]:
 
 
 def visible_token(piece: str) -> str:
-    """A token with its line breaks to be seen; ``ABSENT`` for one without letters."""
+    """``piece`` with visible line breaks and tabs; ``ABSENT`` for an empty one."""
     for letter, mark in VISIBLE_SIGNS.items():
         piece = piece.replace(letter, mark)
     return piece or ABSENT

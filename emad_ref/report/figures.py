@@ -1,29 +1,24 @@
-"""What there is to draw, one function per figure: rows of a recorded table → lines, marks and bars on a canvas.
+"""Figures of recorded tables, drawn by matplotlib as SVG: one function per figure, and the table ``FIGURES`` of them.
 
-    pareto                    rise of perplexity over net FLOPs saved, a line per family (EMAD, "Experiments")
-    saving against loss       net FLOPs and blocks saved over the rise of perplexity, ceilings above criteria
-    entropy profile           mean entropy after each layer with the targets of the probes; what low entropy is worth
-    depth by position         depth under the monotone schedule and without it, and entropy, along the text
+    cost against quality      rise of perplexity over net FLOPs saved, the region that EMAD-F1 asks for shaded
+    pareto                    the same, one line per family (EMAD, "Experiments")
+    saving against loss       net FLOPs and blocks saved over the rise of perplexity, oracles in black
+    entropy profile           mean entropy after each layer, targets of the probes, and what low entropy predicts
+    depth by position         depth with and without the monotone schedule, and entropy, along the text
     final token rank          rank of the final token after each layer, quantiles (early-exit LLMs, Figure 1)
-    confidence and accuracy   what each layer says of itself and what it gets right (Figures 2 and 3)
-    exits by minimum layer    mean exit and score over the minimum exit layer, a line per rule (Figures 6 to 9)
+    confidence and accuracy   confidence and accuracy of each layer (Figures 2 and 3)
+    exits by minimum layer    mean exit and score over the minimum exit layer, one line per rule (Figures 6 to 9)
     FLOPs by rule             FLOPs per item, confidence and decoder stacked (Figures 10 to 13)
-    score against cost        one mark per way to answer: score over FLOPs per token (EAD, trade-off)
-    depth by margin           rise of perplexity and mean depth over net FLOPs saved, a mark per margin
-    depth by token            depth along one text, at margins that save nothing, some and most
-    model by token            entropy along one text that a pair wrote, its rolling mean, and who wrote each token
+    score against cost        score over FLOPs per token, one mark per decoding method (EAD, trade-off)
+    depth by margin           rise of perplexity and mean depth over net FLOPs saved, one mark per margin
+    depth by token            depth along one text at three margins
+    model by token            entropy along a text that a pair wrote, its rolling mean, and which model wrote each token
 
-The last three are ``EMBEDDED``: their tables hold lists, or a row for every token, and are made for the page, which
-moves through them; elsewhere the columns of lists are left out.
+Tables of the last three are ``EMBEDDED``: they have list columns or one row per token, and the page shows them as an
+interactive text. Figures in ``CAPTIONS`` open the page, each with a sentence computed from its rows.
 
-Every series has a mark, line or hatch of its own: a printed page has no colours. Nothing is computed but percent.
-``Figure`` is matplotlib's, made by ``plots``; nothing of matplotlib is imported here.
-
-From the rows of a recorded table to an SVG file's text: nothing is drawn that a table does not show.
-
-``figures.FIGURES`` says what there is to draw; here rows are checked, the canvas is made and the text is written, the
-same for the same rows, whatever the reader's own settings of matplotlib are. matplotlib (extra ``report``) is imported
-when a figure is drawn.
+Every series has its own mark, line or hatch, so that a print without colours stays readable. The same rows give the
+same file, whatever the user's matplotlib settings are. matplotlib (extra ``report``) is imported on first use.
 """
 
 from __future__ import annotations
@@ -38,6 +33,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.statistics.number_format import percent
+from emad_ref.statistics.verdicts import load_register
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +45,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 MARKERS = "os^vDP*X<>"
 LINE_STYLES = ("-", "--", ":", "-.")
+FORWARD = "points put forward"
 QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.diagnostics`` names them
+FLAT_LAYERS = 1e-3  # a smaller difference of depth is rounding
 LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity that savings are told at
 SAVING_COLUMNS = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
 FLOP_PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
@@ -76,8 +75,35 @@ class FigureSpec:
     lists: tuple[str, ...] = ()
 
 
+def cost_and_quality(canvas: Figure, rows: Rows) -> None:
+    """Points with their 95 % intervals. Points of ``FORWARD`` are not joined to a line."""
+    axes = canvas.add_subplot()
+    saving, rise = (100 * bound for bound in _wanted())
+    for number, (series, own) in enumerate(_group_by("series", rows).items()):
+        points = sorted((100 * row["net reduction %"], 100 * row["rise %"]) for row in own)
+        style = _series_style(number) | ({"linestyle": "none"} if series == FORWARD else {})
+        (line,) = axes.plot(*zip(*points, strict=True), **style, label=series)
+        for row in own:
+            if row["rise low %"] is not None and row["rise high %"] is not None:
+                ends = (100 * row["rise low %"], 100 * row["rise high %"])
+                axes.vlines(100 * row["net reduction %"], *ends, linewidth=0.8, color=line.get_color())
+    _set_scale(axes, "symlog", linthresh=rise)
+    axes.set_xlim(right=max(2 * saving, axes.get_xlim()[1]))
+    axes.set_ylim(top=max(1.5 * rise, axes.get_ylim()[1]))
+    corners = (axes.get_xlim()[1], axes.get_ylim()[0])
+    axes.fill_between([saving, corners[0]], corners[1], rise, color="tab:green", alpha=0.15, linewidth=0)
+    axes.set(xlabel="net FLOPs saved, % (more is better →)", ylabel="rise of perplexity, %\n(less is better ↓)")
+    _legend_below(canvas)
+
+
+def _wanted() -> tuple[float, float]:
+    """The saving and the rise of perplexity that EMAD-F1 asks for, as fractions."""
+    thresholds = load_register()["EMAD-F1"].thresholds
+    return thresholds["flop_reduction"], thresholds["perplexity_rise"]
+
+
 def pareto(canvas: Figure, rows: Rows) -> None:
-    """Shares are fractions. The rise's axis is linear below 1 %: families differ by orders of magnitude."""
+    """The rise's axis is linear below 1 %: families differ by orders of magnitude."""
     axes = canvas.add_subplot()
     for number, (family, own) in enumerate(_group_by("family", rows).items()):
         points = sorted((100 * row["net reduction %"], 100 * row["rise %"]) for row in own)
@@ -89,7 +115,7 @@ def pareto(canvas: Figure, rows: Rows) -> None:
 
 
 def saving_against_loss(canvas: Figure, rows: Rows) -> None:
-    """Ceilings in black, without marks: nobody can get above them who does not know the future."""
+    """Oracles are black lines without marks."""
     panels = canvas.subplots(2, sharex=True)
     for axes, (column, label) in zip(panels, SAVING_COLUMNS.items(), strict=True):
         kinds = {"ceiling": 0, "criterion": 0}
@@ -298,7 +324,7 @@ def _legend_columns(labels: Iterable[str]) -> int:
     return max(1, min(3, LEGEND_LETTERS // (6 + max(map(len, labels)))))
 
 
-def _panels_size(count: int, legend: str = "") -> Callable[[Rows], tuple[float, float]]:
+def _panels_size(count: float, legend: str = "") -> Callable[[Rows], tuple[float, float]]:
     """``count`` panels, and below them a legend with an entry for every text of the column ``legend``."""
 
     def size(rows: Rows) -> tuple[float, float]:
@@ -313,6 +339,13 @@ def _bars_size(rows: Rows) -> tuple[float, float]:
 
 
 FIGURES: dict[str, FigureSpec] = {
+    "cost against quality": FigureSpec(
+        cost_and_quality,
+        ("series",),
+        ("net reduction %", "rise %"),
+        ("rise low %", "rise high %"),
+        _panels_size(1.3, "series"),
+    ),
     "pareto": FigureSpec(pareto, ("family",), ("net reduction %", "rise %"), (), _panels_size(1, "family")),
     "saving against loss": FigureSpec(
         saving_against_loss, ("family", "kind"), ("rise %", *SAVING_COLUMNS), (), _panels_size(2, "family")
@@ -364,6 +397,69 @@ FIGURES: dict[str, FigureSpec] = {
 EMBEDDED = ("depth by margin", "depth by token", "model by token")
 
 
+# ---------------------------------------------------------------- captions
+
+
+def quality_caption(rows: Rows) -> str:
+    """How many points save and cost what EMAD-F1 asks for."""
+    saving, most = _wanted()
+    good = sum(row["net reduction %"] >= saving and row["rise %"] <= most for row in rows)
+    return (
+        f"{good} of {len(rows)} points lie in the shaded region that EMAD-F1 asks for: at least {_share(saving)} of "
+        f"FLOPs saved at a rise of perplexity of at most {_share(most)}. The upright axis is linear up to that rise "
+        "and logarithmic above."
+    )
+
+
+def oracle_caption(rows: Rows) -> str:
+    """The most that an oracle saves at the loss that EMAD-F1 allows."""
+    _, most = _wanted()
+    within = [row["net reduction %"] for row in rows if row["kind"] == "ceiling" and row["rise %"] <= most]
+    return (
+        f"Upper bound: an oracle that knows each layer's divergence from the final output would save "
+        f"{_share(max(within, default=0.0), 1)} of FLOPs net at a rise of perplexity of at most {_share(most)}."
+    )
+
+
+def entropy_caption(rows: Rows) -> str:
+    """How a probe decides."""
+    return "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
+
+
+def collapse_caption(rows: Rows) -> str:
+    """From which positions on depth stays at its lowest: under the monotone schedule it never rises again."""
+    depths = [row["mean depth"] for row in rows]
+    lowest = min(depths)
+    if depths[0] - lowest <= FLAT_LAYERS:
+        return "Depth is the same at every position: nothing collapses within this text."
+    first = next(at for at, depth in enumerate(depths) if depth - lowest <= 0.1 * (depths[0] - lowest))
+    return (
+        f"The collapse: from positions {rows[first]['positions']} on, depth is down to {depths[first]:.1f} of "
+        f"{depths[0]:.1f} layers and never rises again, since no token may run deeper than the one before it."
+    )
+
+
+def _share(fraction: float, digits: int = 0) -> str:
+    return percent(fraction, f"z.{digits}f")
+
+
+CAPTIONS: dict[str, Callable[[Rows], str]] = {
+    "cost against quality": quality_caption,
+    "saving against loss": oracle_caption,
+    "entropy profile": entropy_caption,
+    "depth by position": collapse_caption,
+}
+
+
+def caption_of(figure: str, rows: Rows) -> str:
+    """The sentence beside a figure that opens the page; "" for other figures."""
+    complete = _complete_rows(FIGURES[figure], rows)
+    return CAPTIONS[figure](complete) if figure in CAPTIONS and complete else ""
+
+
+# ---------------------------------------------------------------- drawing
+
+
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 TITLE_WIDTH = 90  # letters
 STYLE: dict[Any, Any] = {
@@ -392,19 +488,19 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
         raise BadArgument("figure", figure, f"one of {', '.join(FIGURES)}")
     if not rows:
         raise BadArgument("rows", rows, "at least one row", "there is nothing to draw")
-    drawing = FIGURES[figure]
-    for column in (*drawing.texts, *drawing.numbers, *drawing.gaps, *drawing.lists):
+    spec = FIGURES[figure]
+    for column in (*spec.texts, *spec.numbers, *spec.gaps, *spec.lists):
         for number, row in enumerate(rows):
             if column not in row:
                 raise BadArgument(f"columns of row {number}", list(row), f"{column!r}, which figure {figure!r} draws")
             value = row[column]
-            if column in drawing.lists:
+            if column in spec.lists:
                 if not isinstance(value, list):
                     raise BadArgument(f"row {number}: {column}", value, "a list")
                 continue
-            if column in drawing.texts and not isinstance(value, str):
+            if column in spec.texts and not isinstance(value, str):
                 raise BadArgument(f"row {number}: {column}", value, "a text")
-            if column not in drawing.texts and (isinstance(value, bool) or not isinstance(value, int | float | None)):
+            if column not in spec.texts and (isinstance(value, bool) or not isinstance(value, int | float | None)):
                 raise BadArgument(f"row {number}: {column}", value, "a number or None")
 
 
@@ -431,22 +527,23 @@ def draw_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> s
 def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[Figure]:
     """The figure as matplotlib holds it, for as long as its style is in force; raises as ``draw`` does."""
     require_drawable(figure, rows)
-    drawing = FIGURES[figure]
-    complete = [row for row in rows if all(row[column] is not None for column in drawing.numbers)]
+    spec = FIGURES[figure]
+    complete = _complete_rows(spec, rows)
     if not complete:
-        lacking = [column for column in drawing.numbers if all(row[column] is None for row in rows)]
-        raise NothingToDraw(f"no row has {' and '.join(lacking or drawing.numbers)}")
+        lacking = [column for column in spec.numbers if all(row[column] is None for row in rows)]
+        raise NothingToDraw(f"no row has {' and '.join(lacking or spec.numbers)}")
     try:
-        from matplotlib import rc_context
+        from matplotlib import rc_context, rcdefaults, rcParams
         from matplotlib.figure import Figure  # no pyplot: no global state, no window
     except ImportError as error:
         raise PlotsMissing(f"{error}; pip install 'pytest-emad[report]'") from error
     with rc_context(), warnings.catch_warnings():
-        _reset_style()
-        # the reader's machine sets the text: whether its letters are in a font of this one does not matter
+        rcdefaults()
+        rcParams.update(STYLE)
+        # the viewer renders the text, so glyphs that this machine's fonts lack do not matter
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
-        canvas = Figure(figsize=drawing.size(complete), layout="constrained")
-        drawing.paint(canvas, [_printable(row) for row in complete])
+        canvas = Figure(figsize=spec.size(complete), layout="constrained")
+        spec.paint(canvas, [_printable(row) for row in complete])
         absent = len(rows) - len(complete)
         left_out = f"\n({absent} of {len(rows)} rows lack a number and are not drawn)" if absent else ""
         wrapped = textwrap.fill(NOT_XML.sub("\ufffd", title), TITLE_WIDTH)
@@ -454,13 +551,10 @@ def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> I
         yield canvas
 
 
-def _reset_style() -> None:
-    import matplotlib
-
-    matplotlib.rcdefaults()
-    matplotlib.rcParams.update(STYLE)
+def _complete_rows(spec: FigureSpec, rows: Rows) -> list[Mapping[str, Any]]:
+    return [row for row in rows if all(row[column] is not None for column in spec.numbers)]
 
 
 def _printable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Letters that XML cannot hold would leave a file that nobody can open."""
+    """Replace characters that XML forbids."""
     return {key: NOT_XML.sub("\ufffd", value) if isinstance(value, str) else value for key, value in row.items()}

@@ -74,28 +74,6 @@ function startExplorer(box) {
   move();
 }
 
-function startChart(box) {
-  const panels = [...box.querySelectorAll("[data-panel]")];
-  box.querySelectorAll("svg").forEach((svg) => {
-    const marks = [...svg.querySelectorAll(".mark")];
-    const chosen = Math.max(0, marks.findIndex((mark) => mark.classList.contains("chosen")));
-    const show = (mark) => {
-      box.querySelectorAll(".mark").forEach((other) => {
-        const same = other.dataset.mark === mark.dataset.mark;
-        other.setAttribute("aria-pressed", String(same));
-      });
-      panels.forEach((panel) => { panel.hidden = panel.dataset.panel !== mark.dataset.mark; });
-    };
-    marks.forEach((mark) => {
-      ["focus", "click"].forEach((kind) => mark.addEventListener(kind, () => show(mark)));
-      mark.addEventListener("keydown", (event) => {
-        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); show(mark); }
-      });
-    });
-    rove(marks, chosen);
-  });
-}
-
 function startTheme(button) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const theme = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
@@ -112,6 +90,5 @@ function startTheme(button) {
 if (typeof document !== "undefined") {
   document.querySelectorAll("[data-explorer]").forEach(startExplorer);
   document.querySelectorAll("[data-text-box]").forEach(startText);
-  document.querySelectorAll("[data-chart]").forEach(startChart);
   startTheme(document.getElementById("theme"));
 }

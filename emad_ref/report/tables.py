@@ -1,16 +1,11 @@
-"""Tables as text that never run over the edge: first words wrap, then columns stand below one another.
+"""Tables of a run: operating points, claims, legs and recorded tables, as rows of cells and as text for a terminal.
 
-Cells that are words give way first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters or their longest word.
-Numbers and intervals stay in one piece. Where even that is too wide the table is cut between columns, in their order,
-and each part begins with the first column, so that nothing is left out.
+Rows are made from the dictionaries of ``report.json``. Each ``Cell`` holds a text and the value that it shows, and
+terminal, Markdown and HTML print the same rows. An absent value shows as "–", never as zero.
 
-The tables of a run: operating points, claims and their legs, and whatever else suites put on record.
-
-All take the JSON-able dictionaries of ``report.json`` and give rows of ``Cell``: a text beside the value that it shows.
-Terminal, Markdown and HTML set the same rows, so that they cannot tell different stories. A value that is absent shows
-as "–", never as zero. A falsified claim is one more row, set like every other.
-
-How the page writes numbers: as everything else does (``statistics.number_format``), by what they are on the page.
+``text_table`` fits a width: columns of words wrap first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters or
+their longest word. Numbers and intervals stay in one piece. A table that is still too wide is cut between columns, and
+each part begins with the first column.
 """
 
 from __future__ import annotations
@@ -28,8 +23,9 @@ from emad_ref.statistics.gate import UNDECIDED
 from emad_ref.statistics.number_format import ABSENT as ABSENT
 
 COLUMN_GAP = 2  # blanks that tabulate puts between columns
-HEADING_GAP = 2  # by how much it makes a column wider than its heading
+HEADING_GAP = 2  # tabulate makes a column so much wider than its heading
 MIN_WORDS_WIDTH = 16
+DEFAULT_WIDTH = 150  # letters in a line where no terminal says how wide it is
 
 
 @dataclass(frozen=True)
@@ -44,9 +40,9 @@ Row = dict[str, Cell]
 
 
 def text_table(rows: Sequence[Row], width: int) -> str:
-    """``rows``, which share their keys, as text of at most ``width`` letters a line; "" for none.
+    """``rows``, which share their keys, as text of at most ``width`` letters a line; "" for no rows.
 
-    Only a first column that is wider by itself runs over: a name is not cut.
+    Only a first column that is wider than ``width`` runs over.
     """
     if not rows:
         return ""
@@ -61,7 +57,7 @@ def text_table(rows: Sequence[Row], width: int) -> str:
 
 
 def _fitting_columns(first: str, rest: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """``first`` and as many of ``rest`` as fit when all words are wrapped as far as they go, at least one."""
+    """``first`` and as many of ``rest`` as fit with all words wrapped, at least one."""
     part = [first, *rest[:1]]
     for column in rest[1:]:
         if sum(_min_width(each, rows) for each in (*part, column)) + COLUMN_GAP * len(part) > width:
@@ -71,7 +67,7 @@ def _fitting_columns(first: str, rest: Sequence[str], rows: Sequence[Row], width
 
 
 def _column_widths(columns: Sequence[str], rows: Sequence[Row], width: int) -> dict[str, int]:
-    """Letters for each column: the widest that can still give way does, until all fit."""
+    """Letters for each column: the widest shrinkable column shrinks until all fit."""
     widths = {column: _natural_width(column, rows) for column in columns}
     least = {column: _min_width(column, rows) for column in columns}
     while (over := sum(widths.values()) + COLUMN_GAP * (len(columns) - 1) - width) > 0:
@@ -90,15 +86,14 @@ def _natural_width(column: str, rows: Sequence[Row]) -> int:
 
 
 def _min_width(column: str, rows: Sequence[Row]) -> int:
-    """The least width of a column: its longest word, whole cells where they are numbers, ``MIN_WORDS_WIDTH`` where it
-    can."""
+    """The longest word or number of a column, but at least ``MIN_WORDS_WIDTH`` where the column has so many letters."""
     words = [len(word) for row in rows for word in _unbreakable(row[column])]
     longest = max([len(word) + HEADING_GAP for word in column.split()] + words)
     return max(longest, min(MIN_WORDS_WIDTH, _natural_width(column, rows)))
 
 
 def _unbreakable(cell: Cell) -> list[str]:
-    """What may not be broken: the words of a text, the lines of what stands for a number."""
+    """The words of a text; the lines of a cell that stands for a number."""
     return cell.text.split() if _is_wrapped(cell) else cell.text.split("\n")
 
 
@@ -121,13 +116,10 @@ def _render_table(rows: Sequence[Row], widths: dict[str, int]) -> str:
 
 
 def _wrap_lines(text: str, width: int) -> str:
-    """Each line wrapped by itself; a claim's id stays in one piece."""
+    """Wrap each line; words with hyphens, such as ids of claims, stay in one piece."""
     return "\n".join(
         textwrap.fill(line, max(width, 1), break_on_hyphens=False, break_long_words=False) for line in text.split("\n")
     )
-
-
-DEFAULT_WIDTH = 150  # letters in a line where nobody says how wide the page is
 
 
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -167,7 +159,7 @@ def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
 def claim_rows(claims: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per verdict (``Verdict.to_json()``). The model shows where there are several.
 
-    A ``*`` after the id marks a row that gates.
+    A ``*`` after the id marks a gating row.
     """
     several = len({claim["model"] for claim in claims}) > 1
     return [
@@ -193,7 +185,6 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _estimate_cells(found: Mapping[str, Any]) -> Row:
-    """What verdicts and legs have in common."""
     unit = found["unit"]
     return {
         "estimate": Cell(number_format.value(found["estimate"], unit), found["estimate"]),
@@ -219,7 +210,7 @@ def points_table(points: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH
 
 
 def claims_table(claims: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
-    """``claim_rows`` for a terminal, where undecided ones that share a reason share a row; an empty string for none."""
+    """``claim_rows`` for a terminal; undecided claims that share a reason share a row. An empty string for none."""
     return text_table(claim_rows(_fold_undecided(claims)), width)
 
 
@@ -235,7 +226,7 @@ def sections(
     notes: Sequence[str],
     width: int = DEFAULT_WIDTH,
 ) -> list[tuple[str, str]]:
-    """(title, text) of all that a run has to show, in order; what is empty, or made for the page, is left out.
+    """(title, text) of each section of a run, in order, without empty ones and tables that only the page shows.
 
     ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them. ``width``: letters in a line.
     """
@@ -253,7 +244,7 @@ def sections(
 
 
 def _fold_undecided(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Claims as given, but those of one model that do not gate and are undecided for one reason under joined ids."""
+    """Claims, with undecided ones of one model and reason that do not gate joined to one row."""
     groups: dict[object, list[Mapping[str, Any]]] = {}
     for number, claim in enumerate(claims):
         alone = claim["gate"] or claim["verdict"] not in UNDECIDED
@@ -265,7 +256,7 @@ def _fold_undecided(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
 
 
 def note_text(note: str, width: int = DEFAULT_WIDTH) -> str:
-    """A note as an item of a list."""
+    """A note as a list item."""
     return textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
 
 
@@ -298,7 +289,7 @@ def _rise_text(point: Mapping[str, Any]) -> str:
 
 
 def _accuracy_text(point: Mapping[str, Any]) -> str:
-    """One line per task, and below it why the task does not count, where it does not."""
+    """One line per task, and below it the reason why the task does not count."""
     accuracy, why = point.get("accuracy"), point.get("not_counted") or {}
     if not accuracy:
         return ABSENT
@@ -312,37 +303,3 @@ def _speed_text(ratios: Mapping[str, float] | None) -> str:
     return (
         "\n".join(f"batch {rows}: {number_format.ratio(ratio)}" for rows, ratio in ratios.items()) if ratios else ABSENT
     )
-
-
-RISE_UNIT = "relative rise"
-
-
-def percent_text(share: float | None, digits: int = 1) -> str:
-    """0.1234 → ``12.3 %``; a share that rounds to zero has no sign."""
-    return number_format.percent(share, f"z.{digits}f")
-
-
-def rise_text(share: float | None) -> str:
-    """A rise of perplexity: ``+0.07 %``."""
-    return number_format.value(share, RISE_UNIT)
-
-
-def interval_text(interval: Sequence[float] | None) -> str:
-    """95 % interval of a rise: ``[+0.03 %, +0.11 %]``."""
-    return number_format.interval(interval, RISE_UNIT)
-
-
-def number_text(value: float | None, digits: int = 4) -> str:
-    """To so many significant digits."""
-    return number_format.number(value, f"z.{digits}g")
-
-
-def depth_text(value: float | None) -> str:
-    """A mean depth."""
-    return number_format.number(value, ".2f")
-
-
-def claim_texts(claim: Mapping[str, Any]) -> dict[str, str]:
-    """``estimate``, ``[95 %]`` and ``threshold`` of a verdict, as every table writes them."""
-    (row,) = claim_rows([claim])
-    return {name: row[name].text for name in ("estimate", "[95 %]", "threshold")}

@@ -26,7 +26,7 @@ from emad_ref.report.schema import read_report
 from pytest_emad.options import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
 from tests.unit.report.sample import passed, report_2, verdict, written
-from tests.unit.report.test_verifying import audit
+from tests.unit.report.test_verification import audit
 
 GITHUB, PLUGIN = EXAMPLES / "github", EXAMPLES / "plugin"
 WORKFLOW = yaml.safe_load((GITHUB / "gate.yml").read_text(encoding="utf-8"))

@@ -1,12 +1,27 @@
-"""Each figure shows the rows it was given: its axes, its series, their extents."""
+"""Figures: the rows that each shows, the rows that it refuses, and the same file from the same rows."""
 
 from __future__ import annotations
 
 import math
+import re
+import sys
+import warnings
+from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.figures import FIGURES, LINE_STYLES, MARKERS, QUANTILES, draw_figure, open_figure
+from emad_ref.errors import BadArgument
+from emad_ref.report.figures import (
+    FIGURES,
+    LINE_STYLES,
+    MARKERS,
+    QUANTILES,
+    NothingToDraw,
+    PlotsMissing,
+    draw_figure,
+    open_figure,
+    require_drawable,
+)
 from tests.unit.report.sample import MARGINS, PARETO, SAVING, TOKENS, TURNS
 
 pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
@@ -51,12 +66,26 @@ EXITS = [
     for rule, minima in (("softmax", (2, 5)), ("JSD", (2, 5)), ("full depth", (12,)))
     for j in minima
 ]
+QUALITY = [
+    {"series": series, "net reduction %": saved, "rise %": rise, "rise low %": low, "rise high %": high}
+    for series, saved, rise, low, high in (
+        ("EMAD, by margin", 0.2, 0.005, 0.004, 0.006),
+        ("EMAD, by margin", 0.0, 0.0, None, None),
+        ("points put forward", 0.25, 0.006, None, None),
+        ("points put forward", 0.35, 0.02, None, None),
+    )
+]
 COST = [
     {"decoding": "small alone", "score": 0.25, "MFLOPs per token": 1.5},
     {"decoding": "large alone", "score": 0.75, "MFLOPs per token": 6.0},
     {"decoding": "speculative, k = 4", "score": 0.75, "MFLOPs per token": 7.5},
 ]
+UNCOUNTED = [
+    {"decoding": "small alone", "score": 0.25, "MFLOPs per token": 1.5},
+    {"decoding": "foreign", "score": 0.75, "MFLOPs per token": None},
+]
 ROWS = {
+    "cost against quality": QUALITY,
     "pareto": PARETO,
     "saving against loss": SAVING,
     "entropy profile": PROFILE,
@@ -70,6 +99,10 @@ ROWS = {
     "depth by token": TOKENS,
     "model by token": TURNS,
 }
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def points(line) -> list[tuple[float, float]]:
@@ -96,6 +129,20 @@ def test_every_figure_can_be_written_and_keeps_its_series_apart_without_colours(
         for axes in canvas.axes:
             looks = [(line.get_marker(), line.get_linestyle()) for line in axes.lines if line.get_marker() != "None"]
             assert len(set(looks)) == len(looks)
+
+
+def test_cost_against_quality_shades_what_the_claim_asks_for_and_joins_margins_alone():
+    with open_figure("cost against quality", QUALITY, "t") as canvas:
+        (axes,) = canvas.axes
+        assert labelled(axes)["EMAD, by margin"] == [(0.0, 0.0), (20.0, 0.5)]
+        looks = {line.get_label(): line.get_linestyle() for line in axes.lines}
+        assert looks == {"EMAD, by margin": "-", "points put forward": "None"}
+        intervals, region = axes.collections
+        assert intervals.get_segments()[0].tolist() == [[20.0, 0.4], [20.0, 0.6]]
+        low, high = region.get_paths()[0].get_extents().get_points()
+        assert (low[0], high[1]) == (15.0, 1.0), "EMAD-F1: at least 15 % saved, at most 1 % lost"
+        assert high[0] == axes.get_xlim()[1]
+        assert axes.get_yscale() == "symlog"
 
 
 def test_pareto_has_a_line_per_family_in_percent_by_what_it_saves():
@@ -248,3 +295,70 @@ def test_a_text_in_turns_shows_entropies_and_who_wrote_what():
         found = labelled(canvas.axes[0])
         assert found["rolling, bits"] == [(0.0, 1.5), (1.0, 0.75)]
         assert found["written by the large model"] == [(0.0, 0.0)]
+
+
+def test_the_same_rows_give_the_same_text_and_others_do_not():
+    assert draw_figure("pareto", PARETO, "t") == draw_figure("pareto", PARETO, "t")
+    assert draw_figure("pareto", PARETO, "t") != draw_figure("pareto", PARETO[:2], "t")
+
+
+def test_the_readers_own_settings_change_nothing():
+    import matplotlib
+
+    plain = draw_figure("pareto", PARETO, "t")
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "red"}):
+        assert draw_figure("pareto", PARETO, "t") == plain
+        assert matplotlib.rcParams["font.size"] == 30, "and are in force again afterwards"
+
+
+def test_text_stays_text_whatever_a_model_is_called():
+    """A $ is no formula, markup is no markup; what XML cannot hold is replaced, or nobody could open the file."""
+    name = "a$b_{$c & <script>\x1b\ud800 模"
+    rows = [row | {"family": name} for row in PARETO]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = texts(draw_figure("pareto", rows, name))
+    assert found.count("a$b_{$c & <script>\ufffd\ufffd 模") == 2, "in the title and in the legend"
+
+
+def test_long_titles_are_wrapped():
+    with open_figure("pareto", PARETO, "a long title " * 20) as canvas:
+        lines = canvas.get_suptitle().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 90
+
+
+def test_rows_without_a_number_are_left_out_and_counted():
+    with open_figure("score against cost", UNCOUNTED, "t") as canvas:
+        assert [line.get_label() for line in canvas.axes[0].lines] == ["small alone"]
+        assert canvas.get_suptitle() == "t\n(1 of 2 rows lack a number and are not drawn)"
+    with open_figure("score against cost", UNCOUNTED[:1], "t") as canvas:
+        assert canvas.get_suptitle() == "t"
+    with pytest.raises(NothingToDraw, match="no row has MFLOPs per token"):
+        draw_figure("score against cost", UNCOUNTED[1:], "t")
+
+
+@pytest.mark.parametrize(
+    ("figure", "rows", "message"),
+    [
+        ("pie", PARETO, "figure='pie', but expected one of cost against quality, pareto, saving against loss"),
+        ("pareto", [], "rows=[], but expected at least one row"),
+        ("pareto", [{"family": "a", "rise %": 0.1}], "expected 'net reduction %', which figure 'pareto' draws"),
+        ("pareto", [PARETO[0], {"family": "b"}], "columns of row 1=['family'], but expected 'net reduction %'"),
+        ("pareto", [PARETO[0] | {"family": 3}], "row 0: family=3, but expected a text"),
+        ("pareto", [PARETO[0] | {"rise %": "much"}], "row 0: rise %='much', but expected a number or None"),
+        ("pareto", [PARETO[0] | {"rise %": True}], "row 0: rise %=True, but expected a number or None"),
+        ("entropy profile", [{"layer": 1, "mean entropy, nats": 1.0, "echo %": 0.1}], "'agrees with last %'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(figure, rows, message):
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        require_drawable(figure, rows)
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        draw_figure(figure, rows, "t")
+
+
+def test_what_to_draw_with_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotsMissing, match=r"pip install 'pytest-emad\[report\]'"):
+        draw_figure("pareto", PARETO, "t")

@@ -68,11 +68,11 @@ def test_falsified_is_set_as_survived_is():
 
 
 def test_figures_are_linked_or_missed_by_name():
-    text = text_of(report(), figures=[{0: PageFigure("m-pareto.svg", "<svg/>")}])
+    text = text_of(report(), figures=[{0: PageFigure("m: equal FLOPs", "m-pareto.svg", "<svg/>")}])
     assert "![m: equal FLOPs](m-pareto.svg)" in text
     assert table_below(text, "#### m: equal FLOPs")[1] == ["EMAD", "30.00", "0.40"]
-    assert "No figure: no row has `a_b`" not in text_of(report(), figures=[{0: PageFigure(absent="no row has a_b")}])
-    assert "No figure: no row has a\\_b" in text_of(report(), figures=[{0: PageFigure(absent="no row has a_b")}])
+    absent = [{0: PageFigure("m: equal FLOPs", absent="no row has a_b")}]
+    assert "No figure: no row has a\\_b" in text_of(report(), figures=absent)
 
 
 def test_a_remark_stands_below_the_title_and_empty_parts_have_no_heading():

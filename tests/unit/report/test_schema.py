@@ -145,7 +145,7 @@ DAMAGED = [
     (broken("tables", "rows", []), "tables[0].rows=[], but expected a list of objects that share their keys"),
     (broken("tables", "rows", [{"a": 1}, {"b": 1}]), "tables[0].rows=[{'a': 1}, {'b': 1}]"),
     (broken("tables", "rows", [{}]), "tables[0].rows=[{}]"),
-    (broken("tables", "figure", "pie"), "tables[0]: figure='pie', but expected one of pareto"),
+    (broken("tables", "figure", "pie"), "tables[0]: figure='pie', but expected one of cost against quality"),
     (broken("tables", "rows", [{"a": 1}]), "tables[0]: columns of row 0=['a'], but expected 'family'"),
 ]
 
