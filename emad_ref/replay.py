@@ -82,6 +82,7 @@ class TraceReplayer:
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
+        self.trace.require_read(point)
         settle = schedule_of(point).in_replay()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})

@@ -42,6 +42,7 @@ from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, Logits
 from emad_ref.text.corpora import LongDocument
 
 LOGITS_AT_A_TIME = 2**19  # logits that a rule remembers at a time, over all layers: 2 MB of float32 stay near the core
+LOGITS_IN_CACHE = 2**23  # logits of one layer that are read at a time: 32 MB of float32 stay in a shared cache
 FEWEST_TOKENS = 32  # tokens read at a time whatever they take: 0.1 GB for a rule of 17 layers and 50,304 tokens
 
 
@@ -216,6 +217,8 @@ class Trace:
     ``lens``: digest of the tuned lens that all of it was read through, estimates apart; None: the model's own head.
     ``macs_ahead``: int64 [L] multiply-adds per row of that lens in front of a head after each layer.
     ``divergence_nats``: float32 [tokens, L] KL(p_L ‖ p_ℓ), 0 at L: what ceilings are made of; None: not asked for.
+    ``read_layers``: layers after which a head was read, the last among them; other columns hold NaN (``top1``: −1).
+    None: every layer.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -233,6 +236,7 @@ class Trace:
     lens: str | None = None
     macs_ahead: Ints | None = None
     divergence_nats: NDArray[np.float32] | None = None
+    read_layers: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -292,6 +296,25 @@ class Trace:
         if point.lens != self.lens and not full:
             expected = f"{self.lens!r:.20}, the lens of this trace"
             raise BadArgument("point.lens", point.lens, expected, "take one through its lens: take_trace(lens=…)")
+
+    def require_read(self, point: OperatingPoint) -> None:
+        """Refuse a point that compares or emits the readout of a layer that this trace has not read.
+
+        Raises:
+            BadArgument: such a point.
+        """
+        if self.read_layers is None:
+            return
+        lowest = point.ceiling if point.floor is None else point.floor
+        if point.interpolate and point.probes:
+            lowest = min(lowest, point.probes[0])
+        asked = {*point.probes, *range(lowest, point.ceiling + 1)}
+        if lacking := sorted(asked - set(self.read_layers)):
+            read = ", ".join(map(str, self.read_layers))
+            raise BadArgument(
+                "point", f"{point.name} (reads layers {lacking})", f"layers that this trace has read ({read})",
+                "take one that reads them: take_trace(layers=…)",
+            )  # fmt: skip
 
     def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
         """[tokens, L] what ``point`` compares with its thresholds.
@@ -391,6 +414,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         macs_ahead=parts[0].macs_ahead,
         rules={rule: ConfidenceColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
         divergence_nats=np.concatenate([part.divergence() for part in parts]) if told else None,
+        read_layers=parts[0].read_layers,
     )
 
 
@@ -545,48 +569,59 @@ def trace_batch(
     rules: Mapping[ConfidenceRule, OperatingPoint] = NO_RULES,
     lens: str | None = None,
     divergence: bool = False,
+    layers: Sequence[int] | None = None,
 ) -> Trace:
     """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
     ``readers``: estimator → (layers it is asked after, its reader). ``observe(layer, states [tokens, D], entropy)`` is
-    called after every layer. ``rules``: rule → any point of it. ``divergence``: as of ``take_trace``.
+    called after every layer that is read. ``rules``: rule → any point of it. ``divergence``, ``layers``: as of
+    ``take_trace``.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
+        BadArgument: ``layers`` that the model has not, or without one that a rule reads.
     """
     counts = np.array([len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
     following = np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])
     target = torch.from_numpy(following).to(stepper.device)
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*COLUMNS, *LAYERWISE)}
-    estimates = {
-        estimator: np.full((int(counts.sum()), stepper.layers), np.nan, dtype=np.float32) for estimator in readers
+    shape = (int(counts.sum()), stepper.layers)
+    columns: dict[str, NDArray[Any]] = {
+        name: np.full(shape, -1, dtype=np.int32) if name == "top1" else np.full(shape, np.nan, dtype=np.float32)
+        for name in (*COLUMNS, *LAYERWISE)
     }
+    estimates = {estimator: np.full(shape, np.nan, dtype=np.float32) for estimator in readers}
     remembered: dict[int, Tensor] = {}
     compared, tuned = layers_of_rules(rules), attached_lens(stepper, lens)
+    read = _layers_to_read(stepper.layers, layers, compared)
     climbed: Iterable[Tensor] = states_after(stepper, batch)
     final: Tensor | None = None
-    apart: list[NDArray[np.float32]] = []
+    apart = np.full(shape, np.nan, dtype=np.float32)
     if divergence:  # known at the end alone: states wait, which are D wide; logits would be V wide
         climbed = list(climbed)
-        final = at_least_float32(stepper.logits(climbed[-1])).log_softmax(dim=-1)
+        blocks = head_blocks(stepper, len(target))
+        final = torch.cat([at_least_float32(stepper.logits(climbed[-1][rows])).log_softmax(dim=-1) for rows in blocks])
     for layer, states in enumerate(climbed, start=1):
         if layer in compared:
             remembered[layer] = states
-        logits = stepper.logits(states if tuned is None else tuned(states, layer))
-        read = readout_columns(logits, target, f"after layer {layer}")
-        for name, column in columns.items():
-            column.append(read[name].cpu().numpy())
-        if final is not None:
-            parts = [divergence_nats(final[rows], logits[rows]).float() for rows in row_blocks(logits)]
-            apart.append(torch.cat(parts).cpu().numpy())
-        for estimator, (layers, reader) in readers.items():
-            if layer in layers:
-                estimate = reader.read(states, list(layers).index(layer)).entropy_nats
+        for estimator, (asked, reader) in readers.items():
+            if layer in asked:
+                estimate = reader.read(states, list(asked).index(layer)).entropy_nats
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
+        if read is not None and layer not in read:
+            continue
+        for rows in head_blocks(stepper, len(target)):
+            hidden = states[rows]
+            logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
+            for name, values in readout_columns(logits, target[rows], f"after layer {layer}").items():
+                columns[name][rows, layer - 1] = values.cpu().numpy()
+            if final is not None:
+                ahead = final[rows]
+                parts = [divergence_nats(ahead[some], logits[some]).float() for some in row_blocks(logits)]
+                apart[rows, layer - 1] = torch.cat(parts).cpu().numpy()
         if observe is not None:
-            observe(layer, states, read[ENTROPY.name])
+            observe(layer, states, torch.from_numpy(columns[ENTROPY.name][:, layer - 1]))
     trace = Trace(
-        **_trace_fields({name: np.stack(column, axis=1) for name, column in columns.items()}),
+        **_trace_fields(columns),
         token=np.concatenate([s.tokens[s.adaptive_from : -1] for s in batch]),
         target=following,
         position=positions_of(batch),
@@ -597,9 +632,28 @@ def trace_batch(
         rules={},
         lens=lens,
         macs_ahead=None if tuned is None else lens_macs(tuned, stepper.layers),
-        divergence_nats=np.stack(apart, axis=1) if divergence else None,
+        divergence_nats=apart if divergence else None,
+        read_layers=read,
     )
     return replace(trace, rules=confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
+
+
+def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable[int]) -> tuple[int, ...] | None:
+    """``layers`` and the last, ascending; None: every layer."""
+    if layers is None:
+        return None
+    found = tuple(sorted({*layers, total}))
+    if not 1 <= found[0] <= found[-1] <= total:
+        raise BadArgument("layers", tuple(layers), f"layers in 1–{total} of this model")
+    if lacking := sorted(set(compared) - set(found)):
+        raise BadArgument("layers", tuple(layers), f"also layers {lacking}, which a rule reads")
+    return found
+
+
+def head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
+    """Slices of ``rows`` states whose logits are read at a time: ``LOGITS_IN_CACHE`` of them."""
+    at_once = max(FEWEST_TOKENS, LOGITS_IN_CACHE // stepper.vocabulary)
+    return (slice(start, start + at_once) for start in range(0, rows, at_once))
 
 
 def stream_traces(
@@ -610,6 +664,7 @@ def stream_traces(
     rules: Iterable[OperatingPoint] = (),
     lens: str | None = None,
     divergence: bool = False,
+    layers: Sequence[int] | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {ConfidenceRule.of(point): point for point in rules}
@@ -618,7 +673,7 @@ def stream_traces(
         for estimator, layers in estimators.items()
     }
     for batch in batched(sequences):
-        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence)
+        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers)
 
 
 def take_trace(
@@ -630,6 +685,7 @@ def take_trace(
     rules: Iterable[OperatingPoint] = (),
     lens: str | None = None,
     divergence: bool = False,
+    layers: Sequence[int] | None = None,
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
@@ -641,10 +697,13 @@ def take_trace(
     ``lens``: digest of a tuned lens attached to ``stepper``, through which all but the last layer are then read, for
     points with that lens, those of ``rules`` among them; estimates are of the states all the same.
     ``divergence``: record KL(p_L ‖ p_ℓ), too: one more head a batch, and its states after all layers held at once.
+    ``layers``: after which to read a head, besides the last; None: after every one. A head of a large vocabulary costs
+    as much as several blocks.
 
     Raises:
         EmptyCorpus: no sequences.
-        BadArgument: a point without a confidence among ``rules``, or one of another lens; a lens that is not attached.
+        BadArgument: a point without a confidence among ``rules``, or one of another lens; a lens that is not attached;
+            ``layers`` that the model has not.
     """
     rules = list(rules)
     others = [point.name for point in rules if point.lens != lens]
@@ -653,7 +712,7 @@ def take_trace(
         raise BadArgument("rules", others, expected, "what a token emits is read through one lens or another")
 
     def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-        return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence)
+        return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence, layers)
 
     return assemble_trace(sequences, traced, progress, file)
 

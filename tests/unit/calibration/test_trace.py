@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.calibration import trace as trace_module
 from emad_ref.calibration.trace import (
     EmptyCorpus,
     TokenSequence,
@@ -24,10 +25,12 @@ from emad_ref.calibration.trace import (
     windows,
 )
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import OperatingPoint
+from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.lens import attached_lens
 from emad_ref.probes.signal_values import NotFinite
+from emad_ref.replay import replay
 from emad_ref.signals import LAYERWISE
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -76,6 +79,48 @@ def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
         plain.divergence()
     with pytest.raises(BadArgument, match="divergence_nats"):
         concatenate_traces([plain, asked])
+
+
+@pytest.mark.parametrize("divergence", [False, True])
+def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeypatch, divergence):
+    """The same numbers there, nothing elsewhere; a head is run for no other layer, and no block of rows too large."""
+    texts, seen = [sequence(40), sequence(30, 3)], []
+    whole = take_trace(stepper, texts, divergence=divergence)
+    monkeypatch.setattr(trace_module, "LOGITS_IN_CACHE", 33 * VOCABULARY)
+    logits = CausalStepper.logits
+    monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: seen.append(len(hidden)) or logits(self, hidden))
+    some = take_trace(stepper, texts, divergence=divergence, layers=(4, 2))
+    assert some.read_layers == (2, 4, LAYERS)
+    rows = len(whole)
+    assert sum(seen) == rows * (3 + divergence)
+    assert max(seen) <= 33
+    read = np.array(some.read_layers) - 1
+    for name, column in {**some.signals, "nll_nats": some.nll_nats, "top1": some.top1}.items():
+        full = whole.signals.get(name, getattr(whole, name, None))
+        assert np.allclose(column[:, read], full[:, read], atol=ROUNDING), name
+        unread = np.delete(column, read, axis=1)
+        assert (unread == -1).all() if name == "top1" else np.isnan(unread).all(), name
+    if divergence:
+        assert np.allclose(some.divergence()[:, read], whole.divergence()[:, read], atol=ROUNDING)
+
+
+def test_a_point_that_reads_an_unread_layer_is_refused_by_layer(stepper):
+    some = take_trace(stepper, [sequence(40)], layers=(2, 4))
+    for point in (fixed_entropy_point(LAYERS, (2, 4), 1.0), full_depth(LAYERS), truncated(LAYERS, 4)):
+        assert np.isfinite(replay(some, point).nll_nats).all()
+    interpolated = replace(fixed_entropy_point(LAYERS, (2, 4), 1.0), interpolate=True)
+    positional = OperatingPoint("p", "positional", LAYERS, LAYERS, schedule="positional", period=8, floor=2)
+    for point, lacking in (
+        (fixed_entropy_point(LAYERS, (1, 2), 1.0), "1"), (truncated(LAYERS, 3), "3"),
+        (positional, "3, 5"), (interpolated, "3, 5"),
+    ):  # fmt: skip
+        with pytest.raises(BadArgument, match=rf"reads layers \[{lacking}\].*take_trace\(layers"):
+            replay(some, point)
+    with pytest.raises(BadArgument, match="layers in 1–6 of this model"):
+        take_trace(stepper, [sequence(40)], layers=(0,))
+    rule = early_exit_point("saturation", LAYERS, VOCABULARY, 4, schedule="monotone")
+    with pytest.raises(BadArgument, match=r"also layers \[3, 4\], which a rule reads"):
+        take_trace(stepper, [sequence(40)], layers=(5,), rules=[rule])
 
 
 # ---------------------------------------------------------------- windows
