@@ -1,4 +1,4 @@
-"""The provider of planted decoders, and what a hostile conftest may do: loaded by ``--emad-selfcheck`` alone.
+"""The provider of mutants, and plugins that interfere as a hostile conftest may: loaded by ``--emad-selfcheck`` alone.
 
 ``pytest suites/invariants -p pytest_emad.mutants --emad-backend pytest_emad.mutants --emad-planted NAME`` is one entry
 of the catalogue by hand.

@@ -1,28 +1,19 @@
-"""Black-box checks of any Decoder, through ``emad_ref.protocol`` alone.
+"""Black-box checks of any Decoder, through ``emad_ref.protocol`` alone. Each returns a ``Finding``.
 
-``forced``      logits at forced depths equal the lens; inadmissible depths are refused
-``decisions``   signals, depths and ledger on given tokens are the rule's
-``rollback``    after a rollback a session is what it was
-``generation``  the timed path emits the argmax at the depths it claims
-``rows``        rows of a batch decide on their own
-``sessions``    sessions side by side keep to themselves, whatever happens to their rows
-``sampling``    tokens are drawn at the temperature and by the seed, from the distribution at their depths
-``requests``    many rows, stop sets, shared beginnings, requests between the steps of sessions
-``answers``     a random few of the answers that a verdict reads are right
-``positions``   every position of the window is written and read
-``fields``      every field of an operating point is honoured, or the point is declined
-``comparisons`` signals and thresholds are compared to the last digit
-``last``        ``feed`` shows as many logits as are wanted
-``counters``    the same tokens cost the same at every point
-``golden``      tokens and depths are those on record, up to ties
-``memory``      closed sessions give their memory back
-``noise``       what a decoder declares is what rounding can need
-``timed``       what was emitted while a clock ran is what is claimed of it
-``witness``     what was seen to run is what is said to have run
-``bridge``      teacher-forced depths and NLL equal replay's
+session_checks    forced depths, rollback, sessions side by side, ``last`` of ``feed``
+decoding_checks   decisions on given tokens, ``generate``, rows of a batch, agreement with replay
+requests          many rows, stop sets, shared beginnings, requests between the steps of sessions
+positions         every position of the window is written and read
+fields            every field of an operating point is honoured, or the point is declined
+comparisons       signals and thresholds are compared to the last digit
+sampling          tokens are drawn at the temperature and by the seed, from the distribution at their depths
+work              counted work is the work of the decisions, of other points, and of observed matrix products
+memory            closed sessions give their memory back
+answers           answers that a verdict read, and requests that were timed, are right
+token_comparison  tokens and depths are another decoder's, or those on record, up to ties
 
-Each returns a ``Finding``; ``logit_tolerances`` says how far numbers may differ, ``shapes`` what is asked for. The
-oracle is a ``Lens``; NumPy only, but for ``oracle``, which makes one of a model that the stepper knows.
+``lens`` is what they compare with, ``trajectory`` the judgement of one row, ``tolerances`` how far numbers may differ.
+NumPy and SciPy only, but for ``oracle``, which makes a lens of a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""Check the answers that a verdict reads, and the requests that were timed, after they were given."""
+"""Check the answers that a verdict reads, and the requests that were timed, after they were given.
+
+A decoder may be right wherever an audit asks, and wrong in the batches by which quality, work or energy is read, or
+hurry where it is timed. So code that reads answers for a verdict asks through ``AuditedDecoder``, which keeps a few
+requests and sessions, and what was made while a clock ran is judged as it is; nothing is decoded anew. Which answers,
+and which of their rows, the operating system's entropy decides once the answer is there: no seed tells.
+
+Ties are excused, however many: a few hundred tokens cannot show a share of 1 % (METHODS, "Tolerances").
+"""
 
 from __future__ import annotations
 
@@ -10,18 +18,35 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import judge_record, judge_work, read_record
+from emad_ref.audit.decoding_checks import NO_STOP, judge_record, judge_work, read_record
 from emad_ref.audit.finding import Finding, Tally, prefix_complaints
 from emad_ref.audit.lens import Lens, ProbeReadouts, emission_noise, headroom, is_read_from_logits, tied_gap
-from emad_ref.audit.trajectory import Trajectory, judge_tokens, judge_trajectory
+from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session, Step
 from emad_ref.record import Floats, Ints, Record, Work
 
-ANSWERS_CHECK = "answers"
-KEPT_REQUESTS = 8  # requests, and half as many sessions
+KEPT_REQUESTS = 8  # and half as many sessions
 JUDGED_ROWS = 2  # of each request that is kept, the last among them
-EXACT_SCHEDULES = ("monotone", "free_eager", "free_deferred")  # schedules under which every state is the model's own
+EXACT_SCHEDULES = ("monotone", "free_eager", "free_deferred")  # under which every state is the model's own
+# How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
+# not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
+# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their
+# weights and K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
+MAX_UNEXPLAINED_SPEEDUP = 1.5
+
+EmittedRows = Sequence[Ints]  # [rows] of new tokens
+
+
+def _all_excused(check: str, tally: Tally, prefix: str = "") -> Finding:
+    """The finding of a check whose ties are excused, however many."""
+    if tally.complaint is None:
+        return Finding(check, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
+    seen = f" ({tally.n} positions compared, {tally.ties} ties)" if prefix else ""
+    return Finding(check, False, f"{prefix}{tally.complaint}{seen}", tally.n, tally.ties)
+
+
+# ---------------------------------------------------------------- answers that a verdict reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +62,8 @@ class AnsweredRequest:
 class AuditedDecoder:
     """``wrapped`` at ``point``, with what ``finding`` needs of its answers kept on the way.
 
-    ``reference``: makes a decoder at ``point`` that is known to be right, where the lens does not say what is.
+    ``reference``: makes a decoder at ``point`` that is known to be right, for schedules whose states above an exit are
+    made up: of these the lens says nothing.
     """
 
     def __init__(
@@ -59,14 +85,13 @@ class AuditedDecoder:
     def capabilities(self) -> Capabilities:
         return self.wrapped.capabilities
 
-    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = NO_STOP) -> Record:
         record = self.wrapped.generate(prompts, max_new, stop)
         self._asked += 1
         place = self._place(self._asked, KEPT_REQUESTS)
         if place is not None:  # copies, in case the decoder goes on writing into what it has returned
-            self._answers[place : place + 1] = [
-                AnsweredRequest(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
-            ]
+            kept = AnsweredRequest(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
+            self._answers[place : place + 1] = [kept]
         return record
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
@@ -75,9 +100,9 @@ class AuditedDecoder:
         place = self._place(self._opened, KEPT_REQUESTS // 2)
         if place is None:
             return session, step
-        watched = RecordedSession(session, prompts, self._draw.randrange(len(prompts)), step)
-        self._sessions[place : place + 1] = [watched]
-        return watched, step
+        recorded = RecordedSession(session, prompts, self._draw.randrange(len(prompts)), step)
+        self._sessions[place : place + 1] = [recorded]
+        return recorded, step
 
     def synchronize(self) -> None:
         self.wrapped.synchronize()
@@ -86,21 +111,21 @@ class AuditedDecoder:
         self.wrapped.close()
 
     def finding(self) -> Finding:
-        """What was found of the answers so far."""
-        tally = Tally(ANSWERS_CHECK, needed=0)
-        said = self.capabilities
-        tolerance = tally.allow(self._tolerance, said.logit_noise)
+        """Judge the answers so far.
+
+        Of kept requests all rows are complete and end where they must; of some, always the last among them, every token
+        is the argmax at the depth claimed for it, and depths are the rule's; the work of the first request is what its
+        rows imply. Of one row of kept sessions depths, signals and logits are the rule's.
+        """
+        tally = Tally("answers", needed=0)
+        tolerance = tally.allow(self._tolerance, self.capabilities.logit_noise)
         with tally:
             for number, answer in enumerate(self._answers):
-                self._judge(tally, answer, tolerance, counted=said.counted and not number)
+                self._judge_answer(tally, answer, tolerance, counted=self.capabilities.counted and not number)
             for session in self._sessions:
                 if session.trajectory is not None:
-                    self._hold(tally, session.trajectory, session.prompt, None, tolerance)
-        seen = f"{tally.n} positions compared, {tally.ties} ties"
-        if tally.complaint is not None:
-            detail = f"of the answers that this verdict reads, {tally.complaint} ({seen})"
-            return Finding(ANSWERS_CHECK, False, detail, tally.n, tally.ties)
-        return Finding(ANSWERS_CHECK, True, seen, tally.n, tally.ties)
+                    self._judge_row(tally, session.trajectory, session.prompt, None, tolerance)
+        return _all_excused("answers", tally, "of the answers that this verdict reads, ")
 
     # ------------------------------------------------------------ private
 
@@ -109,32 +134,29 @@ class AuditedDecoder:
         place = number - 1 if number <= kept else self._draw.randrange(number)
         return place if place < kept else None
 
-    def _judge(self, tally: Tally, answer: AnsweredRequest, tolerance: float, *, counted: bool) -> None:
+    def _judge_answer(self, tally: Tally, answer: AnsweredRequest, tolerance: float, *, counted: bool) -> None:
         prompts, record, point = answer.prompts, answer.record, self.point
         trajectories = read_record(tally, record, prompts, answer.max_new, answer.stop, point)
         last = len(prompts) - 1
         for row in (last, *self._draw.sample(range(last), min(JUDGED_ROWS - 1, last))):
-            self._hold(tally, trajectories[row], prompts[row], record.emitted[row], tolerance)
-        if counted and self._is_exact and is_read_from_logits(point):
+            self._judge_row(tally, trajectories[row], prompts[row], record.emitted[row], tolerance)
+        if counted and point.schedule in EXACT_SCHEDULES and is_read_from_logits(point):
             readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
-            judge_work(tally, record, trajectories, readouts, point, exact_context=False)
+            judge_work(Judge(tally, None, point, tolerance), record, trajectories, readouts)
 
-    @property
-    def _is_exact(self) -> bool:
-        return self.point.schedule in EXACT_SCHEDULES
-
-    def _hold(
+    def _judge_row(
         self, tally: Tally, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None, tolerance: float
     ) -> None:
         """One row's depths, signals and, where there are any, logits and ``emitted`` tokens."""
-        if not self._is_exact:
-            self._hold_against_reference(tally, trajectory, prompt, emitted, tolerance)
+        if self.point.schedule not in EXACT_SCHEDULES:
+            self._compare_with_reference(tally, trajectory, prompt, emitted, tolerance)
             return
-        reference = judge_trajectory(tally, trajectory, self._lens(prompt.source), self.point, tolerance)
+        judge = Judge(tally, self._lens(prompt.source), self.point, tolerance)
+        reference = judge.trajectory(trajectory)
         if emitted is not None:
-            judge_tokens(tally, trajectory, emitted, reference, self.point, tolerance)
+            judge.tokens(trajectory, emitted, reference)
 
-    def _hold_against_reference(
+    def _compare_with_reference(
         self, tally: Tally, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None, tolerance: float
     ) -> None:
         """The same, position by position beside the decoder that is known to be right; up to a tie of a depth."""
@@ -142,6 +164,7 @@ class AuditedDecoder:
         session, step = self._reference().start([Prompt(trajectory.tokens[: first + 1], prompt.source)])
         signals: list[Floats] = []
         for at, depth in enumerate(trajectory.depth.tolist()):
+            place = trajectory.place(at)
             if at:
                 forced = None if trajectory.chosen[at] else np.array([[depth]])
                 step = session.feed(trajectory.tokens[None, [first + at]], forced)
@@ -149,26 +172,23 @@ class AuditedDecoder:
             signals.append(step.signal[0, -1])
             tally.n += 1
             if depth != own:
-                place = trajectory.place(at)
-                near = _is_near(point, np.array(signals), tolerance)
+                near = _is_near_threshold(point, np.array(signals), tolerance)
                 tally.require(near, f"{place}: our own decoder stops at depth {own} after the same tokens")
                 tally.ties += 1
                 break
             if emitted is not None:
                 gap, best = logits.max() - logits[emitted[at]], int(logits.argmax())
-                tally.require(
-                    bool(gap < tied_gap(point, tolerance)),
-                    f"{trajectory.place(at)}: emitted {emitted[at]}, but our own decoder {best}",
-                )
+                complaint = f"{place}: emitted {emitted[at]}, but our own decoder {best}"
+                tally.require(bool(gap < tied_gap(point, tolerance)), complaint)
                 tally.ties += int(emitted[at] != best)
             if trajectory.logits is not None:
                 off = float(np.abs(trajectory.logits[at] - logits).max())
                 allowed = tolerance * emission_noise(point)
-                tally.require(off <= allowed, f"{trajectory.place(at)}: logits off by {off:.2g}, more than {allowed:g}")
+                tally.require(off <= allowed, f"{place}: logits off by {off:.2g}, more than {allowed:g}")
         session.close()
 
 
-def _is_near(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
+def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
     """Whether the last of ``signals`` [m, probes] of one row lies within ``tolerance`` of a threshold of any bin."""
     for row in range(len(point.thresholds)):
         room, noise = headroom(point, signals, np.full(len(signals), row))
@@ -247,21 +267,14 @@ class RecordedSession:
             self._steps.append((int(step.depth[self._row, at]), signal, logits, chosen))
 
 
-TIMED_CHECK = "timed"
-# How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
-# not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
-# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their
-# weights and K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
-MAX_UNEXPLAINED_SPEEDUP = 1.5
-
-EmittedRows = Sequence[Ints]  # [rows] of new tokens
+# ---------------------------------------------------------------- requests that were timed
 
 
 @dataclass(frozen=True, eq=False)
 class TimedRequest:
     """One request as timed: ``prompts`` [rows], and what each arm made of them.
 
-    ``records``: arm → its record; ``emitted``: arm that keeps none → its tokens.
+    ``records``: arm → its record; ``emitted``: arm that keeps none, such as the model's ``generate`` → its tokens.
     """
 
     prompts: Sequence[Prompt]
@@ -271,7 +284,7 @@ class TimedRequest:
 
 def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: int) -> Finding:
     """Whether every arm emitted ``new`` tokens in each of ``rows`` rows, in all requests."""
-    tally = Tally(TIMED_CHECK, needed=0)
+    tally = Tally("timed", needed=0)
     with tally:
         for arm, requests in emitted.items():
             for request, each in enumerate(requests):
@@ -286,25 +299,24 @@ def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: 
 def no_faster_than_work(
     arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
 ) -> Finding:
-    """Whether ``arm`` is at most ``MAX_UNEXPLAINED_SPEEDUP`` times faster than ``full``, full depth, than its work is
-    less.
+    """Whether the work that ``arm`` left out explains how much faster it is than ``full``, full depth.
 
     Args:
-        seconds: arm → [pairs], of one decoder; the median ratio over pairs counts, which a pause of the machine in one
-            of them does not move.
+        seconds: arm → [pairs], of one decoder at a point and at full depth; the median ratio over pairs counts, which a
+            pause of the machine in one of them does not move.
         executed: arm → [pairs, kinds] work of each kind, NaN where it cannot be told.
     """
     pairs = len(seconds[arm])
     ratios = executed[full].sum(axis=0) / np.maximum(executed[arm].sum(axis=0), 1.0)
     if not np.isfinite(ratios).all():
-        return Finding(TIMED_CHECK, True, f"{arm}: what it ran says nothing of time", pairs, 0)
+        return Finding("timed", True, f"{arm}: what it ran says nothing of time", pairs, 0)
     faster, explained = float(np.median(seconds[full] / seconds[arm])), max(1.0, float(ratios.max()))
     said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}×"
     most = MAX_UNEXPLAINED_SPEEDUP * explained
     if faster > most:
         complaint = f"{said} less, which explains at most {most:.2f}×: full depth is slowed, or work ran unsaid"
-        return Finding(TIMED_CHECK, False, complaint, pairs, 0)
-    return Finding(TIMED_CHECK, True, f"{said} less", pairs, 0)
+        return Finding("timed", False, complaint, pairs, 0)
+    return Finding("timed", True, f"{said} less", pairs, 0)
 
 
 def timed_requests(
@@ -327,42 +339,25 @@ def timed_requests(
         rows: those held against the lens where a batch has many; None: all.
 
     Raises:
-        BadArgument: as ``decoding_checks.judge_record``.
+        BadArgument: as ``judge_record``.
     """
-    tally = Tally(TIMED_CHECK, needed=0)
+    tally, full = Tally("timed", needed=0), full_depth(next(iter(points.values())).layers)
     with tally:
         for request in timed:
             for arm, record in request.records.items():
                 with prefix_complaints(f"{arm}, "):
-                    judge_record(
-                        tally, record, request.prompts, new, frozenset(), points[arm], lens, tolerance[arm],
-                        counted=counted, exact_context=False, rows=rows,
-                    )  # fmt: skip
-            full = full_depth(next(iter(points.values())).layers)
+                    judge = Judge(tally, lens, points[arm], tolerance[arm], counted)
+                    judge_record(judge, record, request.prompts, new, rows=rows)
             for arm, emitted in request.emitted.items():
+                judge = Judge(tally, lens, full, tolerance[arm])
                 with prefix_complaints(f"{arm}, "):
                     for row in range(len(request.prompts)) if rows is None else rows:
-                        _judge_full_depth_row(
-                            tally, f"row {row}", request.prompts[row], emitted[row], full, lens, tolerance[arm]
-                        )
-    if tally.complaint is not None:
-        return Finding(TIMED_CHECK, False, tally.complaint, tally.n, tally.ties)
-    return Finding(TIMED_CHECK, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
+                        trajectory = _full_depth_trajectory(row, request.prompts[row], emitted[row], full)
+                        judge.tokens(trajectory, emitted[row], judge.trajectory(trajectory))
+    return _all_excused("timed", tally)
 
 
-def _judge_full_depth_row(
-    tally: Tally, name: str, prompt: Prompt, emitted: Ints, full: OperatingPoint, lens: Lens, tolerance: float
-) -> None:
-    history = np.concatenate([prompt.tokens, np.asarray(emitted[:-1], dtype=np.int64)])
-    decided = len(emitted)
-    trajectory = Trajectory(
-        name,
-        history,
-        len(prompt.tokens) - 1,
-        np.full(decided, full.layers, dtype=np.int64),
-        np.empty((decided, 0)),
-        np.ones(decided, dtype=bool),
-    )
-    judge_tokens(
-        tally, trajectory, emitted, judge_trajectory(tally, trajectory, lens, full, tolerance), full, tolerance
-    )
+def _full_depth_trajectory(row: int, prompt: Prompt, emitted: Ints, full: OperatingPoint) -> Trajectory:
+    history, n = np.concatenate([prompt.tokens, np.asarray(emitted[:-1], dtype=np.int64)]), len(emitted)
+    depth, chosen = np.full(n, full.layers, dtype=np.int64), np.ones(n, dtype=bool)
+    return Trajectory(f"row {row}", history, len(prompt.tokens) - 1, depth, np.empty((n, 0)), chosen)

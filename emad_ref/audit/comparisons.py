@@ -28,7 +28,6 @@ from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
-COMPARISONS_CHECK = "comparisons"
 MOST_PROBES = 8
 THRESHOLD_STEP = 2.0**-15  # of a signal: an eighth of float16's spacing at least, and 256 times float32's
 UNREACHED_THRESHOLD = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
@@ -107,7 +106,7 @@ def comparisons(
     Raises:
         Unsupported: the decoder declines the signal.
     """
-    tally, shown = Tally(COMPARISONS_CHECK, needed), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
+    tally, shown = Tally("comparisons", needed), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
     probes = tuple(range(1, layers, max(1, -(-(layers - 1) // MOST_PROBES))))
     with tally:
         for prompts in batches:

@@ -10,10 +10,8 @@ import numpy as np
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import (
-    Lens,
     LensReference,
     ProbeReadouts,
-    consult,
     emission_noise,
     is_read_from_logits,
     is_tied,
@@ -21,14 +19,13 @@ from emad_ref.audit.lens import (
 )
 from emad_ref.audit.trajectory import (
     WIDEST_FEED,
+    DecoderUnderTest,
+    Judge,
     Trajectory,
     Transcript,
     count_differing_tokens,
     count_discriminating,
     feed_slices,
-    judge_depths,
-    judge_tokens,
-    judge_trajectory,
     logits_at_depth,
 )
 from emad_ref.audit.work import judge_ledger
@@ -37,92 +34,83 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 
+# traces hold float32: 6e-8 of values up to tens of nats, and room for the sum over the vocabulary
+TRACE_ROUNDING = 1e-5
+NO_STOP: frozenset[int] = frozenset()
+
+
+# ---------------------------------------------------------------- decisions on given tokens
+
 
 def decisions(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     continuations: Ints,
-    tolerance: float,
     *,
     needed: int = MIN_DISCRIMINATING,
     exact_context: bool = True,
 ) -> Finding:
-    """Check the decisions on ``prompts`` followed by ``continuations`` int64 [rows, n].
+    """Check signals, depths, logits and work on ``prompts`` followed by ``continuations`` int64 [rows, n].
+
+    Each row must read the lens' signal at its probes and no other, take the depth that the rule gives, show the logits
+    that the rule emits there, and count the work that its decisions imply. First every row is fed alone, where the
+    ledger is exact; then all together, where a row that follows its neighbours shows.
 
     ``exact_context`` False asks of ``work.context`` only the causal minimum: for decoders that attend over padded
     keys, or run the prompt in other pieces, and count so. Discriminating are positions at which a probe lay below the
-    cap; a point without probes has none to offer and needs none. ``tolerance`` in logits and nats, raised to the
-    decoder's declared noise.
+    cap; a point without probes needs none.
     """
-    tally = Tally("decisions", needed if point.adaptive else 0)
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
-    if not decoder.capabilities.counted:
-        tally.notes.append("ledger not checked: the decoder does not count its work")
-    with tally:
+    decoder, point = under_test.decoder, under_test.point
+    judge = Judge.of("decisions", under_test, needed if point.adaptive else 0, judges_work=True)
+    with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
-            judge_session(
-                tally, decoder, lens, point, [prompts[row] for row in chosen], continuations[chosen], tolerance,
-                exact_context=exact_context,
-            )  # fmt: skip
-    return tally.finding()
+            rows = [prompts[row] for row in chosen]
+            judge_session(judge, decoder, rows, continuations[chosen], exact_context=exact_context)
+    return judge.tally.finding()
 
 
 def judge_session(
-    tally: Tally,
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
-    prompts: Sequence[Prompt],
-    continuations: Ints,
-    tolerance: float,
-    *,
-    exact_context: bool,
+    judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints, *, exact_context: bool
 ) -> None:
     """One session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at depths of the rule's choosing.
 
     A row alone is fed token by token, several rows at once also by as many as a feed may hold.
     """
     widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
-    with Transcript(tally, decoder, prompts, point) as talk:
+    with Transcript(judge, decoder, prompts) as talk:
         for columns in feed_slices(continuations.shape[1], widest):
             talk.feed(continuations[:, columns])
         trajectories = talk.trajectories()
-        readouts = []
-        for trajectory in trajectories:
-            readouts.append(judge_trajectory(tally, trajectory, lens, point, tolerance).readouts)
-            tally.discriminating += count_discriminating(trajectory, point)
-        if decoder.capabilities.counted:
-            judge_ledger(
-                tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context,
-                widest=min(widest, WIDEST_FEED),
-            )  # fmt: skip
+        readouts = [judge.trajectory(trajectory).readouts for trajectory in trajectories]
+        judge.tally.discriminating += sum(count_discriminating(each, judge.point) for each in trajectories)
+        if judge.counted:
+            widest = min(widest, WIDEST_FEED)
+            judge_ledger(judge, talk.session.work, trajectories, readouts, exact_context=exact_context, widest=widest)
+
+
+# ---------------------------------------------------------------- generate
 
 
 def generation(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     max_new: int,
-    tolerance: float,
     *,
-    stop: frozenset[int] = frozenset(),
+    stop: frozenset[int] = NO_STOP,
     needed: int = MIN_DISCRIMINATING,
     exact_context: bool = True,
 ) -> Finding:
     """Check greedy ``generate`` on all ``prompts`` together, on the first alone, and with a stop token.
 
+    A decoder may be honest in ``feed`` and emit full-depth tokens in ``generate``, so its record is judged by itself.
     The stop token of the last run is one that the first row emitted half-way, so that stopping is really exercised.
-    ``tolerance`` and ``exact_context`` as in ``decisions``.
+    Discriminating are tokens that are not full depth's argmax: where depth makes no difference the check has no power.
+    ``exact_context`` as in ``decisions``.
     """
-    tally = Tally("generation", needed if point.adaptive else 0)
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
-    if not decoder.capabilities.counted:
-        tally.notes.append("ledger not checked: the decoder does not count its work")
-    with tally:
+    decoder, point = under_test.decoder, under_test.point
+    judge = Judge.of("generation", under_test, needed if point.adaptive else 0, judges_work=True)
+    with judge.tally:
         together = decoder.generate(prompts, max_new, stop)
         halfway = int(together.emitted[0][len(together.emitted[0]) // 2]) if len(together.emitted[0]) else 0
         for record, asked, stops in (
@@ -130,26 +118,18 @@ def generation(
             (decoder.generate(prompts[:1], max_new, stop), prompts[:1], stop),
             (decoder.generate(prompts, max_new, stop | {halfway}), prompts, stop | {halfway}),
         ):
-            counted = decoder.capabilities.counted
-            judge_record(
-                tally, record, asked, max_new, stops, point, lens, tolerance,
-                counted=counted, exact_context=exact_context,
-            )  # fmt: skip
-    return tally.finding()
+            judge_record(judge, record, asked, max_new, stops, exact_context=exact_context)
+    return judge.tally.finding()
 
 
 def judge_record(
-    tally: Tally,
+    judge: Judge,
     record: Record,
     prompts: Sequence[Prompt],
     max_new: int,
-    stop: frozenset[int],
-    point: OperatingPoint,
-    lens: Lens,
-    tolerance: float,
+    stop: frozenset[int] = NO_STOP,
     *,
-    counted: bool,
-    exact_context: bool,
+    exact_context: bool = False,
     rows: Collection[int] | None = None,
 ) -> None:
     """One record of ``generate``: complete, depths the rule's, tokens the argmax there, work what they imply.
@@ -160,18 +140,19 @@ def judge_record(
     Raises:
         BadArgument: some rows only of a point whose readouts the lens has to count.
     """
-    trajectories = read_record(tally, record, prompts, max_new, stop, point)
+    point = judge.point
+    trajectories = read_record(judge.tally, record, prompts, max_new, stop, point)
     looked_at = range(len(prompts)) if rows is None else rows
     if len(looked_at) < len(prompts) and not is_read_from_logits(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
     readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
     for row in looked_at:
-        reference = judge_trajectory(tally, trajectories[row], lens, point, tolerance)
-        judge_tokens(tally, trajectories[row], record.emitted[row], reference, point, tolerance)
-        tally.discriminating += count_differing_tokens(reference, trajectories[row])
+        reference = judge.trajectory(trajectories[row])
+        judge.tokens(trajectories[row], record.emitted[row], reference)
+        judge.tally.discriminating += count_differing_tokens(reference, trajectories[row])
         readouts[row] = reference.readouts
-    if counted:
-        judge_work(tally, record, trajectories, readouts, point, exact_context=exact_context)
+    if judge.counted:
+        judge_work(judge, record, trajectories, readouts, exact_context=exact_context)
 
 
 def read_record(
@@ -193,43 +174,12 @@ def read_record(
     )
     rows = []
     for row, (prompt, emitted, reason) in enumerate(zip(prompts, record.emitted, record.stop, strict=True)):
-        judge_ending(tally, f"row {row}", emitted, reason, max_new, stop)
+        first = next((at for at, token in enumerate(emitted) if int(token) in stop), None)
+        length, why = (max_new, "length") if first is None else (first + 1, "stop token")
+        said, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
+        tally.require(said == expected, f"row {row}: {said}, but max_new={max_new} and the stop tokens give {expected}")
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
-
-
-def judge_ending(tally: Tally, row: str, emitted: Ints, reason: str, max_new: int, stop: frozenset[int]) -> None:
-    """The row ends with its first stop token, or at ``max_new`` tokens, and says which."""
-    first = next((at for at, token in enumerate(emitted) if int(token) in stop), None)
-    length, why = (max_new, "length") if first is None else (first + 1, "stop token")
-    said, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
-    tally.require(said == expected, f"{row}: {said}, but max_new={max_new} and the stop tokens give {expected}")
-
-
-def judge_work(
-    tally: Tally,
-    record: Record,
-    trajectories: list[Trajectory],
-    readouts: Sequence[ProbeReadouts],
-    point: OperatingPoint,
-    *,
-    exact_context: bool,
-) -> None:
-    """The record's work is what its decisions imply, its prompt part what the prompts imply."""
-    tally.require(
-        record.work is not None and set(record.work) == {0},
-        f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
-    )
-    assert record.work is not None
-    judge_ledger(tally, record.work[0], trajectories, readouts, point, exact_context=exact_context)
-    if record.prompt_work is None:
-        return
-    models = set(record.prompt_work)
-    tally.require(models == {0}, f"prompt work of models {sorted(models)}, but work of model 0")
-    spent, owed = record.prompt_work[0].tokens, sum(trajectory.first for trajectory in trajectories)
-    deepest = np.where(np.arange(point.layers) < point.ceiling, owed, 0)
-    holds = np.array_equal(spent, deepest) if len(trajectories) == 1 else bool((spent >= deepest).all())
-    tally.require(holds, f"prompt_work.tokens per layer {spent.tolist()}, but the prompts imply {deepest.tolist()}")
 
 
 def _row_trajectory(
@@ -261,96 +211,103 @@ def _row_trajectory(
     return trajectory
 
 
-@dataclass(frozen=True)
-class RowRun:
-    """What one row of one record did: its trajectory, and the tokens [m] it emitted."""
+def judge_work(
+    judge: Judge,
+    record: Record,
+    trajectories: list[Trajectory],
+    readouts: Sequence[ProbeReadouts],
+    *,
+    exact_context: bool = False,
+) -> None:
+    """The record's work is what its decisions imply, its prompt part what the prompts imply."""
+    tally, point = judge.tally, judge.point
+    tally.require(
+        record.work is not None and set(record.work) == {0},
+        f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
+    )
+    assert record.work is not None
+    judge_ledger(judge, record.work[0], trajectories, readouts, exact_context=exact_context)
+    if record.prompt_work is None:
+        return
+    models = set(record.prompt_work)
+    tally.require(models == {0}, f"prompt work of models {sorted(models)}, but work of model 0")
+    spent, owed = record.prompt_work[0].tokens, sum(trajectory.first for trajectory in trajectories)
+    deepest = np.where(np.arange(point.layers) < point.ceiling, owed, 0)
+    holds = np.array_equal(spent, deepest) if len(trajectories) == 1 else bool((spent >= deepest).all())
+    tally.require(holds, f"prompt_work.tokens per layer {spent.tolist()}, but the prompts imply {deepest.tolist()}")
 
-    depths: Trajectory
-    emitted: Ints
+
+# ---------------------------------------------------------------- rows of a batch
 
 
 def rows(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     max_new: int,
-    tolerance: float,
     *,
-    stop: frozenset[int] = frozenset(),
+    stop: frozenset[int] = NO_STOP,
     needed: int = 1,
 ) -> Finding:
-    """Check ``generate`` on all ``prompts`` against ``generate`` on each.
+    """Check that ``generate`` on all ``prompts`` gives the tokens and depths of ``generate`` on each.
 
-    Discriminating are pairs of rows that alone take different depths (different tokens, where the point is not
-    adaptive): rows that decide alike cannot be told from rows that follow each other. ``tolerance`` as in
-    ``decisions``.
+    Rows are compared up to their first difference, which must be a tie: two logits, or a signal and its threshold at
+    that or an earlier token, within the tolerance. Both trajectories are then judged by the lens, each on its own
+    history. Discriminating are pairs of rows that alone take different depths (different tokens, where the point is not
+    adaptive).
     """
-    tally = Tally("rows", needed)
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
-    with tally:
+    decoder, point = under_test.decoder, under_test.point
+    judge = Judge.of("rows", under_test, needed)
+    with judge.tally:
         record = decoder.generate(prompts, max_new, stop)
-        together = _row_runs(tally, record, prompts, max_new, stop, point)
-        alone: list[RowRun] = []
+        together = read_record(judge.tally, record, prompts, max_new, stop, point)
+        alone: list[tuple[Trajectory, Ints]] = []
         for prompt in prompts:
-            alone += _row_runs(tally, decoder.generate([prompt], max_new, stop), [prompt], max_new, stop, point)
-        for both in zip(together, alone, strict=True):
-            _compare_runs(tally, *both, lens, point, tolerance)
-        told = [run.depths.depth if point.adaptive else run.emitted for run in alone]
-        tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(told, 2))
-    return tally.finding()
+            one = decoder.generate([prompt], max_new, stop)
+            alone += zip(read_record(judge.tally, one, [prompt], max_new, stop, point), one.emitted, strict=True)
+        for batched, single in zip(zip(together, record.emitted, strict=True), alone, strict=True):
+            _compare_runs(judge, batched, single)
+        told = [trajectory.depth if point.adaptive else emitted for trajectory, emitted in alone]
+        judge.tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(told, 2))
+    return judge.tally.finding()
 
 
-def _row_runs(
-    tally: Tally, record: Record, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], point: OperatingPoint
-) -> list[RowRun]:
-    trajectories = read_record(tally, record, prompts, max_new, stop, point)
-    return [RowRun(trajectory, tokens) for trajectory, tokens in zip(trajectories, record.emitted, strict=True)]
-
-
-def _compare_runs(
-    tally: Tally, together: RowRun, alone: RowRun, lens: Lens, point: OperatingPoint, tolerance: float
-) -> None:
-    """Equal to the end, or to a tie; after a tie each run is judged on its own."""
-    shared = min(len(together.emitted), len(alone.emitted))
-    differ = (together.depths.depth[:shared] != alone.depths.depth[:shared]) | (
-        together.emitted[:shared] != alone.emitted[:shared]
-    )
+def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[Trajectory, Ints]) -> None:
+    """(trajectory, tokens emitted) equal to the end, or to a tie; after a tie each run is judged on its own."""
+    (batched, tokens), (single, own) = together, alone
+    shared = min(len(tokens), len(own))
+    differ = (batched.depth[:shared] != single.depth[:shared]) | (tokens[:shared] != own[:shared])
     if not differ.any():
         # same tokens, same endings: read_record has held both lengths against max_new and the stop tokens
-        tally.n += shared
+        judge.tally.n += shared
         return
     at = int(np.argmax(differ))
-    reference = consult(lens, together.depths.tokens, point, together.depths.first, tolerance)
-    tally.require(
-        _is_tied_at(reference, together.depths, at, point, tolerance)
-        or _is_tied_at(reference, alone.depths, at, point, tolerance),
-        f"{together.depths.place(at)}: token {together.emitted[at]} among its neighbours, but alone depth "
-        f"{alone.depths.depth[at]} and token {alone.emitted[at]}, with no tie at or before it",
+    reference = judge.consult(batched)
+    judge.tally.require(
+        _is_tied_at(judge, reference, batched, at) or _is_tied_at(judge, reference, single, at),
+        f"{batched.place(at)}: token {tokens[at]} among its neighbours, but alone depth "
+        f"{single.depth[at]} and token {own[at]}, with no tie at or before it",
     )
-    for run in (together, alone):
-        reference = judge_trajectory(tally, run.depths, lens, point, tolerance)
-        judge_tokens(tally, run.depths, run.emitted, reference, point, tolerance)
+    for trajectory, emitted in (together, alone):
+        judge.tokens(trajectory, emitted, judge.trajectory(trajectory))
 
 
-def _is_tied_at(reference: LensReference, run: Trajectory, at: int, point: OperatingPoint, tolerance: float) -> bool:
-    """Whether a comparison at or before ``at``, or the two best logits at ``at``, lie within ``tolerance``.
+def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int) -> bool:
+    """Whether a comparison at or before ``at``, or the two best logits at ``at``, lie within the tolerance.
 
     Up to there both runs have the same history, but the depth that each took at ``at`` is its own.
     """
+    point, tolerance = judge.point, judge.tolerance
     near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
     best = np.sort(logits_at_depth(reference.emitted[at : at + 1], run.depth[at : at + 1])[0])[-2:]
     return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance))
 
 
-TRACE_ROUNDING = (
-    1e-5  # traces hold float32: 6e-8 of values up to tens of nats, and room for the sum over the vocabulary
-)
+# ---------------------------------------------------------------- replay
 
 
 @dataclass(frozen=True)
 class ReplayedDocument:
-    """Replay's say on one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
+    """What replay gives for one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
 
     One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token
     p + 1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the row of the point's thresholds that
@@ -386,51 +343,44 @@ def bridge(
     needed: int = MIN_DISCRIMINATING,
     excuses_ties: bool = False,
 ) -> Finding:
-    """Hold the decoder against ``replayed`` documents.
+    """Check that teacher-forced depths and NLL on ``replayed`` documents equal replay's.
 
-    ``tolerance`` in nats and logits, raised to the decoder's declared noise and to what float32 traces can hold; an
-    NLL may be off by twice as much (its logit and the normaliser). Where a tie moved a depth, NLL is not compared.
-    Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: ties are counted, however many.
+    Only then do replay's verdicts hold for the decoder. Each document is opened at its first decided position and fed
+    its own tokens. ``tolerance`` in nats and logits, raised to the decoder's declared noise and to what float32 traces
+    can hold; an NLL may be off by twice as much (its logit and the normaliser). Where a tie moved a depth, NLL is not
+    compared. Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: however many.
     """
     tally = Tally("bridge", needed if point.adaptive else 0, excuses_ties)
-    tolerance = tally.allow(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
+    allowed = tally.allow(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
+    judge = Judge(tally, None, point, allowed)  # replay takes the place of the lens
     with tally:
         for number, document in enumerate(replayed):
-            trajectory = _teacher_force(tally, decoder, point, document, f"document {number}")
+            opening = document.adaptive_from + 1
+            with Transcript(judge, decoder, [Prompt(document.tokens[:opening])], [f"document {number}"]) as talk:
+                for token in document.tokens[opening:-1]:
+                    talk.feed(np.array([[token]]))
+                (trajectory,) = talk.trajectories()
             tally.n += len(trajectory.depth)
             tally.discriminating += count_discriminating(trajectory, point)
-            judge_depths(tally, trajectory, document.signal, point, tolerance, document.rows)
-            _judge_replay(tally, trajectory, document, point, tolerance)
+            judge.depths(trajectory, document.signal, document.rows)
+            _judge_replay(judge, trajectory, document)
     return tally.finding()
 
 
-def _teacher_force(
-    tally: Tally, decoder: Decoder, point: OperatingPoint, document: ReplayedDocument, name: str
-) -> Trajectory:
-    opening = document.adaptive_from + 1
-    with Transcript(tally, decoder, [Prompt(document.tokens[:opening])], point, [name]) as talk:
-        for token in document.tokens[opening:-1]:
-            talk.feed(np.array([[token]]))
-        return talk.trajectories()[0]
-
-
-def _judge_replay(
-    tally: Tally, trajectory: Trajectory, document: ReplayedDocument, point: OperatingPoint, tolerance: float
-) -> None:
+def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocument) -> None:
     """Depths equal replay's up to the first threshold tie, NLL wherever depths are equal."""
-    rows = document.rows or (np.zeros(len(document.depth), dtype=np.int64),)
-    untied = ~np.logical_or.accumulate(is_tied(point, document.signal, rows, tolerance))
+    tally, point, rows = judge.tally, judge.point, document.rows or (np.zeros(len(document.depth), dtype=np.int64),)
+    untied = ~np.logical_or.accumulate(is_tied(point, document.signal, rows, judge.tolerance))
     same = trajectory.depth == document.depth
     if (untied & ~same).any():
         at = int(np.argmax(untied & ~same))
         gives = f"replay gives depth {document.depth[at]}, with no tie at or before it"
         tally.require(False, f"{trajectory.place(at)}: {gives}")
     assert trajectory.logits is not None, "a transcript shows its logits"
-    target = document.tokens[document.adaptive_from + 1 :]
-    found = _nll_nats(trajectory.logits, target)
+    found = _nll_nats(trajectory.logits, document.tokens[document.adaptive_from + 1 :])
     with np.errstate(invalid="ignore"):  # a next token that both have pruned is lost in both
         off = np.where(same & (found != document.nll_nats), np.abs(found - document.nll_nats), 0.0)
-    allowed = 2 * tolerance * emission_noise(point)
+    allowed = 2 * judge.tolerance * emission_noise(point)
     at = int(np.argmax(~(off <= allowed)))
     tally.require(
         bool((off <= allowed).all()),

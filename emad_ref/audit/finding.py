@@ -1,14 +1,12 @@
-"""What a check found, and how it keeps count while it looks.
+"""The result of a check (``Finding``), and its counts while it runs (``Tally``).
 
-A check refutes a decoder at the first complaint it can prove: one wrong number is enough, and everything after it is
-a consequence. Absent is not zero: a check that had too few positions at which a defect would have shown says
-inconclusive, never passed.
+A check refutes a decoder at the first complaint that it can prove: one wrong number is enough. With too few positions
+at which a defect would show it is inconclusive, never passed.
 
 A *tie* is a difference that the tolerance excuses: the decoder took another token where the reference's best logits lie
 within twice the tolerance, each off by it, or another depth where a signal lies within it of its threshold. More than
 ``TIE_LIMIT`` of them is no longer noise (METHODS, "Tolerances"). A decoder that declares more noise than its dtype's
-tolerance is nearer to ties more often: of the positions where one was possible it may take the other side at about
-half.
+tolerance may take the other side at about half of the positions where a tie was possible.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Finding:
     ties: int
 
     def require(self) -> None:
-        """Go on unless refuted. Raises AuditRefutedError."""
+        """Raises AuditRefutedError where the check failed."""
         if self.passed is False:
             raise AuditRefutedError(self.detail, self)
 
@@ -52,7 +50,7 @@ def tie_allowance(tolerance: float, declared: float) -> tuple[float, float]:
 class AuditRefutedError(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
-    Who cannot go on without what a check promised raises it out of the finding (``Finding.require``), which it holds.
+    Code that depends on a check raises it from the finding (``Finding.require``), which it then holds.
     """
 
     def __init__(self, complaint: str, finding: Finding | None = None):

@@ -22,7 +22,6 @@ import numpy as np
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.protocol import Decoder, Prompt
 
-MEMORY_CHECK = "memory"
 WARM_UP = 2  # sessions before memory is first read: buffers that belong to the decoder are made by then
 OPENING, WIDEST = 8, 32  # tokens of the long session's prompts, and of one of its feeds
 OF_A_LAYER = 8  # a part of one layer's K/V by which tensors may grow: they are read to the byte
@@ -56,7 +55,7 @@ def memory(
         token_bytes: what K and V of a token take at two bytes a number, in all of ``layers``.
         read: reads the memory.
     """
-    tally, held = Tally(MEMORY_CHECK, needed=0), sum(len(prompt.tokens) for prompt in prompts)
+    tally, held = Tally("memory", needed=0), sum(len(prompt.tokens) for prompt in prompts)
     with tally:
         for number in range(WARM_UP + rounds):
             if number == WARM_UP:

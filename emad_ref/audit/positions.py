@@ -1,6 +1,4 @@
-"""Check that every position of the window is written and read correctly, and draw prompt lengths that reach all
-of it.
-"""
+"""Check that every position of the window is written and read correctly, and draw prompt lengths that reach it."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints
@@ -27,8 +26,7 @@ def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_
 
 
 def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
-    """Three lengths in drawn order: up to a quarter, up to three quarters, and the last ``WINDOW_END`` of ``room``
-    positions.
+    """Three lengths in drawn order: up to a quarter, up to three quarters, and the last positions of ``room``.
 
     ``room``: positions left for prompts. Under a window of 512 that is below 128, beyond it, and near the end.
 
@@ -43,10 +41,10 @@ def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
 
 
 def buffer_edge_lengths(rng: np.random.Generator, room: int) -> list[int]:
-    """Lengths one to ``BEFORE`` positions below 64, 128 and 256, as far as ``room`` goes: buffers grow there.
+    """Lengths one to ``EDGE_MARGIN`` positions below 64, 128 and 256, as far as ``room`` goes: buffers grow there.
 
     Raises:
-        BadArgument: as ``far``.
+        BadArgument: as ``long_lengths``.
     """
     _require_near_and_far(room)
     ends = [size for size in (64, 128, 256) if size <= room] or [room]
@@ -58,22 +56,8 @@ def _require_near_and_far(room: int) -> None:
         raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
 
 
-POSITIONS_CHECK = "positions"
-BLOCK_SIZES = (
-    16,
-    32,
-    48,
-    64,
-    96,
-    100,
-    128,
-    192,
-    200,
-    256,
-    384,
-    500,
-    512,
-)  # of blocks, pages and buffers as engines have them
+# of blocks, pages and buffers as engines have them
+BLOCK_SIZES = (16, 32, 48, 64, 96, 100, 128, 192, 200, 256, 384, 500, 512)
 OVERLAP = 4  # steps that read what the last of a row's own wrote
 AFTER = 2  # tokens fed after a prompt that ends at an edge
 WIDEST_FEED = 64  # tokens of a feed at most
@@ -83,20 +67,17 @@ PositionLogits = tuple[int, int, Floats]
 
 
 def positions(
-    decoder: Decoder,
-    own: Callable[[Ints], Floats],
-    texts: Ints,
-    depth: int,
-    rng: np.random.Generator,
-    tolerance: float,
+    under_test: DecoderUnderTest, own: Callable[[Ints], Floats], texts: Ints, rng: np.random.Generator
 ) -> Finding:
-    """Check a decoder at full ``depth`` on ``texts`` int64 [rows, window].
+    """Check a decoder at full depth on ``texts`` int64 [rows, window], each read once by the model's own forward.
 
-    ``own``: the model's own logits [window, V] after each token of a text. ``tolerance`` in logits, raised to the
-    decoder's declared noise.
+    K/V lie in blocks, pages and buffers, and go wrong where one ends. Their size an audit cannot know, so it leaves no
+    position out. First each row begins elsewhere and is fed token by token to where the next one began; then in feeds
+    of drawn widths; then prompts end at, and one beyond, a drawn multiple of every usual size, and are fed two tokens
+    more. ``own``: the model's own logits [window, V] after each token of a text.
     """
-    tally, rows = Tally(POSITIONS_CHECK, needed=1), len(texts)
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
+    tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
+    depth, tolerance = under_test.point.ceiling, tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
     with tally:
         said = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:

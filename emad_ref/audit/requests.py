@@ -1,14 +1,8 @@
-"""Requests as users send them: many rows, several stop tokens, prompts that share a beginning, sessions in between.
+"""Check requests as users send them: many rows, several stop tokens, shared beginnings, sessions in between.
 
 Each check sends requests that differ in what a decoder may remember or mix up, and holds every row of every answer
-against the lens: its depths, signals and tokens, where it ends, and the work.
-
-``batches``      as many rows as verdicts read at once, by ``generate`` and by a session
-``endings``      several stop tokens, a stop token that comes first or stands in a prompt, one new token
-``prefixes``     prompts of equal length that share a beginning, one twice, one that is the beginning of another
-``interleaved``  ``generate`` between the steps of open sessions, several decoders, a request that is aborted
-
-None of them forces a depth. Rows that read the same tokens are judged in one pass of the lens.
+against the lens: its depths, signals and tokens, where it ends, and the work. None of them forces a depth. Rows that
+read the same tokens are judged in one pass of the lens.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import Lens, ProbeReadouts, RuleReadings
-from emad_ref.audit.trajectory import Trajectory, Transcript, emitted_logits, judge_tokens, judge_trajectory
+from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript, emitted_logits
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -61,42 +55,34 @@ def generate_answer(
     return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
 
-def judge_answers(
-    tally: Tally,
-    answers: Sequence[AnsweredRequest],
-    spoken: Sequence[Trajectory],
-    point: OperatingPoint,
-    lens: Lens,
-    tolerance: float,
-    *,
-    counted: bool,
-) -> None:
+def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], spoken: Sequence[Trajectory] = ()) -> None:
     """Every row of ``answers``, and what sessions showed (``spoken``), against one lens pass for each history.
 
     Raises:
         AuditRefutedError: the first complaint.
     """
+    assert judge.lens is not None, "rows are held against it"
     rows: list[tuple[Trajectory, Ints | None, int]] = []  # a trajectory, what it emitted, and of which answer
     read = []
     for index, answer in enumerate(answers):
-        trajectories = read_record(tally, answer.record, answer.prompts, answer.max_new, answer.stop, point)
+        given = answer.record, answer.prompts, answer.max_new, answer.stop
+        trajectories = read_record(judge.tally, *given, judge.point)
         read.append(trajectories)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in spoken]
-    shared, remembering = None, PrefixLens(lens)
+    shared, remembering = None, judge
     for trajectory, emitted, index in sorted(rows, key=_longest_of_each_prompt):
         prompt = trajectory.tokens[: trajectory.first + 1].tobytes()
         if prompt != shared:
-            shared, remembering = prompt, PrefixLens(lens)
-        reference = judge_trajectory(tally, trajectory, remembering, point, tolerance)
+            shared, remembering = prompt, replace(judge, lens=PrefixLens(judge.lens))
+        reference = remembering.trajectory(trajectory)
         if emitted is not None:
-            judge_tokens(tally, trajectory, emitted, reference, point, tolerance)
+            remembering.tokens(trajectory, emitted, reference)
             readouts[index][trajectory.name] = reference.readouts
-    for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
-        if counted:
-            each = [of_rows[trajectory.name] for trajectory in trajectories]
-            judge_work(tally, answer.record, trajectories, each, point, exact_context=False)
+    if judge.counted:
+        for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
+            judge_work(judge, answer.record, trajectories, [of_rows[trajectory.name] for trajectory in trajectories])
 
 
 def _longest_of_each_prompt(row: tuple[Trajectory, Ints | None, int]) -> tuple[bytes, int]:
@@ -108,13 +94,10 @@ def _longest_of_each_prompt(row: tuple[Trajectory, Ints | None, int]) -> tuple[b
 
 
 def batches(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     counts: Sequence[int],
     max_new: int,
-    tolerance: float,
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
@@ -122,66 +105,58 @@ def batches(
 
     The session is fed the tokens that ``generate`` emitted. Discriminating are rows whose tokens or depths differ from
     those of the row before: a row that decides like its neighbour cannot be told from one that follows it.
-    ``tolerance`` as in ``decisions``.
+
 
     Raises:
         BadArgument: a count that ``prompts`` do not have.
     """
+    decoder, point = under_test.decoder, under_test.point
     if not counts or not 1 <= min(counts) <= max(counts) <= len(prompts):
         raise BadArgument("counts", list(counts), f"numbers of rows from 1 to {len(prompts)}")
-    tally, tolerance = _start_tally("batches", decoder, needed, tolerance)
-    with tally:
+    judge = Judge.of("batches", under_test, needed, judges_work=True)
+    with judge.tally:
         for count in counts:
             answer = generate_answer(decoder, prompts[:count], max_new)
             record, fed = answer.record, min(FED_TOKENS, max_new - 1)
-            read_record(tally, record, answer.prompts, max_new, answer.stop, point)
+            read_record(judge.tally, record, answer.prompts, max_new, answer.stop, point)
             spoken: list[Trajectory] = []
             if fed:
-                with Transcript(
-                    tally, decoder, answer.prompts, point, _row_names(answer.prompts, "in a session")
-                ) as talk:
+                names = [f"row {row} in a session" for row in range(count)]
+                with Transcript(judge, decoder, answer.prompts, names) as talk:
                     for column in range(fed):
                         talk.feed(np.array([[emitted[column]] for emitted in record.emitted]))
                     spoken = talk.trajectories()
-            judge_answers(tally, [answer], spoken, point, lens, tolerance, counted=decoder.capabilities.counted)
+            judge_answers(judge, [answer], spoken)
             told = [
                 (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
             ]
-            tally.discriminating += sum(one != other for one, other in pairwise(told))
-    return tally.finding()
+            judge.tally.discriminating += sum(one != other for one, other in pairwise(told))
+    return judge.tally.finding()
 
 
 # ---------------------------------------------------------------- where rows end
 
 
 def endings(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    rng: np.random.Generator,
-    tolerance: float,
-    *,
-    needed: int = 3,
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator, *, needed: int = 3
 ) -> Finding:
     """Check where the rows of ``generate`` end, under stop sets drawn from what ``prompts`` emit without one.
 
     The largest set ends different rows by different ids, some of them by the first new token, and holds tokens of
     prompts, which end nothing. Discriminating are ids of it that end a row: one that is overlooked shows there alone.
-    The last request has no stop token again, so that a set which is remembered shows. ``tolerance`` as in
-    ``decisions``.
+    The last request has no stop token again, so that a set which is remembered shows.
 
     Raises:
         BadArgument: ``max_new`` below 3: no room for an end between the first and the last token.
     """
+    decoder, point = under_test.decoder, under_test.point
     if max_new < 3:
         raise BadArgument("max_new", max_new, "at least 3 new tokens")
-    tally, tolerance = _start_tally("endings", decoder, needed, tolerance)
-    with tally:
+    judge = Judge.of("endings", under_test, needed, judges_work=True)
+    with judge.tally:
         plain = generate_answer(decoder, prompts, max_new)
-        read_record(tally, plain.record, prompts, max_new, frozenset(), point)
+        read_record(judge.tally, plain.record, prompts, max_new, frozenset(), point)
         emitted = plain.record.emitted
         several = draw_stop_tokens(emitted, prompts, rng)
         first = {int(tokens[0]) for tokens in emitted}
@@ -194,11 +169,10 @@ def endings(
             generate_answer(decoder, prompts, 1, several),
             generate_answer(decoder, prompts[:2], max_new),
         ]
-        counted = decoder.capabilities.counted
-        judge_answers(tally, answers, [], point, lens, tolerance, counted=counted)
+        judge_answers(judge, answers)
         ended = [tokens for tokens in answers[1].record.emitted if int(tokens[-1]) in several]
-        tally.discriminating += len({int(tokens[-1]) for tokens in ended})
-    return tally.finding()
+        judge.tally.discriminating += len({int(tokens[-1]) for tokens in ended})
+    return judge.tally.finding()
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
@@ -219,14 +193,11 @@ def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np
 
 
 def prefixes(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     text: Ints,
     others: Ints,
     max_new: int,
     rng: np.random.Generator,
-    tolerance: float,
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
@@ -234,17 +205,17 @@ def prefixes(
 
     Each is asked for alone, in drawn order and out of one array that is written over between requests, then all
     together, then by sessions that are open at once. Discriminating are variations whose signals or tokens differ from
-    those of ``text``: under the others an answer that was kept for ``text`` would be right. ``tolerance`` as in
-    ``decisions``.
+    those of ``text``: under the others an answer that was kept for ``text`` would be right.
 
     Raises:
         BadArgument: too few tokens to vary.
     """
+    decoder = under_test.decoder
     if min(len(text), len(others)) < MIN_PROMPT:
         raise BadArgument("text", (len(text), len(others)), f"at least {MIN_PROMPT} tokens of each")
-    tally, tolerance = _start_tally("prefixes", decoder, needed, tolerance)
+    judge = Judge.of("prefixes", under_test, needed, judges_work=True)
     varied = prompt_variations(text, others)
-    with tally:
+    with judge.tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
         for index in [0, *rng.permutation(len(varied)).tolist()]:
             tokens = varied[index]
@@ -253,10 +224,10 @@ def prefixes(
             answers.append(replace(answer, prompts=[Prompt(tokens)]))
         prompts = [Prompt(tokens) for tokens in varied]
         answers.append(generate_answer(decoder, prompts, max_new))
-        spoken = _in_open_sessions(tally, decoder, prompts, answers[-1].record.emitted, point)
-        judge_answers(tally, answers, spoken, point, lens, tolerance, counted=decoder.capabilities.counted)
-        tally.discriminating += _count_distinct_rows(answers[-1].record, tolerance)
-    return tally.finding()
+        spoken = _in_open_sessions(judge, decoder, prompts, answers[-1].record.emitted)
+        judge_answers(judge, answers, spoken)
+        judge.tally.discriminating += _count_distinct_rows(answers[-1].record, judge.tolerance)
+    return judge.tally.finding()
 
 
 def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
@@ -275,11 +246,10 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
 
 
 def _in_open_sessions(
-    tally: Tally, decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints], point: OperatingPoint
+    judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]
 ) -> list[Trajectory]:
     """A session for each prompt, all open at once and closed as they were opened, fed what ``generate`` emitted."""
-    names = [[f"session {index}"] for index in range(len(prompts))]
-    talks = [Transcript(tally, decoder, [prompt], point, name) for prompt, name in zip(prompts, names, strict=True)]
+    talks = [Transcript(judge, decoder, [prompt], [f"session {index}"]) for index, prompt in enumerate(prompts)]
     try:
         for talk, tokens in zip(talks, emitted, strict=True):
             for token in tokens[: min(FED_TOKENS, len(tokens) - 1)]:
@@ -337,12 +307,10 @@ def abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> 
 
 
 def interleaved(
-    decoders: Sequence[tuple[Decoder, OperatingPoint]],
-    lens: Lens,
+    decoders: Sequence[DecoderUnderTest],
     prompts: Sequence[Prompt],
     continuations: Ints,
     max_new: int,
-    tolerance: float,
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
@@ -351,7 +319,7 @@ def interleaved(
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
     answers requests of ``generate``, one of which is aborted; then the sessions opened first are closed first, and new
     ones are opened beside those that are left. Discriminating are rows whose last logits are not those of their last
-    token alone: there it shows whose K and V a session reads. ``tolerance`` as in ``forced``.
+    token alone: there it shows whose K and V a session reads.
 
     Raises:
         BadArgument: too few rows or tokens.
@@ -359,8 +327,8 @@ def interleaved(
     if len(prompts) < 4 or continuations.shape[1] < 6:
         raise BadArgument("continuations", continuations.shape, "at least 4 rows of at least 6 tokens")
     tally = Tally("interleaved", needed)
-    noise = [max(tolerance, decoder.capabilities.logit_noise) for decoder, _ in decoders]
-    tally.noisy = max(noise) > tolerance
+    judges = [replace(Judge.of("interleaved", each), tally=tally) for each in decoders]
+    tally.noisy = any(judge.tolerance > each.tolerance for judge, each in zip(judges, decoders, strict=True))
     half = len(prompts) // 2
     groups = (slice(0, half), slice(half, None))
     spoken: list[list[Trajectory]] = [[] for _ in decoders]
@@ -369,15 +337,17 @@ def interleaved(
     def opened(rows: slice, name: str) -> list[Transcript]:
         """A session of every decoder on ``rows`` of ``prompts``."""
         names = [f"{name} session, row {row}" for row in range(len(prompts[rows]))]
-        return [Transcript(tally, decoder, prompts[rows], point, names) for decoder, point in decoders]
+        return [
+            Transcript(judge, each.decoder, prompts[rows], names) for judge, each in zip(judges, decoders, strict=True)
+        ]
 
     def step(talks: Sequence[Transcript], rows: slice, column: int) -> None:
         for talk in talks:
             talk.feed(continuations[rows, column : column + 1])
 
     def requests(rows: slice) -> None:
-        for index, (decoder, _) in enumerate(decoders):
-            answers[index].append(generate_answer(decoder, prompts[rows], max_new))
+        for each, answered in zip(decoders, answers, strict=True):
+            answered.append(generate_answer(each.decoder, prompts[rows], max_new))
 
     def close(talks: Sequence[Transcript]) -> None:
         for index, talk in enumerate(talks):
@@ -397,7 +367,7 @@ def interleaved(
         second = opened(groups[1], "second")
         step(first, groups[0], 2)
         step(second, groups[1], 0)
-        given_up = sum(abort_request(decoder, prompts[groups[1]], max_new) for decoder, _ in decoders)
+        given_up = sum(abort_request(each.decoder, prompts[groups[1]], max_new) for each in decoders)
         stage([*first, *second], "after a request that was aborted")
         step(first, groups[0], 3)
         step(second, groups[1], 1)
@@ -412,27 +382,11 @@ def interleaved(
         step(second, groups[1], 5)
         close(second)
         requests(groups[1])
-        for index, (decoder, point) in enumerate(decoders):
-            counted = decoder.capabilities.counted
-            judge_answers(tally, answers[index], [], point, lens, noise[index], counted=counted)
-            for trajectory in spoken[index]:
-                reference = judge_trajectory(tally, trajectory, lens, point, noise[index])
-                shown = emitted_logits(reference, trajectory)[-1]
-                forgetful = lens(trajectory.tokens[-1:])[0, trajectory.depth[-1] - 1]
-                tally.discriminating += int(np.abs(shown - forgetful).max() > noise[index])
+        for each, judge, answered, trajectories in zip(decoders, judges, answers, spoken, strict=True):
+            judge_answers(judge, answered)
+            for trajectory in trajectories:
+                shown = emitted_logits(judge.trajectory(trajectory), trajectory)[-1]
+                forgetful = each.lens(trajectory.tokens[-1:])[0, trajectory.depth[-1] - 1]
+                tally.discriminating += int(np.abs(shown - forgetful).max() > judge.tolerance)
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
     return tally.finding()
-
-
-# ---------------------------------------------------------------- shared
-
-
-def _start_tally(check: str, decoder: Decoder, needed: int, tolerance: float) -> tuple[Tally, float]:
-    tally = Tally(check, needed)
-    if not decoder.capabilities.counted:
-        tally.notes.append("ledger not checked: the decoder does not count its work")
-    return tally, tally.allow(tolerance, decoder.capabilities.logit_noise)
-
-
-def _row_names(prompts: Sequence[Prompt], where: str) -> list[str]:
-    return [f"row {row} {where}" for row in range(len(prompts))]

@@ -36,12 +36,11 @@ from scipy import stats
 from emad_ref.audit.decoding_checks import read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import Lens, emission_noise
-from emad_ref.audit.trajectory import emitted_logits, judge_trajectory
+from emad_ref.audit.trajectory import Judge, emitted_logits
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Floats, Ints, Record
 
-SAMPLING_CHECK = "sampling"
 BINS = 10
 CHANCE = 1e-6  # probability below which a coincidence is none
 LEVEL = 1e-4  # at which each of three tests refutes: an honest decoder fails one in ten thousand, and always the same
@@ -106,38 +105,31 @@ def sampling(
     whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in logits, raised to the noise in
     ``capabilities``.
     """
-    tally = Tally(SAMPLING_CHECK, needed)
-    tolerance = tally.allow(tolerance, capabilities.logit_noise)
+    tally = Tally("sampling", needed)
+    judge = Judge(tally, lens, point, tally.allow(tolerance, capabilities.logit_noise))
     with tally:
-        rows = [row for one in drawn for row in _rows(tally, one, lens, point, prompts, max_new, tolerance)]
+        rows = [row for one in drawn for row in _rows(judge, one, prompts, max_new)]
         _require_drawn(tally, rows, temperature)
         _require_seeded(tally, rows, prompts, temperature)
         tally.discriminating = sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
-        noise = tolerance * emission_noise(point)
+        noise = judge.tolerance * emission_noise(point)
         _require_distributed(tally, rows, temperature, rng, noise)
         _require_rare_tokens(tally, rows, temperature, rng, noise)
         if ended is not None:
-            beside = _rows(tally, ended, lens, point, prompts, max_new, tolerance, stop)
+            beside = _rows(judge, ended, prompts, max_new, stop)
             _require_undisturbed(tally, rows, beside, stop, noise / temperature)
     return tally.finding()
 
 
 def _rows(
-    tally: Tally,
-    drawn: SampledRecord,
-    lens: Lens,
-    point: OperatingPoint,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    tolerance: float,
-    stop: frozenset[int] = frozenset(),
+    judge: Judge, drawn: SampledRecord, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()
 ) -> list[_SampledRow]:
     """The rows of one record, their depths held against the rule."""
-    trajectories = read_record(tally, drawn.record, prompts, max_new, stop, point)
+    trajectories = read_record(judge.tally, drawn.record, prompts, max_new, stop, judge.point)
     found = []
     for row, (trajectory, emitted) in enumerate(zip(trajectories, drawn.record.emitted, strict=True)):
-        reference = judge_trajectory(tally, trajectory, lens, point, tolerance)
-        found.append(_SampledRow(drawn.seed, row, emitted, emitted_logits(reference, trajectory)))
+        logits = emitted_logits(judge.trajectory(trajectory), trajectory)
+        found.append(_SampledRow(drawn.seed, row, emitted, logits))
     return found
 
 

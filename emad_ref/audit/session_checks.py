@@ -1,6 +1,4 @@
-"""Check sessions: forced depths, rollback, commit and drop, several sessions at once, and the ``last`` argument of
-feed.
-"""
+"""Check sessions: forced depths, rollback, commit and drop, several sessions at once, and ``last`` of ``feed``."""
 
 from __future__ import annotations
 
@@ -8,21 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.audit.lens import Lens, emission_noise
-from emad_ref.audit.trajectory import (
-    Trajectory,
-    Transcript,
-    count_differing_logits,
-    emitted_logits,
-    feed_slices,
-    judge_trajectories,
-    judge_trajectory,
-)
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
+from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Transcript, count_differing_logits, feed_slices
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Prompt, Step
-from emad_ref.record import READOUTS, Floats, Ints, Work
+from emad_ref.protocol import Prompt
+from emad_ref.record import READOUTS, Ints, Work
+
+FULL = READOUTS.index("full")
+SESSION_PHASES, MIN_PHASE_TOKENS = 3, 4  # tokens fed to a row in each phase, at least
+KEPT_TOKENS = 2  # tokens that survive the rollback in the first row; row r keeps r more
+WIDEST_PARTLY_SHOWN = 3  # tokens of a feed under every ``last``, at most
+
+
+# ---------------------------------------------------------------- forced depths
 
 
 def falling_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -> Ints:
@@ -40,25 +37,23 @@ def falling_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -
 
 
 def forced(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     continuations: Ints,
     rng: np.random.Generator,
-    tolerance: float,
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
-    """Check forced depths on ``prompts`` followed by ``continuations`` int64 [rows, n], depths drawn from ``rng``.
+    """Check that logits at forced admissible depths equal the lens (EMAD-E2), and that other depths are refused.
 
-    The caps start where the point's rule leaves them at each prompt's last position: a point at full depth gives the
-    depths most room. Discriminating are positions whose logits differ from full depth's by more than ``tolerance``
-    (logits; raised to the decoder's declared noise).
+    ``prompts`` are followed by ``continuations`` int64 [rows, n] at depths drawn from ``rng``; on the way one row is
+    dropped. Depths above a row's cap, above the ceiling and below 1 must raise InadmissibleDepth and leave the session
+    as it was. Discriminating are positions whose logits differ from full depth's by more than ``tolerance`` (logits;
+    raised to the decoder's declared noise). A point at full depth gives the depths most room.
     """
-    tally = Tally("forced", needed if point.layers > 1 else 0)  # one layer leaves no depth to choose
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
-    with tally, Transcript(tally, decoder, prompts, point) as talk:
+    decoder, point = under_test.decoder, under_test.point
+    judge = Judge.of("forced", under_test, _needed(needed, point))
+    with judge.tally, Transcript(judge, decoder, prompts) as talk:
         depth = falling_depths(rng, talk.session.cap, continuations.shape[1], point.schedule)
         for turn, columns in enumerate(feed_slices(continuations.shape[1], decoder.capabilities.max_feed)):
             if turn == 3 and len(talk.rows) > 1:
@@ -67,8 +62,12 @@ def forced(
             for bad in _inadmissible(talk.session.cap, point):
                 talk.refuse(fed[:, :1], bad)
             talk.feed(fed, obeyed)
-        judge_trajectories(tally, talk.trajectories(), lens, point, tolerance)
-    return tally.finding()
+        judge.trajectories(talk.trajectories())
+    return judge.tally.finding()
+
+
+def _needed(needed: int, point: OperatingPoint) -> int:
+    return needed if point.layers > 1 else 0  # one layer leaves no depth to choose
 
 
 def _inadmissible(cap: Ints, point: OperatingPoint) -> list[Ints]:
@@ -82,105 +81,92 @@ def _inadmissible(cap: Ints, point: OperatingPoint) -> list[Ints]:
     return offers
 
 
-KEPT_TOKENS = 2  # tokens that survive the rollback in the first row; row r keeps r more
+# ---------------------------------------------------------------- rollback
 
 
 def rollback(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
-    prompts: Sequence[Prompt],
-    continuations: Ints,
-    tolerance: float,
-    *,
-    needed: int = MIN_DISCRIMINATING,
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, *, needed: int = MIN_DISCRIMINATING
 ) -> Finding:
-    """Check rollback on ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6.
+    """Check that after a rollback tokens, K/V and cap are as they were, and that the work stays spent.
 
-    The first half of the columns is fed and rolled back, the second half fed afterwards. Discriminating are forgotten
-    positions whose depth lay below the restored cap. ``tolerance`` as in ``forced``.
+    Rows fall to shallow depths over the first half of ``continuations`` int64 [rows, n], n ≥ 6, are rolled back by
+    different amounts, and are fed the second half at the deepest depths that the restored caps allow: these run the
+    layers that the forgotten tokens skipped. Then the rows are committed and go on. Discriminating are forgotten
+    positions whose depth lay below the restored cap.
     """
-    tally = Tally("rollback", needed if point.layers > 1 else 0)  # one layer leaves no depth to choose
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
-    half = continuations.shape[1] // 2
-    with tally, Transcript(tally, decoder, prompts, point) as talk:
-        for at, depth in enumerate(_staircase(talk.session.cap, half)):
+    decoder, point = under_test.decoder, under_test.point
+    judge = Judge.of("rollback", under_test, _needed(needed, point))
+    tally, half = judge.tally, continuations.shape[1] // 2
+    with tally, Transcript(judge, decoder, prompts) as talk:
+        for at, depth in enumerate(np.linspace(talk.session.cap, 1, half).round().astype(np.int64)):
             talk.feed(continuations[:, at : at + 1], depth[:, None])
         for trajectory in talk.trajectories():
-            judge_trajectory(tally, trajectory, lens, point, tolerance)
+            judge.trajectory(trajectory)
         spent, before = _executed_tokens(talk.session.work), talk.session.cap.copy()
         kept = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
         talk.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + kept)
         tally.discriminating += int(((half - kept) * (talk.session.cap > before)).sum())
-        _require_grown(tally, spent, _executed_tokens(talk.session.work), 0, "rolling back")
+        _require_grown(judge, spent, _executed_tokens(talk.session.work), 0, "rolling back")
         for at in range(half, continuations.shape[1]):
             spent = _executed_tokens(talk.session.work)
             talk.feed(continuations[:, at : at + 1], talk.session.cap[:, None].copy())
-            _require_grown(tally, spent, _executed_tokens(talk.session.work), len(prompts), "feeding after it")
+            _require_grown(judge, spent, _executed_tokens(talk.session.work), len(prompts), "feeding after it")
             if at == half:  # from here on the forgotten layers may be freed for good
                 talk.session.commit(talk.session.length.copy())
         for trajectory in talk.trajectories():
-            reference = judge_trajectory(tally, trajectory, lens, point, tolerance)
-            if count_differing_logits(reference, trajectory, tolerance) == 0 and trajectory.depth.min() < point.layers:
+            differing = count_differing_logits(judge.trajectory(trajectory), trajectory, judge.tolerance)
+            if differing == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
     return tally.finding()
 
 
-def _staircase(cap: Ints, n: int) -> Ints:
-    """[n, rows] depths that fall from each row's cap to 1."""
-    return np.linspace(cap, 1, n).round().astype(np.int64)
-
-
 def _executed_tokens(work: Work | None) -> Ints | None:
-    """[L] executed tokens, copied, or None for a decoder that does not count."""
+    """[L], copied, or None for a decoder that does not count."""
     return None if work is None else work.tokens.copy()
 
 
-def _require_grown(tally: Tally, spent: Ints | None, now: Ints | None, rows: int, when: str) -> None:
+def _require_grown(judge: Judge, spent: Ints | None, now: Ints | None, rows: int, when: str) -> None:
     """Work never shrinks; where ``rows`` tokens ran, layer 1 has grown by at least as many."""
     if spent is None or now is None:
         return
     shrunk = f"{when}: work fell from {spent.tolist()} to {now.tolist()} tokens per layer"
-    tally.require(bool((now >= spent).all()), shrunk)
-    tally.require(
-        rows == 0 or now[0] - spent[0] >= rows, f"{when}: {rows} tokens ran, but work counts {now[0] - spent[0]}"
-    )
+    judge.tally.require(bool((now >= spent).all()), shrunk)
+    grown = now[0] - spent[0]
+    judge.tally.require(rows == 0 or grown >= rows, f"{when}: {rows} tokens ran, but work counts {grown}")
 
 
-PHASES = 3
-MIN_PHASE_TOKENS = 4  # tokens fed to a row in each phase
+# ---------------------------------------------------------------- sessions side by side
 
 
 def sessions(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
+    under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     continuations: Ints,
     rng: np.random.Generator,
-    tolerance: float,
     *,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
-    """Check two sessions on ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 12.
+    """Check that two sessions of one decoder do not disturb each other, whatever is committed, dropped or closed.
 
-    The second session holds the last two prompts, in reverse order. What is kept and dropped is drawn from ``rng``.
-    Discriminating are positions as in ``forced``; ``tolerance`` likewise.
+    The sessions hold ``prompts``, and the last two of them in reverse order; they are fed ``continuations`` int64
+    [rows, n], n ≥ 12, in turns. In the first, part of each row is committed and the rows are rolled back to there: what
+    was committed may be freed above the cap of that time, not of this. They go on at the depths which the restored caps
+    allow, the second session is closed, and several rows are dropped in one call, in either order. What is kept and
+    dropped is drawn from ``rng``. Discriminating are positions as in ``forced``;
 
     Raises:
         BadArgument: too few tokens to feed.
     """
-    phase = continuations.shape[1] // PHASES
+    decoder, point = under_test.decoder, under_test.point
+    phase = continuations.shape[1] // SESSION_PHASES
     if phase < MIN_PHASE_TOKENS:
-        raise BadArgument(
-            "continuations", continuations.shape, f"at least {PHASES * MIN_PHASE_TOKENS} tokens for each row"
-        )
-    tally = Tally("sessions", needed if point.layers > 1 else 0)  # one layer leaves no depth to choose
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
+        expected = f"at least {SESSION_PHASES * MIN_PHASE_TOKENS} tokens for each row"
+        raise BadArgument("continuations", continuations.shape, expected)
+    judge = Judge.of("sessions", under_test, _needed(needed, point))
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]
-    with tally, Transcript(tally, decoder, prompts, point) as talk:
-        with Transcript(tally, decoder, [prompts[row] for row in others], point, names) as other:
+    with judge.tally, Transcript(judge, decoder, prompts) as talk:
+        with Transcript(judge, decoder, [prompts[row] for row in others], names) as other:
             asides = iter(np.flip(continuations[others], axis=1).T)
 
             def in_turns(tokens: Ints) -> None:
@@ -206,8 +192,8 @@ def sessions(
             _drop_two(talk, rng, backwards=backwards)
             for fed in continuations[talk.rows][:, columns].T:
                 talk.feed(fed[:, None], talk.session.cap[:, None].copy())
-        judge_trajectories(tally, [*talk.trajectories(), *spoken], lens, point, tolerance)
-    return tally.finding()
+        judge.trajectories([*talk.trajectories(), *spoken])
+    return judge.tally.finding()
 
 
 def _drop_two(talk: Transcript, rng: np.random.Generator, *, backwards: bool) -> None:
@@ -221,100 +207,40 @@ def _drop_two(talk: Transcript, rng: np.random.Generator, *, backwards: bool) ->
     talk.stage = f"after rows {gone} were dropped at once"
 
 
-LAST_CHECK = "last"
-WIDEST_PARTLY_SHOWN = 3  # tokens of a feed at most
-FULL = READOUTS.index("full")
+# ---------------------------------------------------------------- as many logits as are wanted
 
 
 def partly_shown_feeds(widest: int) -> list[tuple[int, int]]:
-    """(tokens, last) of all feeds: every pair up to ``WIDEST``, or to ``widest`` where a decoder takes fewer."""
+    """(tokens, last) of feeds: every pair up to ``WIDEST_PARTLY_SHOWN`` tokens, or up to ``widest`` if that is less."""
     return [(n, last) for n in range(1, min(WIDEST_PARTLY_SHOWN, widest) + 1) for last in range(n + 1)]
 
 
 def last_logits(
-    decoder: Decoder,
-    lens: Lens,
-    point: OperatingPoint,
-    prompts: Sequence[Prompt],
-    continuations: Ints,
-    rng: np.random.Generator,
-    tolerance: float,
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, rng: np.random.Generator
 ) -> Finding:
-    """Check ``last`` on ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 20, in an order ``rng`` draws.
+    """Check that ``last`` shows the logits of the last tokens, and runs no head that serves no other purpose.
 
-    ``tolerance`` in logits and nats, raised to the decoder's declared noise. Discriminating are feeds that show fewer
-    logits than tokens.
+    Every number of tokens up to three is fed with every ``last`` from 0 to it, in an order that ``rng`` draws, every
+    other feed at forced depths; ``continuations`` int64 [rows, n], n ≥ 20. Depths and signals must be those of all
+    tokens. One row alone at full depth counts one head for each position whose logits were wanted. Discriminating are
+    feeds that show fewer logits than tokens.
     """
-    tally = Tally(LAST_CHECK)
-    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
+    decoder, point = under_test.decoder, under_test.point
     plan = partly_shown_feeds(decoder.capabilities.max_feed)
-    tally.needed = min(tally.needed, sum(last < n for n, last in plan))  # all there are, of a decoder of narrow feeds
-    order = rng.permutation(len(plan))
-    with tally:
-        session, step = decoder.start(prompts)
-        said = [_FedRow(prompt) for prompt in prompts]
-        _write_step(tally, said, step, 1, 1, chosen=True)
-        at = 0
-        for number, (n, last) in enumerate(plan[turn] for turn in order):
-            tokens, depth = continuations[:, at : at + n], None
-            if number % 2:
-                depth = np.repeat(session.cap[:, None], n, axis=1)
-            step = session.feed(tokens, depth, last)
-            for row, fed in zip(said, tokens.tolist(), strict=True):
-                row.tokens += fed
-            _write_step(tally, said, step, n, last, chosen=depth is None)
+    partial = sum(last < n for n, last in plan)  # all there are, of a decoder of narrow feeds
+    judge = Judge.of("last", under_test, min(MIN_DISCRIMINATING, partial))
+    tally, at = judge.tally, 0
+    with tally, Transcript(judge, decoder, prompts) as talk:
+        for number, (n, last) in enumerate(plan[turn] for turn in rng.permutation(len(plan))):
+            depth = np.repeat(talk.session.cap[:, None], n, axis=1) if number % 2 else None
+            talk.feed(continuations[:, at : at + n], depth, last)
             tally.discriminating += int(last < n)
             at += n
-        if point.fixed and len(prompts) == 1 and session.work is not None:
-            heads, wanted = int(session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
+        if point.fixed and len(prompts) == 1 and talk.session.work is not None:
+            heads, wanted = int(talk.session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
             tally.require(
                 heads == wanted, f"work counts {heads} heads, but the logits of {wanted} positions were asked for"
             )
-        session.close()
-        for number, row in enumerate(said):
-            _judge_fed_row(tally, f"row {number}", row, lens, point, tolerance)
+        for trajectory in talk.trajectories():
+            judge.trajectory(trajectory)
     return tally.finding()
-
-
-class _FedRow:
-    """What was fed to one row, and what was said of each position decided."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        self.tokens = [int(token) for token in prompt.tokens]
-        self.first = len(self.tokens) - 1
-        self.depth: list[int] = []
-        self.signal: list[Floats] = []
-        self.chosen: list[bool] = []
-        self.logits: dict[int, Floats] = {}  # place among the decided ones → what was shown
-
-
-def _write_step(tally: Tally, rows: Sequence[_FedRow], step: Step, n: int, last: int, *, chosen: bool) -> None:
-    shown, told = step.logits.shape[:2], (step.depth.shape, step.signal.shape[:2])
-    asked = f"a feed of {n} tokens with last={last}"
-    tally.require(shown == (len(rows), last), f"{asked} shows logits of shape {step.logits.shape}")
-    tally.require(
-        told == ((len(rows), n),) * 2, f"{asked} tells depths of shape {told[0]} and signals of {step.signal.shape}"
-    )
-    for index, row in enumerate(rows):
-        for at in range(n):
-            if at >= n - last:
-                row.logits[len(row.depth)] = np.array(step.logits[index, at - (n - last)], dtype=np.float64)
-            row.depth.append(int(step.depth[index, at]))
-            row.signal.append(np.array(step.signal[index, at], dtype=np.float64))
-            row.chosen.append(chosen)
-
-
-def _judge_fed_row(tally: Tally, name: str, row: _FedRow, lens: Lens, point: OperatingPoint, tolerance: float) -> None:
-    trajectory = Trajectory(
-        name,
-        np.array(row.tokens, dtype=np.int64),
-        row.first,
-        np.array(row.depth, dtype=np.int64),
-        np.array(row.signal).reshape(len(row.depth), len(point.probes)),
-        np.array(row.chosen),
-    )
-    wanted = emitted_logits(judge_trajectory(tally, trajectory, lens, point, tolerance), trajectory)
-    allowed = tolerance * emission_noise(point)
-    for at, logits in row.logits.items():
-        off = float(np.abs(logits - wanted[at]).max())
-        tally.require(off <= allowed, f"{trajectory.place(at)}: logits off by {off:.2g}, more than {allowed:g}")

@@ -16,8 +16,6 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 
-TOKENS_CHECK = "same tokens"
-
 TokenRows = Sequence[Sequence[int]]
 
 
@@ -52,21 +50,22 @@ def same_tokens(
         if at == min(len(found[row]), len(wanted[row])):
             if len(found[row]) != len(wanted[row]):
                 complaint = f"row {row}: {len(found[row])} tokens, but {len(wanted[row])} expected"
-                return Finding(TOKENS_CHECK, False, complaint, total, ties)
+                return Finding("same tokens", False, complaint, total, ties)
             continue
         depth = None if wanted_depths is None else wanted_depths[row][at]
         if not _is_tie(lens, tolerance, prompt, wanted[row][:at], point, depth):
+            here, there = ("full" if depths is None else depths[row][at] for depths in (found_depths, wanted_depths))
             complaint = (
-                f"row {row}, new token {at}: {found[row][at]} (depth {_depth_text(found_depths, row, at)}), but "
-                f"expected {wanted[row][at]} (depth {_depth_text(wanted_depths, row, at)}), and no tie excuses it"
+                f"row {row}, new token {at}: {found[row][at]} (depth {here}), but expected {wanted[row][at]} "
+                f"(depth {there}), and no tie excuses it"
             )
-            return Finding(TOKENS_CHECK, False, complaint, total, ties)
+            return Finding("same tokens", False, complaint, total, ties)
         ties += 1
     if ties > limit * total:
         complaint = f"{ties} ties in {total} tokens: more than {limit:.0%} is no longer noise"
-        return Finding(TOKENS_CHECK, False, complaint, total, ties)
+        return Finding("same tokens", False, complaint, total, ties)
     said = f"{ties} of {total} tokens stand after a tie's first difference" if ties else f"all {total} tokens"
-    return Finding(TOKENS_CHECK, True, said, total, ties)
+    return Finding("same tokens", True, said, total, ties)
 
 
 def _is_tie(
@@ -97,23 +96,21 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i in range(shared) if a[i] != b[i]), shared)
 
 
-def _depth_text(depths: TokenRows | None, row: int, at: int) -> int | str:
-    return "full" if depths is None else depths[row][at]
-
-
-GOLDEN_CHECK = "golden"
 DIGITS = 4  # significant ones of a distance: it is held against a tolerance, not against another distance
 
 
 class BadGoldenError(EmadError):
-    """A stored golden that is not what one holds."""
+    """A stored golden has not the parts of one."""
 
 
 @dataclass(frozen=True, eq=False)
 class GoldenTokens:
     """``token``, ``depth`` int64 [rows, new]; ``margin``, ``room`` float64 [rows, new], inf where there is none.
 
-    ``depth`` is whatever else was decided about the token: of a pair, which model emitted it.
+    ``depth`` is what else was decided about the token: of a pair, which model emitted it. ``margin``: logits between
+    the two best that were shown; none where the token was drawn. ``room``: distance of the nearest signal that was compared
+    to its threshold. Machines sum in different orders, so a row may part from its golden where a margin, or a room at
+    it or before it, lies within the tolerance; from there on it is another text, and is not compared.
     """
 
     token: Ints
@@ -230,20 +227,20 @@ def compare_golden(
     limit, tolerance = tie_allowance(tolerance, declared)
     if found.token.shape != golden.token.shape:
         complaint = f"{found.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
-        return Finding(GOLDEN_CHECK, False, complaint, 0, 0)
+        return Finding("golden", False, complaint, 0, 0)
     differs, ties = (found.token != golden.token) | (found.depth != golden.depth), 0
     near = np.logical_or.accumulate(golden.room <= noise * tolerance, axis=1)
     for row in np.flatnonzero(differs.any(axis=1)).tolist():
         at = int(np.argmax(differs[row]))
         close = found.depth[row, at] == golden.depth[row, at] and golden.margin[row, at] <= 2 * tolerance
         if not (close or near[row, at]):
-            return Finding(GOLDEN_CHECK, False, _describe_difference(golden, found, row, at), golden.token.size, ties)
+            return Finding("golden", False, _describe_difference(golden, found, row, at), golden.token.size, ties)
         ties += 1
     if ties > max(1, limit * golden.token.size):
         complaint = f"{ties} of {len(differs)} rows part from the golden at a tie: that many are no longer rounding"
-        return Finding(GOLDEN_CHECK, False, complaint, golden.token.size, ties)
+        return Finding("golden", False, complaint, golden.token.size, ties)
     said = f"{ties} of {len(differs)} rows part from the golden at a tie" if ties else "token by token"
-    return Finding(GOLDEN_CHECK, True, said, golden.token.size, ties)
+    return Finding("golden", True, said, golden.token.size, ties)
 
 
 def _describe_difference(golden: GoldenTokens, found: GoldenTokens, row: int, at: int) -> str:

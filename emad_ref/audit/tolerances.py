@@ -83,7 +83,6 @@ def tolerance(family: str, dtype: str, backend: str, kernel: str = "sdpa") -> fl
     return tolerance_entry(family, dtype, backend, kernel).value
 
 
-NOISE_CHECK = "noise"
 MAX_ROUNDINGS = 16
 UNIT_ROUNDOFF: dict[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LEAST_PRECISE = max(UNIT_ROUNDOFF, key=UNIT_ROUNDOFF.__getitem__)
@@ -104,5 +103,5 @@ def check_declared_noise(noise: float, largest: float) -> Finding:
             f"the decoder declares logit_noise={noise:g}, but {LEAST_PRECISE}, the least precise dtype, honestly "
             f"needs {largest:g} at most on this model"
         )
-        return Finding(NOISE_CHECK, False, complaint, 1, 0)
-    return Finding(NOISE_CHECK, True, f"logit_noise={noise:g} of {largest:g} at most", 1, 0)
+        return Finding("noise", False, complaint, 1, 0)
+    return Finding("noise", True, f"logit_noise={noise:g} of {largest:g} at most", 1, 0)

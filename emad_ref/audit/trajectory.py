@@ -1,7 +1,8 @@
 """Record what a session returns, row by row, and judge each position against the lens on the row's own history.
 
-Each position is judged under the cap that the row itself claims. After a tie has flipped a depth, the rest of the row
-is judged along the trajectory it took.
+Each position is judged under the cap that the row itself claims, D_{t-1}. While no comparison is within the tolerance
+this is, by induction, the replay of the whole row. After a tie has flipped one depth, the rest of the row is judged
+along the trajectory it took.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import TracebackType
 
 import numpy as np
 
-from emad_ref.audit.finding import Tally
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Tally
 from emad_ref.audit.lens import (
     Lens,
     LensReference,
@@ -29,14 +30,17 @@ from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
+WIDEST_FEED = 3  # tokens
+
 
 @dataclass(frozen=True)
 class Trajectory:
     """Positions ``first`` … ``first`` + m − 1 of one row, in order.
 
     ``tokens`` int64 [first + m] the row's history; ``depth`` int64 [m]; ``signal`` float64 [m, probes], NaN = unread;
-    ``chosen`` bool [m]: the rule chose the depth (False: it was forced); ``logits`` float64 [m, V] where the decoder
-    showed them, else None. ``stage`` [m]: what had happened to the session by then, in words; () where nothing is told.
+    ``chosen`` bool [m]: the rule chose the depth (False: it was forced); ``logits`` float64 [shown, V], None where the
+    decoder showed none; ``shown`` bool [m]: of which positions, None: of all. ``stage`` [m]: what had happened to the
+    session by then, in words, or ().
     """
 
     name: str
@@ -46,6 +50,7 @@ class Trajectory:
     signal: Floats
     chosen: Bools
     logits: Floats | None = None
+    shown: Bools | None = None
     stage: tuple[str, ...] = ()
 
     def caps(self, point: OperatingPoint) -> Ints:
@@ -59,124 +64,138 @@ class Trajectory:
         return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{told}"
 
 
-def judge_trajectory(
-    tally: Tally, trajectory: Trajectory, lens: Lens, point: OperatingPoint, tolerance: float
-) -> LensReference:
-    """Judge depths, signals and (where shown) logits against the lens; return what it says of the decided positions."""
-    reference = consult(lens, trajectory.tokens, point, trajectory.first, tolerance)
-    tally.n += len(reference.logits)
-    judge_depths(tally, trajectory, reference.signal, point, tolerance, reference.rows)
-    if trajectory.logits is not None:
-        judge_logits(tally, trajectory, reference, point, tolerance)
-    return reference
+@dataclass(frozen=True)
+class DecoderUnderTest:
+    """A decoder at ``point``, the lens it is held against, and ``tolerance``: the largest honest difference.
 
-
-def judge_trajectories(
-    tally: Tally, trajectories: Sequence[Trajectory], lens: Lens, point: OperatingPoint, tolerance: float
-) -> None:
-    """The same of every trajectory; discriminating are positions as in ``count_differing_logits``."""
-    for trajectory in trajectories:
-        reference = judge_trajectory(tally, trajectory, lens, point, tolerance)
-        tally.discriminating += count_differing_logits(reference, trajectory, tolerance)
-
-
-def judge_depths(
-    tally: Tally,
-    trajectory: Trajectory,
-    reference: Floats,
-    point: OperatingPoint,
-    tolerance: float,
-    rows: tuple[Ints, ...] = (),
-) -> None:
-    """Depths within 1 … cap, signals as in ``reference`` [m, probes] and read where they must be, the rule obeyed.
-
-    ``rows``: the row of thresholds of each position [m], and other rows that the tolerance allows; by default the
-    first of all.
+    ``tolerance`` in logits and nats; a check raises it to the noise that the decoder declares.
     """
-    depth, cap, chosen = trajectory.depth, trajectory.caps(point), trajectory.chosen
-    rows = rows or (np.zeros(len(depth), dtype=np.int64),)
-    _refute_first(
-        tally, trajectory, (depth < 1) | (depth > cap), lambda t: f"its cap allows 1–{cap[t]}; depth must not rise"
-    )
 
-    probes, read = np.asarray(point.probes, dtype=np.int64), ~np.isnan(trajectory.signal)
-    above: Bools = np.asarray((read & (probes > depth[:, None])).any(axis=1))
-    _refute_first(tally, trajectory, above, lambda t: "a signal was read above the exit")
-    off: Floats = np.where(read, np.abs(trajectory.signal - reference), 0.0).max(axis=1, initial=0.0)
-    allowed, unit = signal_noise(point) * tolerance, SIGNALS[point.signal].unit
-    # NaN, a value where the rule is not defined, must not pass for a small difference
-    _refute_first(
-        tally, trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed:g}"
-    )
-    # A probe at the cap decides nothing, one that never fires need not be read: both are the decoder's choice.
-    passed = (probes < depth[:, None]) & may_fire(point, reference, rows)
-    exited = (probes == depth[:, None]) & (depth < cap)[:, None]
-    unread = ((passed | exited) & ~read).any(axis=1)
-    _refute_first(tally, trajectory, unread & chosen, lambda t: "a signal that the rule compares was not read")
-
-    strict, excused, several = _rule_depth_range(trajectory, reference, point, tolerance, rows)
-    wrong = chosen & (depth != strict)
-    tally.near += int((chosen & several).sum())
-    _refute_first(tally, trajectory, wrong & ~excused, lambda t: f"the rule gives depth {strict[t]} under cap {cap[t]}")
-    tally.ties += int(wrong.sum())
+    decoder: Decoder
+    lens: Lens
+    point: OperatingPoint
+    tolerance: float
 
 
-def _rule_depth_range(
-    trajectory: Trajectory, reference: Floats, point: OperatingPoint, tolerance: float, rows: tuple[Ints, ...]
-) -> tuple[Ints, Bools, Bools]:
-    """[m] the depth that the rule gives, whether the tolerance excuses the one taken, whether it allows several."""
-    depth, cap = trajectory.depth, trajectory.caps(point)
-    at_cap, given = depth == cap, []
-    nearly, shallow, deep = at_cap.copy(), cap.copy(), np.zeros_like(cap)
-    for one in rows:
-        room, noise = headroom(point, reference, one)
-        slack = tolerance * noise
-        given.append(rule_depths(point, room, cap))
-        shallow = np.minimum(shallow, rule_depths(point, room + slack, cap))
-        deep = np.maximum(deep, rule_depths(point, room - slack, cap))
-        nearly |= (room + slack)[np.arange(len(depth)), depth - 1] >= 0
-    return given[0], nearly & (shallow <= depth) & (depth <= deep), shallow < deep
+@dataclass(frozen=True)
+class Judge:
+    """Holds what a decoder did at ``point`` against ``lens`` (None: against replay); complaints end ``tally``'s check.
 
+    ``tolerance``: in logits and nats, the decoder's declared noise included. ``counted``: the decoder counts its work.
+    """
 
-def judge_logits(
-    tally: Tally, trajectory: Trajectory, reference: LensReference, point: OperatingPoint, tolerance: float
-) -> None:
-    """Logits are what the rule emits at the claimed depths, or a full head's where the depth was forced."""
-    assert trajectory.logits is not None, "the caller has looked"
-    wanted = emitted_logits(reference, trajectory)
-    tally.require(
-        trajectory.logits.shape[-1] == wanted.shape[-1],
-        f"{trajectory.name}: logits over {trajectory.logits.shape[-1]} tokens, but the model has {wanted.shape[-1]}",
-    )
-    with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
-        off = np.where(trajectory.logits == wanted, 0.0, np.abs(trajectory.logits - wanted)).max(axis=-1)
-    allowed = tolerance * emission_noise(point)
-    # NaN must not pass for a small difference
-    _refute_first(tally, trajectory, ~(off <= allowed), lambda t: f"logits off by {off[t]:.2g}, more than {allowed:g}")
+    tally: Tally
+    lens: Lens | None
+    point: OperatingPoint
+    tolerance: float
+    counted: bool = False
 
+    @classmethod
+    def of(
+        cls, check: str, under_test: DecoderUnderTest, needed: int = MIN_DISCRIMINATING, *, judges_work: bool = False
+    ) -> Judge:
+        """Begin ``check``; ``judges_work``: note where the decoder does not count its work."""
+        tally, said = Tally(check, needed), under_test.decoder.capabilities
+        if judges_work and not said.counted:
+            tally.notes.append("ledger not checked: the decoder does not count its work")
+        tolerance = tally.allow(under_test.tolerance, said.logit_noise)
+        return cls(tally, under_test.lens, under_test.point, tolerance, said.counted)
 
-def judge_tokens(
-    tally: Tally,
-    trajectory: Trajectory,
-    emitted: Ints,
-    reference: LensReference,
-    point: OperatingPoint,
-    tolerance: float,
-) -> None:
-    """Each token of ``emitted`` [m] is the argmax of what is emitted at its claimed depth."""
-    rows = np.arange(len(emitted))
-    shown = emitted_logits(reference, trajectory)
-    gap = shown.max(axis=-1) - shown[rows, emitted]
-    best, allowed = shown.argmax(axis=-1), tied_gap(point, tolerance)
-    first, second = np.partition(shown, (-1, -2), axis=-1)[:, [-1, -2]].T
-    tally.near += int((first - second < allowed).sum())
-    _refute_first(
-        tally,
-        trajectory,
-        gap >= allowed,
-        lambda t: f"emitted {emitted[t]}, but the argmax at that depth is {best[t]}",
-    )
-    tally.ties += int((emitted != best).sum())
+    def trajectory(self, trajectory: Trajectory) -> LensReference:
+        """Judge depths, signals and (where shown) logits; return what the lens says of the decided positions."""
+        reference = self.consult(trajectory)
+        self.tally.n += len(reference.logits)
+        self.depths(trajectory, reference.signal, reference.rows)
+        self.logits(trajectory, reference)
+        return reference
+
+    def consult(self, trajectory: Trajectory) -> LensReference:
+        """What the lens says of the decided positions."""
+        assert self.lens is not None, "only replay is judged without a lens"
+        return consult(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
+
+    def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+        """Judge all; discriminating are positions whose logits differ from full depth's."""
+        for trajectory in trajectories:
+            reference = self.trajectory(trajectory)
+            self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
+
+    def depths(self, trajectory: Trajectory, reference: Floats, rows: tuple[Ints, ...] = ()) -> None:
+        """Depths within 1 … cap, signals as in ``reference`` [m, probes] and read where they must be, the rule obeyed.
+
+        ``rows``: the row of thresholds of each position [m], and other rows that the tolerance allows; by default the
+        first of all.
+        """
+        point, depth, chosen = self.point, trajectory.depth, trajectory.chosen
+        cap = trajectory.caps(point)
+        rows = rows or (np.zeros(len(depth), dtype=np.int64),)
+        self._first(
+            trajectory, (depth < 1) | (depth > cap), lambda t: f"its cap allows 1–{cap[t]}; depth must not rise"
+        )
+        probes, read = np.asarray(point.probes, dtype=np.int64), ~np.isnan(trajectory.signal)
+        above: Bools = np.asarray((read & (probes > depth[:, None])).any(axis=1))
+        self._first(trajectory, above, lambda t: "a signal was read above the exit")
+        off: Floats = np.where(read, np.abs(trajectory.signal - reference), 0.0).max(axis=1, initial=0.0)
+        allowed, unit = signal_noise(point) * self.tolerance, SIGNALS[point.signal].unit
+        # NaN, a value where the rule is not defined, must not pass for a small difference
+        self._first(
+            trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed:g}"
+        )
+        # A probe at the cap decides nothing, one that never fires need not be read: both are the decoder's choice.
+        passed = (probes < depth[:, None]) & may_fire(point, reference, rows)
+        exited = (probes == depth[:, None]) & (depth < cap)[:, None]
+        unread = ((passed | exited) & ~read).any(axis=1)
+        self._first(trajectory, unread & chosen, lambda t: "a signal that the rule compares was not read")
+
+        # the depth that the rule gives, and the range of depths that the tolerance excuses
+        given, nearly, shallow, deep = [], depth == cap, cap.copy(), np.zeros_like(cap)
+        for one in rows:
+            room, noise = headroom(point, reference, one)
+            slack = self.tolerance * noise
+            given.append(rule_depths(point, room, cap))
+            shallow = np.minimum(shallow, rule_depths(point, room + slack, cap))
+            deep = np.maximum(deep, rule_depths(point, room - slack, cap))
+            nearly |= (room + slack)[np.arange(len(depth)), depth - 1] >= 0
+        wrong, excused = chosen & (depth != given[0]), nearly & (shallow <= depth) & (depth <= deep)
+        self.tally.near += int((chosen & (shallow < deep)).sum())
+        self._first(trajectory, wrong & ~excused, lambda t: f"the rule gives depth {given[0][t]} under cap {cap[t]}")
+        self.tally.ties += int(wrong.sum())
+
+    def logits(self, trajectory: Trajectory, reference: LensReference) -> None:
+        """Logits that were shown are what the rule emits at the claimed depths, or a full head's at forced depths."""
+        found = trajectory.logits
+        if found is None or not len(found):
+            return
+        shown = np.arange(len(trajectory.depth)) if trajectory.shown is None else np.flatnonzero(trajectory.shown)
+        wanted = emitted_logits(reference, trajectory)[shown]
+        self.tally.require(
+            found.shape[-1] == wanted.shape[-1],
+            f"{trajectory.name}: logits over {found.shape[-1]} tokens, but the model has {wanted.shape[-1]}",
+        )
+        with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
+            off = np.where(found == wanted, 0.0, np.abs(found - wanted)).max(axis=-1)
+        allowed = self.tolerance * emission_noise(self.point)
+        if not (off <= allowed).all():  # NaN must not pass for a small difference
+            at = int(np.argmax(~(off <= allowed)))
+            complaint = f"{trajectory.place(shown[at])}: logits off by {off[at]:.2g}, more than {allowed:g}"
+            self.tally.require(False, complaint)
+
+    def tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
+        """Each token of ``emitted`` [m] is the argmax of what is emitted at its claimed depth."""
+        shown, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, self.tolerance)
+        gap, best = shown.max(axis=-1) - shown[np.arange(len(emitted)), emitted], shown.argmax(axis=-1)
+        first, second = np.partition(shown, (-1, -2), axis=-1)[:, [-1, -2]].T
+        self.tally.near += int((first - second < allowed).sum())
+        self._first(
+            trajectory, gap >= allowed, lambda t: f"emitted {emitted[t]}, but the argmax at that depth is {best[t]}"
+        )
+        self.tally.ties += int((emitted != best).sum())
+
+    def _first(self, trajectory: Trajectory, wrong: Bools, complaint: Callable[[int], str]) -> None:
+        """Refute at the first wrong position."""
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            self.tally.require(False, f"{trajectory.place(at)}: {complaint(at)}")
 
 
 def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
@@ -193,7 +212,7 @@ def logits_at_depth(logits: Floats, depth: Ints) -> Floats:
 
 def count_differing_tokens(reference: LensReference, trajectory: Trajectory) -> int:
     """Positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
-    return int((emitted_logits(reference, trajectory).argmax(axis=-1) != reference.logits[:, -1].argmax(axis=-1)).sum())
+    return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits[:, -1].argmax(-1)).sum())
 
 
 def count_differing_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
@@ -207,38 +226,31 @@ def count_discriminating(trajectory: Trajectory, point: OperatingPoint) -> int:
     return int((trajectory.caps(point) > min(point.probes)).sum()) if point.probes else 0
 
 
-def _refute_first(tally: Tally, trajectory: Trajectory, wrong: Bools, say: Callable[[int], str]) -> None:
-    """Refute at the first wrong position."""
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        tally.require(False, f"{trajectory.place(at)}: {say(at)}")
-
-
-WIDEST_FEED = 3  # tokens of a feed
+# ---------------------------------------------------------------- sessions
 
 
 class Transcript:
-    """An open session, closed by leaving the context; ``rows`` are the indices of the prompts it still holds."""
+    """An open session whose every answer is kept, by row, and held against the protocol's contract.
+
+    The contract: shapes; ``length`` grows by what was fed; a forced depth is the depth taken; under the monotone
+    schedule ``cap`` is the last depth; arrays that a call returned do not change later. ``rows`` are the indices of the
+    prompts it still holds; ``stage`` is what has happened to the session so far, for complaints about later feeds.
+    Leaving the context closes the session.
+    """
 
     def __init__(
-        self,
-        tally: Tally,
-        decoder: Decoder,
-        prompts: Sequence[Prompt],
-        point: OperatingPoint,
-        names: Sequence[str] | None = None,
-    ):
-        self.tally, self.point = tally, point
+        self, judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], names: Sequence[str] | None = None
+    ) -> None:
+        self.tally, self.point, self.stage = judge.tally, judge.point, ""
         self.names = names or [f"row {row}" for row in range(len(prompts))]
         self.rows = list(range(len(prompts)))
         self.tokens = [[int(token) for token in prompt.tokens] for prompt in prompts]
         self.first = [len(prompt.tokens) - 1 for prompt in prompts]
-        self.steps: list[list[tuple[int, np.ndarray, np.ndarray, bool, str]]] = [[] for _ in prompts]
-        self.stage = ""  # what has happened to the session, for complaints about what is fed from here on
+        self.steps: list[list[tuple[int, Floats, Floats | None, bool, str]]] = [[] for _ in prompts]
         self._returned: list[tuple[str, np.ndarray, np.ndarray]] = []  # (what, as returned, a copy made at once)
         self._calls = 0
         self.session, step = decoder.start(prompts)
-        self._write(step, 1, None)
+        self._write(step, 1, 1, None)
 
     def __enter__(self) -> Transcript:
         return self
@@ -248,16 +260,16 @@ class Transcript:
     ) -> None:
         self.session.close()
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> None:
-        """Feed ``tokens`` [rows, n] at ``depth`` [rows, n], or at depths of the rule's choosing."""
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> None:
+        """Feed ``tokens`` [rows, n] at ``depth`` [rows, n] (None: the rule's), as ``Session.feed``."""
         for row, fed in zip(self.rows, tokens, strict=True):
             self.tokens[row].extend(int(token) for token in fed)
         try:
-            step = self.session.feed(tokens, depth)
+            step = self.session.feed(tokens, depth) if last is None else self.session.feed(tokens, depth, last)
         except InadmissibleDepth as refusal:
             self.tally.require(False, f"admissible depth {np.asarray(depth).tolist()} refused: {refusal}")
             raise
-        self._write(step, tokens.shape[1], depth)
+        self._write(step, tokens.shape[1], tokens.shape[1] if last is None else last, depth)
 
     def refuse(self, tokens: Ints, depth: Ints) -> None:
         """Require that inadmissible ``depth`` [rows, n] is refused and the state stays as it was."""
@@ -285,42 +297,30 @@ class Transcript:
 
     def trajectories(self) -> list[Trajectory]:
         """What every row did, dropped ones included, after requiring that no array returned so far has changed."""
-        self.require_kept()
-        return [self._trajectory(row) for row in range(len(self.tokens))]
-
-    def require_kept(self) -> None:
-        """Arrays that the session returned are their caller's: no later call may change them."""
         for what, returned, copied in self._returned:
             same = np.array_equal(returned, copied, equal_nan=True)
             self.tally.require(same, f"{what} has changed since it was returned: it is a view of state, or reused")
+        found = []
+        for name, tokens, first, steps in zip(self.names, self.tokens, self.first, self.steps, strict=True):
+            depth, signal, logits, chosen, stage = zip(*steps, strict=True)
+            history = np.array(tokens, dtype=np.int64)
+            shown, seen = [one is not None for one in logits], [one for one in logits if one is not None]
+            arrays = (np.array(each) for each in (depth, signal, chosen, seen, shown))
+            found.append(Trajectory(name, history, first, *arrays, stage))
+        return found
 
-    def _trajectory(self, row: int) -> Trajectory:
-        depth, signal, logits, chosen, stage = zip(*self.steps[row], strict=True)
-        tokens = np.array(self.tokens[row], dtype=np.int64)
-        return Trajectory(
-            self.names[row],
-            tokens,
-            self.first[row],
-            np.array(depth),
-            np.array(signal),
-            np.array(chosen),
-            np.array(logits),
-            stage,
-        )
-
-    def _write(self, step: Step, n: int, depth: Ints | None) -> None:
+    def _write(self, step: Step, n: int, last: int, depth: Ints | None) -> None:
         rows, probes = len(self.rows), len(self.point.probes)
         self._calls += 1
         kept = {part: getattr(step, part) for part in ("logits", "depth", "signal")}
         step = Step(**{part: self._keep(f"step.{part} of call {self._calls}", array) for part, array in kept.items()})
+        fed = f"{rows} rows × {n} tokens were fed" + (f" with last={last}" if last < n else "")
         for name, shape, expected in (
-            ("logits", step.logits.shape[:2], (rows, n)),
+            ("logits", step.logits.shape[:2], (rows, last)),
             ("depth", step.depth.shape, (rows, n)),
             ("signal", step.signal.shape, (rows, n, probes)),
         ):
-            self.tally.require(
-                shape == expected, f"step.{name} has shape {shape}, but {rows} rows × {n} tokens were fed"
-            )
+            self.tally.require(shape == expected, f"step.{name} has shape {shape}, but {fed}")
         if depth is not None:
             obeyed = np.array_equal(step.depth, depth)
             self.tally.require(
@@ -328,7 +328,8 @@ class Transcript:
             )
         for index, row in enumerate(self.rows):
             for at in range(n):
-                said = (int(step.depth[index, at]), step.signal[index, at], step.logits[index, at])
+                logits = step.logits[index, at - n + last] if at >= n - last else None
+                said = (int(step.depth[index, at]), step.signal[index, at], logits)
                 self.steps[row].append((*said, depth is None, self.stage))
         self._require_state("after a step")
 
@@ -351,7 +352,7 @@ class Transcript:
 
 
 def feed_slices(tokens: int, widest: int) -> list[slice]:
-    """``tokens`` columns cut into feeds of one token and of the widest allowed (``WIDEST`` at most), in turn."""
+    """``tokens`` columns cut into feeds of one token and of the widest allowed (``WIDEST_FEED`` at most), in turn."""
     cut: list[slice] = []
     start = 0
     while start < tokens:

@@ -1,4 +1,23 @@
-"""Check counted work: against the decisions it follows from, between points, and against observed matrix products."""
+"""Check counted work: against the decisions it follows from, between points, and against observed matrix products.
+
+The work that a row's decisions imply is derived from depths alone, for single-token steps after a prompt of n tokens
+whose first n − 1 run in one forward at the ceiling:
+
+    tokens[ℓ]   (n − 1) + #{t : D_t ≥ ℓ}
+    context[ℓ]  (n − 1)² + Σ_{t : D_t ≥ ℓ} (position_t + 1)
+    readout[ℓ]  #{t : the signal at ℓ was read, or D_t = ℓ}      a full probe's readout doubles as the exit's
+
+What a probe runs, and whether that doubles, is the rule's (``lens.ProbeReadouts``): estimates and pruned vocabularies
+are readouts of their own kind, with multiply-adds of their own; a tuned lens adds some to every full head below the
+last layer. A rule that compares several layers reads every one of its probes up to the exit. Where nothing can exit
+below the ceiling, the whole prompt may run in one forward: context[ℓ] is then larger by n − 1. Under ``free_eager``
+layers above D_t still owe K and V: tokens + fills cover every position up to the ceiling.
+
+A count that is too high is as wrong: savings are shares of it. Of several rows no block runs for more tokens than if
+all of them, padded to a power of two, went as far as the deepest at every step, or in every feed; where layers are
+deferred, stacks of several rows have no such bound. A query meets no more keys than a buffer holds that grows by
+doubling, or one of constant size; and no layer meets more than the one below it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +28,19 @@ import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.lens import ProbeReadouts
-from emad_ref.audit.trajectory import Trajectory
+from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import HEAD, READOUTS, Bools, Ints, Work
 
 FULL = READOUTS.index("full")
 MIN_BUFFER_KEYS = 256  # keys that a query may meet in a padded buffer, however short its row is
+ROW_ROUNDING = 0.01  # rows; shares of sliced matrices are no exact binary fractions
+
+MatrixRows = Mapping[tuple[int, str], float]  # (layer, matrix) → rows that met it
+
+
+# ---------------------------------------------------------------- what decisions imply
 
 
 def implied_work(
@@ -51,11 +76,10 @@ def _read_probes(trajectory: Trajectory, point: OperatingPoint) -> Bools:
 
 
 def judge_ledger(
-    tally: Tally,
+    judge: Judge,
     work: Work | None,
     trajectories: list[Trajectory],
     readouts: Sequence[ProbeReadouts],
-    point: OperatingPoint,
     *,
     exact_context: bool,
     widest: int = 1,
@@ -64,7 +88,7 @@ def judge_ledger(
 
     ``widest``: tokens of a row that were fed at once, at most; a block may run all of them as deep as the deepest.
     """
-    who = ", ".join(trajectory.name for trajectory in trajectories)
+    tally, point, who = judge.tally, judge.point, ", ".join(trajectory.name for trajectory in trajectories)
     tally.require(work is not None, f"{who}: the decoder says it counts its work, but reports none")
     assert work is not None
     tally.require(work.layers == point.layers, f"{who}: work of {work.layers} layers, but the model has {point.layers}")
@@ -98,20 +122,14 @@ def judge_ledger(
             holds = holds or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
         relation = "its decisions imply" if equal else "its decisions imply at least"
         tally.require(holds, f"{who}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}")
-    _judge_upper_bounds(tally, who, work, covered, trajectories, least, point, widest)
+    _judge_upper_bounds(judge, who, work, covered, trajectories, least, widest)
 
 
 def _judge_upper_bounds(
-    tally: Tally,
-    who: str,
-    work: Work,
-    covered: Ints,
-    trajectories: list[Trajectory],
-    least: Work,
-    point: OperatingPoint,
-    widest: int,
+    judge: Judge, who: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, widest: int
 ) -> None:
     """No more than padding explains: ``covered`` [L] tokens, the keys they met, and the heads that were read."""
+    tally, point = judge.tally, judge.point
     slots = 1 << (len(trajectories) - 1).bit_length()
     longest, steps = max(each.first for each in trajectories), max(len(each.depth) for each in trajectories)
     deepest = np.zeros(steps, dtype=np.int64)  # of all rows, by decoding step
@@ -125,17 +143,15 @@ def _judge_upper_bounds(
     if point.schedule == "free_deferred" and len(trajectories) > 1:
         # rows make up for deferred layers together, each as often as the longest of their stacks: no simple bound
         most = np.maximum(most, covered)
-    keys = max_keys(longest + steps)
-    for name, counted, bound in (
-        ("tokens", covered, most),
-        ("readout_rows", work.readout_rows[FULL], slots * steps * below),
-        *((f"readout_rows of {kind}", work.readout_rows[i], slots * least.readout_rows[i])
-          for i, kind in enumerate(READOUTS) if i != FULL),
-        *((f"readout_macs of {kind}", work.readout_macs[i], slots * least.readout_macs[i])
-          for i, kind in enumerate(READOUTS)),
-    ):  # fmt: skip
+    bounds = [("tokens", covered, most), ("readout_rows", work.readout_rows[FULL], slots * steps * below)]
+    for i, kind in enumerate(READOUTS):
+        if i != FULL:
+            bounds.append((f"readout_rows of {kind}", work.readout_rows[i], slots * least.readout_rows[i]))
+        bounds.append((f"readout_macs of {kind}", work.readout_macs[i], slots * least.readout_macs[i]))
+    for name, counted, bound in bounds:
         complaint = f"{who}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"
         tally.require(bool((counted <= bound).all()), complaint)
+    keys = max_keys(longest + steps)
     bound = work.tokens * keys
     tally.require(
         bool(constant_keys(work, {0, longest} if len(trajectories) == 1 else {0}))
@@ -149,8 +165,7 @@ def _judge_upper_bounds(
 
 
 def max_keys(length: int) -> int:
-    """Keys of a query of a row of ``length`` tokens, in a buffer that grows by doubling; at least
-    ``MIN_BUFFER_KEYS``."""
+    """Keys of a query in a row of ``length`` tokens, whose buffer grows by doubling; at least ``MIN_BUFFER_KEYS``."""
     return max(MIN_BUFFER_KEYS, 1 << (length - 1).bit_length())
 
 
@@ -169,36 +184,32 @@ def constant_keys(work: Work, prompts: Iterable[int]) -> set[int]:
     return found
 
 
-COUNTERS_CHECK = "counters"
-AT_FULL_DEPTH, AT_EXITING_POINT = "at full depth", "at a point with exits"
+# ---------------------------------------------------------------- the same tokens at two points
 
 
 def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int) -> Finding:
-    """Compare what both count of ``prompt`` followed by ``continuation`` int64 [n], and of ``new`` tokens generated.
+    """Check that the same tokens cost the same at full depth and at a point that exits, where both run the same layers.
 
-    ``source``: tokens that an encoder-decoder reads beside the prompt; 0: the model has no encoder.
+    Layer 1 runs for every token, whatever the rule says: a higher count at full depth would claim savings that were
+    never spent. One row is fed ``continuation`` int64 [n], and ``new`` tokens are generated. The prompt may run in one
+    forward at full depth, and all but its last position at a point: keys may differ by what two more rows of the
+    prompt's attention take. ``source``: tokens that an encoder-decoder reads beside the prompt; 0: no encoder.
     """
-    tally = Tally(COUNTERS_CHECK, needed=1)
+    tally = Tally("counters", needed=1)
     if not (full.capabilities.counted and exiting.capabilities.counted):
-        return Finding(COUNTERS_CHECK, True, "nothing to check: the decoder does not count its work", 0, 0)
+        return Finding("counters", True, "nothing to check: the decoder does not count its work", 0, 0)
+    both = {"at full depth": full, "at a point with exits": exiting}
     with tally:
-        fed = {
-            name: _work_fed(each, prompt, continuation)
-            for name, each in ((AT_FULL_DEPTH, full), (AT_EXITING_POINT, exiting))
-        }
-        made = {
-            name: _work_generated(each, prompt, new)
-            for name, each in ((AT_FULL_DEPTH, full), (AT_EXITING_POINT, exiting))
-        }
+        fed = {name: _work_fed(each, prompt, continuation) for name, each in both.items()}
+        made = {name: _work_generated(each, prompt, new) for name, each in both.items()}
         ways = (f"fed {len(continuation)}", fed, len(continuation) + 1), (f"generated {new}", made, new)
         for how, works, steps in ways:
             for name, work in works.items():
                 _judge_encoder_work(tally, f"{how} tokens {name}", work, source)
-            one, other = works[AT_FULL_DEPTH], works[AT_EXITING_POINT]
+            (here, one), (there, other) = works.items()
             tally.require(
                 one.tokens[0] == other.tokens[0],
-                f"{how} tokens: layer 1 ran for {one.tokens[0]} tokens {AT_FULL_DEPTH}, but for {other.tokens[0]} "
-                f"{AT_EXITING_POINT}",
+                f"{how} tokens: layer 1 ran for {one.tokens[0]} tokens {here}, but for {other.tokens[0]} {there}",
             )
             length = len(prompt.tokens) + steps
             prompts = {0, len(prompt.tokens), len(prompt.tokens) - 1}
@@ -206,8 +217,7 @@ def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints
             apart, slack = abs(int(one.context[0] - other.context[0])), 2 * keys
             tally.require(
                 apart <= slack,
-                f"{how} tokens: layer 1 counts {one.context[0]} keys {AT_FULL_DEPTH}, but {other.context[0]} "
-                f"{AT_EXITING_POINT}",
+                f"{how} tokens: layer 1 counts {one.context[0]} keys {here}, but {other.context[0]} {there}",
             )
             tally.n += 2 * length
             tally.discriminating += int(one.context[0] > 2 * slack)
@@ -244,16 +254,12 @@ def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> Non
         tally.require(holds, f"{what}: work.{name} counts {told}, but a source of {source} tokens implies {expected}")
 
 
-WITNESS_CHECK = "witness"
-ROW_ROUNDING = 0.01  # rows; shares of sliced matrices are no exact binary fractions
-FULL_HEAD = READOUTS.index("full")
-
-MatrixRows = Mapping[tuple[int, str], float]  # (layer, matrix) → rows that met it
+# ---------------------------------------------------------------- what was observed to run
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedRequest:
-    """One ``generate`` of ``prompts``: the ``rows`` that were seen, and the ``work`` that its record says."""
+    """One ``generate`` of ``prompts``: the ``rows`` that met each matrix, and the ``work`` that its record counts."""
 
     prompts: Sequence[Prompt]
     rows: MatrixRows
@@ -261,8 +267,18 @@ class ObservedRequest:
 
 
 def witness(requests: Sequence[ObservedRequest]) -> Finding:
-    """Whether what was seen of ``requests`` is what they say of themselves; None where too little was seen."""
-    tally, unseen = Tally(WITNESS_CHECK, needed=0), []
+    """Whether the work that was observed is the work that the records of ``requests`` count.
+
+    Of a layer ℓ that a record says ran for tokens[ℓ] and only stored K and V for fills[ℓ]:
+
+    refuted       a matrix met more rows than tokens[ℓ] + fills[ℓ], or each of them more than tokens[ℓ]: blocks ran
+                  uncounted, as where all layers run at every step and a router chooses among them afterwards
+    refuted       the head met more than two rows for each readout, besides the prompt's. Two, for one that decides may
+                  be made anew to be shown; the prompt, whose logits a plain forward computes in any case
+    passed        the busiest matrix of every layer met tokens[ℓ] + fills[ℓ] rows, in every request
+    inconclusive  fewer were observed: the rest ran elsewhere (kernels of its own, another process)
+    """
+    tally, unseen = Tally("witness", needed=0), []
     with tally:
         for number, request in enumerate(requests):
             who = f"request {number}"
@@ -273,10 +289,10 @@ def witness(requests: Sequence[ObservedRequest]) -> Finding:
                 if most < said - ROW_ROUNDING:
                     unseen.append(f"{who}: of {said} runs of layer {layer}, {most:g} were seen")
     if tally.complaint is not None:
-        return Finding(WITNESS_CHECK, False, tally.complaint, tally.n, 0)
+        return Finding("witness", False, tally.complaint, tally.n, 0)
     if unseen:
-        return Finding(WITNESS_CHECK, None, f"it runs where nobody looks ({unseen[0]})", tally.n, 0)
-    return Finding(WITNESS_CHECK, True, f"{tally.n} runs of blocks seen, as many as were counted", tally.n, 0)
+        return Finding("witness", None, f"it runs where nobody looks ({unseen[0]})", tally.n, 0)
+    return Finding("witness", True, f"{tally.n} runs of blocks seen, as many as were counted", tally.n, 0)
 
 
 def _judge_layer(tally: Tally, who: str, request: ObservedRequest, layer: int) -> tuple[int, float]:
@@ -295,7 +311,7 @@ def _judge_layer(tally: Tally, who: str, request: ObservedRequest, layer: int) -
 
 
 def _judge_head(tally: Tally, who: str, request: ObservedRequest) -> None:
-    read = int(request.work.readout_rows[FULL_HEAD].sum())
+    read = int(request.work.readout_rows[FULL].sum())
     prompt = sum(len(prompt.tokens) for prompt in request.prompts)
     met = max(rows for (layer, _), rows in request.rows.items() if layer == HEAD)
     tally.require(

@@ -19,8 +19,8 @@ At ``standard`` and above further batch sizes are timed from fewer pairs (``Late
 beside: a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
 (``verdict.vanishing``), which is named in the reason and has a leg that decides nothing.
 
-What was emitted while the clock ran is looked at afterwards (``audit.timed``). Times of requests that are not what they
-are said to be are times of nothing, and a leg that names the difference is falsified, whatever else is absent.
+What was emitted while the clock ran is checked afterwards (``audit.answers``). Where it is not what the record says, a
+leg that names the difference is falsified, whatever else is absent.
 """
 
 from __future__ import annotations

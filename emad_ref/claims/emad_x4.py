@@ -5,7 +5,7 @@ through a lens while its gate is confident, and the layers above verify the run 
 (``decoding.self_speculation``). Two things are judged:
 
 output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding counted
-        (``audit.timed``). One token that is not falsifies the row, whatever the times are.
+        (``audit.answers``). One token that is not falsifies the row, whatever the times are.
 time    of one request at a time, against each of EMAD-F2's baselines: an intersection–union test, as there. Drafting
         spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced too, their
         output is judged, and their ratios say where the gain ends.

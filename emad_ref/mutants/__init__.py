@@ -1,6 +1,7 @@
-"""Planted decoders: ours with one thing wrong, on any model, for ``--emad-selfcheck`` to find.
+"""Mutants: the reference decoder with one defect each, on any model, for ``--emad-selfcheck`` to find.
 
-``catalogue`` lists them, honest ones among them; each says what it does wrong and which shipped test is there for it.
-A defect is a method of our session, decoder, walker or K/V store that does something else, over the copy of the model
-that decoders are lent. Nothing here is imported by a run that judges.
+``catalogue`` lists them, honest decoders among them; a row says what is wrong and which shipped test must catch it.
+``base`` overrides parts of the reference decoder, over the copy of the model that decoders are lent; ``cache_defects``,
+``decision_defects``, ``request_defects`` and ``environment_defects`` hold the overrides. No run that judges a decoder
+imports this package.
 """

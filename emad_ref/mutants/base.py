@@ -1,82 +1,192 @@
-"""Our decoder with places where a defect can be put in: its session, its K/V, its stepper, its rule, its draws.
+"""The reference decoder with parts that can be overridden: its session, K/V cache, sampler, model, rule and counts.
 
-It walks the copy of the model that decoders are lent, so the judge takes it for anybody's.
+An override is a function ``f(original, self, *arguments)``: ``original`` is the inherited method, bound to ``self``. So
+the same function mutates any class with that method, the reference's or another decoder's (``subclass``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
-from emad_ref.decoding.reference import ReferenceSession, WalkedDecoder
-from emad_ref.models.kv_cache import CacheWrite, LayerKVCache
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.reference import ReferenceSession, Sampler, WalkedDecoder
+from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.models.stepper import Stepper
-from emad_ref.mutants.mutant import MutantFactory
+from emad_ref.mutants.mutant import Mutant, MutantFactory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Request
+from emad_ref.record import Ints, Work
+from emad_ref.schedule.interface import count_blocks
+
+Overrides = Mapping[str, Callable[..., Any]]
+
+
+def subclass(base: type, overrides: Overrides) -> type:
+    """``base`` with methods and properties overridden; see the module's docstring."""
+
+    def bind(name: str, override: Callable[..., Any]) -> Any:
+        inherited = getattr(base, name)
+        if isinstance(inherited, property):
+            return property(lambda self: override(partial(inherited.__get__, self), self))
+
+        def method(self: Any, *arguments: Any, **named: Any) -> Any:
+            return override(partial(inherited, self), self, *arguments, **named)
+
+        return method
+
+    return type("Mutant", (base,), {name: bind(name, override) for name, override in overrides.items()})
 
 
 class MutantSession(ReferenceSession):
-    """``keeper``: what keeps K/V of layer ``number``, from 1."""
+    """Each layer's cache is a ``cache_type`` and knows its session as ``owner``."""
+
+    cache_type: ClassVar[type[LayerKVCache]] = LayerKVCache
 
     def __init__(self, walker: Any, prompts: Sequence[Prompt], capacity: int):
         super().__init__(walker, prompts, capacity)
         cache = self._store.cache
-        cache.layers[:] = [self.keeper(layer + 1, cache.rows, capacity) for layer in range(len(cache.layers))]
-
-    def keeper(self, number: int, rows: int, capacity: int) -> LayerKVCache:
-        return LayerKVCache(number, rows, capacity)
-
-
-class UncheckedCache(LayerKVCache):
-    """Runs over whatever it holds: a decoder that does not notice missing entries."""
-
-    def require(self, frame: CacheWrite) -> None:
-        """Nothing is required."""
+        cache.layers[:] = [self.cache_type(layer + 1, cache.rows, capacity) for layer in range(len(cache.layers))]
+        for layer in cache.layers:
+            vars(layer)["owner"] = self
 
 
 class MutantDecoder(WalkedDecoder):
-    """``walks``: what walks the model; ``prepare``: after everything is made."""
+    """``change_stepper`` is applied to the model, ``prepare`` to the decoder once it is made."""
 
     session = MutantSession
+    change_stepper: ClassVar[Callable[[Stepper], Stepper]] = staticmethod(lambda stepper: stepper)
+    prepare: ClassVar[Callable[[Any], None]] = staticmethod(lambda decoder: None)
 
-    def __init__(
-        self, stepper: Stepper, point: OperatingPoint, *, seed: int = 0, max_rows: int = 1, temperature: float = 0.0
-    ):
-        super().__init__(self.walks(stepper), point, seed=seed, max_rows=max_rows, temperature=temperature)
-        self.prepare()
-
-    def walks(self, stepper: Stepper) -> Stepper:
-        return stepper
-
-    def prepare(self) -> None:
-        """Nothing by default."""
+    def __init__(self, stepper: Stepper, point: OperatingPoint, **options: Any):
+        super().__init__(type(self).change_stepper(stepper), point, **options)
+        type(self).prepare(self)
 
 
-def decoder_factory(kind: type[MutantDecoder]) -> MutantFactory:
-    """``kind`` for a request."""
-
-    def make(request: Request) -> Decoder:
-        return kind(
-            request.model.load().stepper,
-            request.point,
-            seed=request.seed,
-            max_rows=request.max_rows,
-            temperature=request.temperature,
-        )
-
-    return make
+def make_decoder(kind: type[WalkedDecoder], request: Request) -> Decoder:
+    """A decoder of ``kind`` over the copy of the model that the request lends."""
+    return kind(
+        request.model.load().stepper,
+        request.point,
+        seed=request.seed,
+        max_rows=request.max_rows,
+        temperature=request.temperature,
+    )
 
 
-def session_factory(session: type[MutantSession]) -> MutantFactory:
-    """A decoder that opens such sessions."""
-    return decoder_factory(type(session.__name__, (MutantDecoder,), {"session": session}))
+def mutate(
+    *,
+    session: Overrides | type[MutantSession] | None = None,
+    cache: Overrides | None = None,
+    sampler: Overrides | None = None,
+    stepper: Callable[[Stepper], Stepper] | None = None,
+    prepare: Callable[[Any], None] | None = None,
+    **methods: Callable[..., Any],
+) -> MutantFactory:
+    """The reference decoder with parts overridden; ``methods``: those of the decoder itself."""
+    kind: Any = subclass(MutantDecoder, methods)
+    opened: Any = session if isinstance(session, type) else subclass(MutantSession, session or {})
+    if cache is not None:
+        opened.cache_type = subclass(LayerKVCache, cache)
+    kind.session = opened
+    if sampler is not None:
+        kind.sampler = subclass(Sampler, sampler)
+    if stepper is not None:
+        kind.change_stepper = staticmethod(stepper)
+    if prepare is not None:
+        kind.prepare = staticmethod(prepare)
+    return partial(make_decoder, kind)
 
 
-def cache_factory(keeper: type[LayerKVCache]) -> MutantFactory:
-    """A decoder all of whose layers keep K/V in such a way."""
+HONEST_FACTORY: MutantFactory = partial(make_decoder, MutantDecoder)
 
-    def keep(self: MutantSession, number: int, rows: int, capacity: int) -> LayerKVCache:
-        return keeper(number, rows, capacity)
 
-    return session_factory(type(keeper.__name__, (MutantSession,), {"keeper": keep}))
+def override_stepper(**methods: Callable[..., Any]) -> Callable[[Stepper], Stepper]:
+    """Copies a model and overrides methods of the copy: ``f(original, stepper, *arguments)``."""
+
+    def change(stepper: Stepper) -> Stepper:
+        changed = copy.copy(stepper)
+        for name, override in methods.items():
+            setattr(changed, name, partial(override, getattr(stepper, name), stepper))
+        return changed
+
+    return change
+
+
+def declare(**capabilities: Any) -> Callable[[Any], None]:
+    """For ``prepare``: declares other capabilities."""
+
+    def prepare(decoder: Any) -> None:
+        decoder.capabilities = replace(decoder.capabilities, **capabilities)
+
+    return prepare
+
+
+# ---------------------------------------------------------------- honest decoders, each unlike the reference
+
+ALL_SUITES = "invariants fidelity"
+DECLARED_NOISE = 0.02  # logits
+CHUNK = 16  # tokens
+
+
+def noisy_logits(logits: Callable[[Tensor], Tensor], stepper: Stepper, hidden: Tensor) -> Tensor:
+    """Off by up to ``DECLARED_NOISE``; the same call twice gives the same numbers."""
+    exact = logits(hidden)
+    return exact + 0.9 * DECLARED_NOISE * torch.sin(1e5 * exact)  # a tenth is left for rounding proper
+
+
+def prompt_chunks(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
+    """(rows, first position, tokens of each) of prompts of ``lengths``, ``CHUNK`` positions at once."""
+    for first in range(0, int(lengths.max(initial=0)), CHUNK):
+        rows = np.flatnonzero(lengths > first)
+        yield rows, first, np.minimum(lengths[rows] - first, CHUNK)
+
+
+def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints) -> Tensor:
+    """Reads prompts in pieces, each over the K/V of those before it."""
+    stepper, store, ceiling = session._stepper, session._store, session._point.ceiling
+    present = np.flatnonzero(lengths > 0)
+    states: Tensor | None = None
+    for rows, first, held in prompt_chunks(lengths):
+        tokens = np.zeros((len(rows), int(held.max())), dtype=np.int64)
+        for i, (row, n) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
+            tokens[i, :n] = heads[row][first : first + n]
+        positions = np.broadcast_to(first + np.arange(tokens.shape[1]), tokens.shape)
+        frame = stepper.frame(positions, store.cache, rows=rows, lengths=held)
+        hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
+        hidden = stepper.run(hidden, 0, ceiling, frame, store.cache)
+        count_blocks(store.work, 0, ceiling, len(rows), tokens.shape[1], frame.executed)
+        if states is None:
+            states = hidden.new_zeros(len(present), int(lengths.max()), hidden.shape[-1])
+        places = torch.from_numpy(np.searchsorted(present, rows)).to(states.device)
+        states[places, first : first + tokens.shape[1]] = hidden
+    for row in present.tolist():
+        session._trail[row].extend([ceiling] * int(lengths[row]))
+    assert states is not None, "some prompt has a position before its last"
+    return states
+
+
+def chunked_prompt_work(original: Any, decoder: Any, prompts: Sequence[Prompt]) -> Work:
+    work, before = Work.none(decoder.stepper.layers), np.array([len(prompt.tokens) - 1 for prompt in prompts])
+    for rows, first, held in prompt_chunks(before):
+        count_blocks(work, 0, decoder.point.ceiling, len(rows), int(held.max()), first + int(held.max()))
+    counted: Work = decoder._with_sources(work, prompts)
+    return counted
+
+
+HONEST = (
+    Mutant("honest", "honest", "ours, over the copy of the model that decoders are lent", HONEST_FACTORY, ALL_SUITES),
+    Mutant("honest-by-the-token", "honest", "one token a feed, and the monotone schedule alone",
+           mutate(prepare=declare(max_feed=1, schedules=frozenset({"monotone"}))), ALL_SUITES),
+    Mutant("honest-in-chunks", "honest", "prompts are read in chunks of 16 tokens",
+           mutate(session={"_run_prompts": run_prompts_in_chunks}, prompt_work=chunked_prompt_work), ALL_SUITES),
+    Mutant("honest-noise", "honest", "logits are off by up to 0.02, which is declared",
+           mutate(stepper=override_stepper(logits=noisy_logits), prepare=declare(logit_noise=DECLARED_NOISE)),
+           ALL_SUITES),
+)  # fmt: skip

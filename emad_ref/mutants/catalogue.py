@@ -1,43 +1,22 @@
-"""All planted decoders, by name."""
+"""All mutants, by name: the catalogue of ``--emad-selfcheck``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from emad_ref.errors import BadArgument
-from emad_ref.mutants import (
-    depths,
-    drawing,
-    fields,
-    honest,
-    keys,
-    ledgers,
-    meddling,
-    pages,
-    refusing,
-    requests,
-    sessions,
-    speculating,
-)
+from emad_ref.mutants import base, cache_defects, decision_defects, environment_defects, request_defects
 from emad_ref.mutants.mutant import Mutant
 
 CATALOGUE: dict[str, Mutant] = {
-    planted.name: planted
-    for module in (
-        honest,
-        keys,
-        depths,
-        sessions,
-        ledgers,
-        drawing,
-        speculating,
-        refusing,
-        meddling,
-        fields,
-        pages,
-        requests,
+    mutant.name: mutant
+    for mutant in (
+        *base.HONEST,
+        *cache_defects.MUTANTS,
+        *decision_defects.MUTANTS,
+        *request_defects.MUTANTS,
+        *environment_defects.MUTANTS,
     )
-    for planted in module.PLANTED
 }
 
 
@@ -51,14 +30,12 @@ def select_mutants(names: Iterable[str]) -> list[Mutant]:
     for name in wanted:
         if name not in CATALOGUE:
             raise BadArgument(
-                "--emad-selfcheck",
-                name,
-                f"meant, all, kinds, or names of planted decoders: {', '.join(CATALOGUE)}",
+                "--emad-selfcheck", name, f"meant, all, kinds, or names of planted decoders: {', '.join(CATALOGUE)}",
                 "write --emad-selfcheck=NAME,NAME, with the equals sign",
-            )
-    return [planted for planted in CATALOGUE.values() if planted.name in wanted]
+            )  # fmt: skip
+    return [mutant for mutant in CATALOGUE.values() if mutant.name in wanted]
 
 
 def one_of_each_kind() -> list[Mutant]:
     """The first of each kind."""
-    return list({planted.kind: planted for planted in reversed(CATALOGUE.values())}.values())[::-1]
+    return list({mutant.kind: mutant for mutant in reversed(CATALOGUE.values())}.values())[::-1]

@@ -1,4 +1,4 @@
-"""One planted decoder: what it does wrong, and who is there to notice."""
+"""A mutant: a decoder with one known defect, and the check that must catch it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emad_ref.protocol import Decoder, Request
 
 MutantFactory = Callable[[Request], Decoder]
 
-# what notices besides a shipped test
+# what catches a mutant besides a shipped test
 RUN = "the run as a whole"
 VERIFY = "emad verify"
 
@@ -21,12 +21,14 @@ class NotPlantable(EmadError):
 
 @dataclass(frozen=True)
 class Mutant:
-    """``does``: what is wrong, in a sentence. ``make``: the decoder; NotPlantable where this model has no room for it.
+    """One row of the catalogue.
 
-    ``test``: the shipped test that is there for it, by file and function below ``suites``; ``case``: of its parameters
-    the one meant. ``says``: a pattern in the complaint, "" for an honest decoder, of which nobody may complain: its
-    ``test`` is a folder or several. ``by``: who complains, RUN or VERIFY; by default that test.
-    ``bystander``: not the decoder does it but what stands around it, by name (``pytest_emad.mutants``).
+    ``does``: what is wrong, in a sentence. ``make``: makes the decoder, or raises NotPlantable.
+
+    ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: which parameters.
+    ``says``: a pattern of the complaint; "" for an honest decoder, whose ``test`` lists folders that it must pass.
+    ``by``: what catches it instead of the test, RUN or VERIFY. ``bystander``: the name of a plugin that interferes with
+    the run instead of the decoder (``pytest_emad.mutants``).
     """
 
     name: str
@@ -45,5 +47,10 @@ class Mutant:
 
     @property
     def meant(self) -> str:
-        """Whose complaint counts: the name of a shipped test, RUN or VERIFY."""
+        """The name of the shipped test whose complaint counts, or RUN or VERIFY."""
         return self.by or f"suites/{self.test}"
+
+
+def group(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
+    """Mutants that the same test must catch in the same words: (name, does, make) of each."""
+    return tuple(Mutant(name, kind, does, make, test, says) for name, does, make in rows)

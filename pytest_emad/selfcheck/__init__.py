@@ -1,14 +1,11 @@
-"""``--emad-selfcheck``: do the shipped suites, in this user's configuration, catch what is planted?
+"""``--emad-selfcheck``: judge the suites with mutants, decoders with one known defect, in place of a decoder.
 
-For every planted decoder of ``emad_ref.mutants`` a pytest of its own runs the test that is meant for it, with the
-options of this run, and writes its report; a defect is caught where that test complains of it in the words it is meant
-to (``emad_ref.report.mutation_results``). ``all`` runs the invariants and fidelity suites beside it. Honest decoders
-must pass all of them in any case.
+For every mutant of ``emad_ref.mutants`` a pytest of its own runs the test that must catch it, with the options of this
+run, and writes its report. A defect is caught where that test complains of it in the expected words
+(``emad_ref.report.mutation_results``). ``all`` runs the invariants and fidelity suites as well; honest decoders must
+pass them in any case.
 
-catalogue  the planted decoders, one by one, and what is said of them
-process    one run, in a process that a defect may change or end as it likes
-
-Here stands the option alone, because every run of pytest reads it.
+Only the option is here, because every run of pytest reads it; ``runner`` does the work.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ def is_requested(config: pytest.Config) -> bool:
 
 
 def run_selfcheck(config: pytest.Config) -> int:
-    """As ``runner.run_selfcheck``, which is imported here: it takes long, and other runs do without it."""
+    """As ``runner.run_selfcheck``, which is imported here: the import is slow, and other runs do not need it."""
     from pytest_emad.selfcheck import runner
 
     return runner.run_selfcheck(config)

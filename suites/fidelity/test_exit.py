@@ -42,10 +42,8 @@ def test_signals_depths_and_ledger_are_the_rules(
 ) -> None:
     subject = emad_evidence.subject
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(exact, emad_rng, lengths, FED) as (decoder, prompts, continuation):
-        emad_audit(
-            decisions(decoder, subject.lens, exact, prompts, continuation, subject.tolerance, exact_context=False)
-        )
+    with subject.open_drawn(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+        emad_audit(decisions(under_test, prompts, continuation, exact_context=False))
 
 
 def test_generated_tokens_are_the_argmax_at_their_depths(
@@ -54,7 +52,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     subject = emad_evidence.subject
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
     with subject.open(exact, max_rows=ROWS) as decoder:
-        emad_audit(generation(decoder, subject.lens, exact, prompts, NEW, subject.tolerance, exact_context=False))
+        emad_audit(generation(subject.under_test(decoder, exact), prompts, NEW, exact_context=False))
 
 
 def test_made_up_states_are_those_of_our_own_decoder(

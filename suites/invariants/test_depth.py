@@ -21,10 +21,8 @@ def test_signals_depths_and_ledger_are_the_rules(
     subject = emad_evidence.subject
     point = emad_evidence.replay_validity.probing_point
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
-        emad_audit(
-            decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
-        )
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+        emad_audit(decisions(under_test, prompts, continuation, exact_context=False))
 
 
 def test_forced_depths_are_obeyed_and_rising_ones_refused(
@@ -33,8 +31,8 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
     subject = emad_evidence.subject
     point = subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
-        emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+        emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
 def test_rollback_restores_tokens_cache_and_cap(
@@ -43,8 +41,8 @@ def test_rollback_restores_tokens_cache_and_cap(
     subject = emad_evidence.subject
     point = subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
-        emad_audit(rollback(decoder, subject.lens, point, prompts, continuation, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+        emad_audit(rollback(under_test, prompts, continuation))
 
 
 def test_sessions_side_by_side_keep_to_themselves(
@@ -53,8 +51,8 @@ def test_sessions_side_by_side_keep_to_themselves(
     subject = emad_evidence.subject
     point = subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
-        emad_audit(sessions(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+        emad_audit(sessions(under_test, prompts, continuation, emad_rng))
 
 
 def test_rows_of_a_batch_decide_alone(
@@ -63,5 +61,5 @@ def test_rows_of_a_batch_decide_alone(
     subject = emad_evidence.subject
     point = emad_evidence.replay_validity.probing_point
     together = max(subject.budget.batch_sizes) + 1
-    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, together, NEW), 1) as (decoder, prompts, _):
-        emad_audit(rows(decoder, subject.lens, point, prompts, NEW, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, together, NEW), 1) as (under_test, prompts, _):
+        emad_audit(rows(under_test, prompts, NEW))

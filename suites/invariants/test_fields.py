@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.comparisons import comparisons
-from emad_ref.audit.fields import ModelDimensions, fields
+from emad_ref.audit.fields import FieldsCheck, ModelDimensions
 from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, last_logits, partly_shown_feeds
 from emad_ref.audit.work import counters
 from emad_ref.decoding.reference import WalkedDecoder
@@ -35,9 +35,8 @@ def test_every_field_of_a_point_is_honoured_or_declined(
 
     sizes = ModelDimensions(stepper.layers, stepper.vocabulary, int(stepper.unembedding.shape[1]))
     (prompt,), continuation = subject.drawn_rows(emad_rng, [LENGTH], FED)
-    emad_audit(
-        fields(subject.open, own, subject.lens, sizes, prompt, continuation[0], NEW, emad_rng, subject.tolerance)
-    )
+    check = FieldsCheck(subject.open, own, subject.lens, sizes, NEW, emad_rng, subject.tolerance)
+    emad_audit(check.finding(prompt, continuation[0]))
 
 
 def test_thresholds_are_compared_to_the_last_digit(
@@ -63,8 +62,8 @@ def test_as_many_logits_are_shown_as_are_wanted(
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     lengths = subject.brief(emad_rng, 1 if full else ROWS, SHOWN)
-    with subject.open_drawn(point, emad_rng, lengths, SHOWN) as (decoder, prompts, continuation):
-        emad_audit(last_logits(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, lengths, SHOWN) as (under_test, prompts, continuation):
+        emad_audit(last_logits(under_test, prompts, continuation, emad_rng))
 
 
 def test_the_same_tokens_cost_the_same_at_every_point(

@@ -12,9 +12,9 @@ import pytest
 
 from emad_ref.audit.comparisons import UNREACHED_THRESHOLD
 from emad_ref.audit.decoding_checks import decisions, generation, judge_record
-from emad_ref.audit.finding import Tally
 from emad_ref.audit.positions import buffer_edge_lengths, long_lengths, positions, short_lengths
 from emad_ref.audit.session_checks import forced
+from emad_ref.audit.trajectory import Judge
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.signals import SIGNALS
 from pytest_emad.suite_support import Auditor
@@ -31,8 +31,8 @@ def test_forced_depths_are_obeyed_far_into_the_window(
 ) -> None:
     subject = emad_evidence.subject
     point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.window - FED)
-    with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
-        emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+        emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
 def test_every_position_is_written_and_read(
@@ -44,7 +44,7 @@ def test_every_position_is_written_and_read(
     prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open(subject.full, max_rows=rows) as decoder:
-        emad_audit(positions(decoder, subject.own_logits, texts, subject.stepper.layers, emad_rng, subject.tolerance))
+        emad_audit(positions(subject.under_test(decoder, subject.full), subject.own_logits, texts, emad_rng))
 
 
 def test_generation_passes_every_position(
@@ -58,15 +58,11 @@ def test_generation_passes_every_position(
     stride = -(-(subject.window - 1) // rows)
     new = min(stride + BEYOND, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
     lengths = emad_rng.permutation([min(1 + stride * row, subject.window - new) for row in range(rows)]).tolist()
-    with subject.open_drawn(point, emad_rng, lengths, 1) as (decoder, prompts, _):
-        record, tally = decoder.generate(prompts, new, frozenset()), Tally("generation", needed=0)
-        with tally:
-            judge_record(
-                tally, record, prompts, new, frozenset(), point, subject.lens,
-                tally.allow(subject.tolerance, decoder.capabilities.logit_noise),
-                counted=decoder.capabilities.counted, exact_context=False,
-            )  # fmt: skip
-    emad_audit(tally.finding())
+    with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+        judge = Judge.of("generation", under_test, needed=0)
+        with judge.tally:
+            judge_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
+    emad_audit(judge.tally.finding())
 
 
 def test_forced_depths_are_obeyed_late_in_a_session(
@@ -75,8 +71,8 @@ def test_forced_depths_are_obeyed_late_in_a_session(
     subject = emad_evidence.subject
     point, fed = subject.full, min(LONG, subject.window // 2)
     drawn = short_lengths(emad_rng, 3, subject.window - fed)
-    with subject.open_drawn(point, emad_rng, drawn, fed) as (decoder, prompts, continuation):
-        emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
+        emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
 def test_decisions_are_the_rules_far_into_the_window(
@@ -85,10 +81,8 @@ def test_decisions_are_the_rules_far_into_the_window(
     subject = emad_evidence.subject
     point = emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[:2]
-    with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
-        emad_audit(
-            decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
-        )
+    with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+        emad_audit(decisions(under_test, prompts, continuation, exact_context=False))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
@@ -99,7 +93,5 @@ def test_generation_holds_far_into_the_window(
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[:2]
-    with subject.open_drawn(point, emad_rng, drawn, 1) as (decoder, prompts, _):
-        emad_audit(
-            generation(decoder, subject.lens, point, prompts, FED, subject.tolerance, needed=0, exact_context=False)
-        )
+    with subject.open_drawn(point, emad_rng, drawn, 1) as (under_test, prompts, _):
+        emad_audit(generation(under_test, prompts, FED, needed=0, exact_context=False))

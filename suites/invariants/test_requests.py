@@ -27,17 +27,17 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
     subject = emad_evidence.subject
     point, most = emad_evidence.replay_validity.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
-    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (decoder, prompts, _):
-        emad_audit(batches(decoder, subject.lens, point, prompts, counts, BATCHED, subject.tolerance))
+    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (under_test, prompts, _):
+        emad_audit(batches(under_test, prompts, counts, BATCHED))
 
 
 def test_rows_end_at_any_stop_token_and_at_no_other(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point = emad_evidence.replay_validity.probing_point
-    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (decoder, prompts, _):
-        emad_audit(endings(decoder, subject.lens, point, prompts, NEW, emad_rng, subject.tolerance))
+    point = emad_evidence.bridging.probing_point
+    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (under_test, prompts, _):
+        emad_audit(endings(under_test, prompts, NEW, emad_rng))
 
 
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
@@ -49,9 +49,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
     (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
     with subject.open(point, max_rows=VARIATIONS) as decoder:
-        emad_audit(
-            prefixes(decoder, subject.lens, point, text.tokens, other.tokens, BETWEEN, emad_rng, subject.tolerance)
-        )
+        emad_audit(prefixes(subject.under_test(decoder, point), text.tokens, other.tokens, BETWEEN, emad_rng))
 
 
 def test_requests_between_the_steps_of_sessions_change_nothing(
@@ -62,5 +60,6 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
     points = [subject.full, emad_evidence.replay_validity.probing_point, subject.full]
     prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
-        decoders = [(stack.enter_context(subject.open(point, max_rows=ROWS)), point) for point in points]
-        emad_audit(interleaved(decoders, subject.lens, prompts, continuation, BETWEEN, subject.tolerance))
+        opened = [stack.enter_context(subject.open(point, max_rows=ROWS)) for point in points]
+        decoders = [subject.under_test(decoder, point) for decoder, point in zip(opened, points, strict=True)]
+        emad_audit(interleaved(decoders, prompts, continuation, BETWEEN))

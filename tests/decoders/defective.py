@@ -1,249 +1,185 @@
-"""Planted defects: the cached decoder with one thing wrong, and the checks that must catch it.
+"""The defects of the independent base: the cached decoder with one thing wrong, and the check that must catch it.
 
-Each is a mistake somebody has made. ``DEFECTS`` maps its name to the decoder and to the check that is there for it.
+An override is a function ``f(original, self, *arguments)`` (``emad_ref.mutants.base``). ``DEFECTS`` maps the name of a
+defect to the decoder and to its check. Those that the protocol alone can do (``PROTOCOL``) are the functions of
+``emad_ref.mutants``: one defect, two bases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from emad_ref.mutants.base import subclass
+from emad_ref.mutants.decision_defects import change_step, flat_logits, nan_logits, show_last_of_all
+from emad_ref.mutants.request_defects import drop_stop_tokens
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
 from tests.decoders.cached import CachedDecoder, CachedSession, Row
 from tests.decoders.subject import entropy_nats
 
 
-class StaleMemory(CachedSession):
+def with_session(**overrides: Callable[..., Any]) -> type[CachedDecoder]:
+    """The cached decoder, whose sessions have these methods."""
+    return type("Defective", (CachedDecoder,), {"session": subclass(CachedSession, overrides)})
+
+
+def with_generate(
+    change: Callable[[Sequence[Prompt], int, frozenset[int]], tuple[Sequence[Prompt], int, frozenset[int]]],
+) -> type[CachedDecoder]:
+    """The cached decoder, whose ``generate`` answers what ``change`` makes of a request."""
+
+    def generate(original: Any, decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+        return original(*change(prompts, max_new, stop))
+
+    return subclass(CachedDecoder, {"generate": generate})
+
+
+def keep_entries(original: Any, session: CachedSession, length: Ints) -> None:
     """Rollback forgets the tokens but leaves their K/V in place."""
-
-    def rollback(self, length: Ints) -> None:
-        for row, held in zip(self.rows, length, strict=True):
-            del row.tokens[held:], row.caps[held + 1 :]
+    for row, held in zip(session.rows, length, strict=True):
+        del row.tokens[held:], row.caps[held + 1 :]
 
 
-class UncutUpperMemory(CachedSession):
+def cut_relatively(original: Any, session: CachedSession, length: Ints) -> None:
     """Rollback cuts every layer by the same count instead of to the same length."""
-
-    def rollback(self, length: Ints) -> None:
-        for row, held in zip(self.rows, length, strict=True):
-            cut = len(row.tokens) - int(held)
-            row.memory.layers = [
-                kv and (kv[0][:, :, : max(kv[0].shape[2] - cut, 0)], kv[1][:, :, : max(kv[1].shape[2] - cut, 0)])
-                for kv in row.memory.layers
-            ]
-            del row.tokens[held:], row.caps[held + 1 :]
+    for row, held in zip(session.rows, length, strict=True):
+        cut = len(row.tokens) - int(held)
+        row.memory.layers = [
+            kv and (kv[0][:, :, : max(kv[0].shape[2] - cut, 0)], kv[1][:, :, : max(kv[1].shape[2] - cut, 0)])
+            for kv in row.memory.layers
+        ]
+    keep_entries(original, session, length)
 
 
-class PositionOffByOne(CachedSession):
-    """Decoding steps are rotated one position too far."""
-
-    def position(self, row: Row, n: int) -> int:
-        return len(row.tokens) + (n == 1)
-
-
-class RisingDepth(CachedSession):
-    """The cap never falls, and the K/V that skipped tokens owe are never written."""
-
-    def next_cap(self, row: Row, depth: int) -> int:
-        return self.point.ceiling
+def keep_cap(original: Any, session: CachedSession, length: Ints) -> None:
+    caps = session.cap
+    original(length)
+    for row, cap in zip(session.rows, caps, strict=True):
+        row.caps[-1] = int(cap)
 
 
-class RisingDepthHidden(CachedSession):
-    """The rule ignores the cap, while ``cap`` is reported as if it held."""
+def forget_work(original: Any, session: CachedSession, length: Ints) -> None:
+    for row, held in zip(session.rows, length, strict=True):
+        for depth in row.caps[held + 1 :]:
+            session.work.tokens[:depth] -= 1
+    original(length)
 
-    def ceiling_of(self, row: Row) -> int:
-        return self.point.ceiling
+
+def free_the_cap(original: Any, session: CachedSession, length: Ints) -> None:
+    for row in session.rows:
+        session.free(row, row.caps[-1] - 1)
 
 
-class AcceptsRisingDepth(CachedSession):
+def accept_rising(original: Any, session: CachedSession, depth: Ints) -> None:
     """Any depth the model has is run, over missing K/V if it must be."""
-
-    def admit(self, depth: Ints) -> None:
-        if ((depth < 1) | (depth > self.point.ceiling)).any():
-            raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1 to {self.point.ceiling}")
+    if ((depth < 1) | (depth > session.point.ceiling)).any():
+        raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1 to {session.point.ceiling}")
 
 
-class RefusesTooLate(CachedSession):
+def refuse_late(original: Any, session: CachedSession, tokens: Ints, depth: Ints | None = None, *last: Any) -> Step:
     """An inadmissible depth is refused after earlier rows of the batch have been fed."""
-
-    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-        if depth is not None and ((depth[:, 0] < 1) | (depth[:, 0] > self.cap)).any():
-            with torch.inference_mode():
-                self.obey(self.rows[0], int(tokens[0, 0]), 1)
-        return super().feed(tokens, depth, last)
+    if depth is not None and ((depth[:, 0] < 1) | (depth[:, 0] > session.cap)).any():
+        with torch.inference_mode():
+            session.obey(session.rows[0], int(tokens[0, 0]), 1)
+    return original(tokens, depth, *last)
 
 
-class ProbeWithoutNorm(CachedSession):
-    """The signal is read from the raw hidden state."""
-
-    def signal(self, hidden: Tensor) -> float:
-        return float(entropy_nats(self.head(hidden[0, -1]).numpy()))
+def shift_rows(original: Any, session: CachedSession, *arguments: Any) -> Step:
+    step = original(*arguments)
+    return Step(np.roll(step.logits, 1, axis=0), step.depth, step.signal)
 
 
-class UncountedProbes(CachedSession):
-    """Probe readouts are free of charge."""
-
-    def count_readout(self, layer: int, probe: bool) -> None:
-        if not probe:
-            super().count_readout(layer, probe)
-
-
-class UncountedContext(CachedSession):
-    """Attention is charged for the new keys only."""
-
-    def count_block(self, layer: int, n: int, keys: int) -> None:
-        super().count_block(layer, n, n)
-
-
-class WorkForgottenOnRollback(CachedSession):
-    """Rolled-back tokens are taken off the bill."""
-
-    def rollback(self, length: Ints) -> None:
-        for row, held in zip(self.rows, length, strict=True):
-            for depth in row.caps[held + 1 :]:
-                self.work.tokens[:depth] -= 1
-        super().rollback(length)
-
-
-class FullTokens(CachedSession):
+def show_full_depth(original: Any, session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Floats:
     """All layers run and full-depth logits are shown, under the shallow depth the rule chose."""
-
-    def shown(self, row: Row, hidden: Tensor, depth: int) -> Floats:
-        tokens, work = row.tokens, self.work
-        self.work = Work.none(self.point.layers)
-        for layer in range(depth + 1, self.point.layers + 1):
-            hidden = self.run(row, hidden, layer)
-        self.work = work
-        assert row.tokens is tokens
-        return self.logits(hidden)
+    return session.logits(run_uncounted(session, row, hidden, depth))
 
 
-class FullTokensInGenerate(FullTokens):
-    """Honest in ``feed``, full-depth tokens on the timed path."""
-
-    def shown(self, row: Row, hidden: Tensor, depth: int) -> Floats:
-        return super().shown(row, hidden, depth) if self.generating else CachedSession.shown(self, row, hidden, depth)
+def show_full_depth_in_generate(original: Any, session: CachedSession, *arguments: Any) -> Floats:
+    return show_full_depth(original, session, *arguments) if session.generating else original(*arguments)
 
 
-class Routed(CachedSession):
+def route(original: Any, session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Floats:
     """Every layer runs at every step, routers are applied afterwards, and the blocks above are not counted."""
-
-    def shown(self, row: Row, hidden: Tensor, depth: int) -> Floats:
-        work, self.work = self.work, Work.none(self.point.layers)
-        deeper = hidden
-        for layer in range(depth + 1, self.point.layers + 1):
-            deeper = self.run(row, deeper, layer)
-        self.work = work
-        return super().shown(row, hidden, depth)
+    run_uncounted(session, row, hidden, depth)
+    return original(row, hidden, depth)
 
 
-class ReadEverywhere(CachedSession):
+def run_uncounted(session: CachedSession, row: Row, hidden: Tensor, depth: int) -> Tensor:
+    work, session.work = session.work, Work.none(session.point.layers)
+    for layer in range(depth + 1, session.point.layers + 1):
+        hidden = session.run(row, hidden, layer)
+    session.work = work
+    return hidden
+
+
+def read_everywhere(original: Any, session: CachedSession, row: Row, hidden: Tensor, layer: int) -> Tensor:
     """The head reads every layer, whatever the rule asks for."""
-
-    def run(self, row: Row, hidden: Tensor, layer: int) -> Tensor:
-        made = super().run(row, hidden, layer)
-        self.head(made)
-        return made
+    made: Tensor = original(row, hidden, layer)
+    session.head(made)
+    return made
 
 
-class WrongRow(CachedSession):
-    """Answers come back one row off."""
-
-    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-        step = super().feed(tokens, depth, last)
-        return Step(np.roll(step.logits, 1, axis=0), step.depth, step.signal)
-
-
-class DropsTheWrongRow(CachedSession):
-    """``drop`` removes the last row instead of the one it was given."""
-
-    def drop(self, rows: Ints) -> None:
-        super().drop(np.array([len(self.rows) - 1 - int(row) for row in rows], dtype=np.int64))
-
-
-class BatchWideExit(CachedSession):
+def exit_together(original: Any, session: CachedSession, tokens: Ints, depth: Ints | None = None, *last: Any) -> Step:
     """All rows leave where the first of them does."""
-
-    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-        if depth is not None or len(self.rows) == 1:
-            return super().feed(tokens, depth, last)
-        kept, counted = [(row.memory.layers[:], len(row.tokens)) for row in self.rows], self.work
-        self.work = Work.none(self.point.layers)
-        step = super().feed(tokens)
-        for row, (layers, length) in zip(self.rows, kept, strict=True):
-            row.memory.layers = layers
-            del row.tokens[length:], row.caps[length + 1 :]
-        self.work = counted
-        shallowest = np.full_like(step.depth, step.depth.min())
-        obeyed = super().feed(tokens, shallowest)
-        signal = np.where(np.array(self.point.probes) > shallowest[..., None], np.nan, step.signal)
-        return Step(obeyed.logits, obeyed.depth, signal)
+    if depth is not None or len(session.rows) == 1:
+        return original(tokens, depth, *last)
+    kept, counted = [(row.memory.layers[:], len(row.tokens)) for row in session.rows], session.work
+    session.work = Work.none(session.point.layers)
+    step = original(tokens)
+    for row, (layers, length) in zip(session.rows, kept, strict=True):
+        row.memory.layers = layers
+        del row.tokens[length:], row.caps[length + 1 :]
+    session.work = counted
+    shallowest = np.full_like(step.depth, step.depth.min())
+    obeyed = original(tokens, shallowest)
+    signal = np.where(np.array(session.point.probes) > shallowest[..., None], np.nan, step.signal)
+    return Step(obeyed.logits, obeyed.depth, signal)
 
 
-class RollbackKeepsCap(CachedSession):
-    """Rollback restores tokens and K/V but not the cap."""
+# what only observed work shows: all they say of themselves is right
+AllLayersThenRoute, ReadsEveryLayer = with_session(shown=route), with_session(run=read_everywhere)
 
-    def rollback(self, length: Ints) -> None:
-        caps = self.cap
-        super().rollback(length)
-        for row, cap in zip(self.rows, caps, strict=True):
-            row.caps[-1] = int(cap)
-
-
-class FreesTooMuch(CachedSession):
-    """Commit frees the layer of the cap itself."""
-
-    def commit(self, length: Ints) -> None:
-        for row in self.rows:
-            top = row.caps[-1] - 1
-            row.memory.layers[top:] = [None] * (self.point.layers - top)
-
-
-def with_session(session: type[CachedSession]) -> type[CachedDecoder]:
-    return type(session.__name__, (CachedDecoder,), {"session": session})
-
-
-class Truncating(CachedDecoder):
-    """Three tokens short of what was asked."""
-
-    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-        return super().generate(prompts, max_new - 3, stop)
-
-
-# what only a witness of executed work sees: all they say of themselves is right
-AllLayersThenRoute, ReadsEveryLayer = with_session(Routed), with_session(ReadEverywhere)
-
-
-class DeafToStop(CachedDecoder):
-    """Stop tokens are ignored."""
-
-    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-        return super().generate(prompts, max_new, frozenset())
-
-
-DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
-    "stale K/V after rollback": (with_session(StaleMemory), "rollback"),
-    "relative cut of ragged K/V": (with_session(UncutUpperMemory), "rollback"),
-    "rollback forgets the cap": (with_session(RollbackKeepsCap), "rollback"),
-    "rolled-back work is forgotten": (with_session(WorkForgottenOnRollback), "rollback"),
-    "commit frees the cap's layer": (with_session(FreesTooMuch), "rollback"),
-    "position off by one": (with_session(PositionOffByOne), "forced"),
-    "accepts a rising forced depth": (with_session(AcceptsRisingDepth), "forced"),
-    "refuses after feeding": (with_session(RefusesTooLate), "forced"),
-    "wrong batch row": (with_session(WrongRow), "forced"),
-    "drops the wrong row": (with_session(DropsTheWrongRow), "forced"),
-    "depth rises": (with_session(RisingDepth), "decisions"),
-    "depth rises behind a false cap": (with_session(RisingDepthHidden), "decisions"),
-    "probe without the final norm": (with_session(ProbeWithoutNorm), "decisions"),
-    "probes left out of the work": (with_session(UncountedProbes), "decisions"),
-    "context left out of the work": (with_session(UncountedContext), "decisions"),
-    "full-depth tokens under shallow depths": (with_session(FullTokens), "decisions"),
-    "full-depth tokens in generate only": (with_session(FullTokensInGenerate), "generation"),
-    "truncated generation": (Truncating, "generation"),
-    "stop tokens ignored": (DeafToStop, "generation"),
-    "batch-wide exit": (with_session(BatchWideExit), "rows"),
+# by the functions that mutate the reference decoder
+PROTOCOL: dict[str, tuple[type[CachedDecoder], str]] = {
+    "logits that are NaN": (with_session(**change_step(nan_logits)), "forced"),
+    "logits that lack an axis": (with_session(**change_step(flat_logits)), "forced"),
+    "depths of the last tokens alone": (with_session(feed=show_last_of_all), "last"),
+    "stop tokens not emitted": (subclass(CachedDecoder, {"generate": drop_stop_tokens}), "generation"),
 }
+DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
+    "stale K/V after rollback": (with_session(rollback=keep_entries), "rollback"),
+    "relative cut of ragged K/V": (with_session(rollback=cut_relatively), "rollback"),
+    "rollback forgets the cap": (with_session(rollback=keep_cap), "rollback"),
+    "rolled-back work is forgotten": (with_session(rollback=forget_work), "rollback"),
+    "commit frees the cap's layer": (with_session(commit=free_the_cap), "rollback"),
+    "position off by one": (
+        with_session(position=lambda original, session, row, n: len(row.tokens) + (n == 1)), "forced"),
+    "accepts a rising forced depth": (with_session(admit=accept_rising), "forced"),
+    "refuses after feeding": (with_session(feed=refuse_late), "forced"),
+    "wrong batch row": (with_session(feed=shift_rows), "forced"),
+    "drops the wrong row": (
+        with_session(drop=lambda drop, session, rows: drop(len(session.rows) - 1 - np.atleast_1d(rows).astype(int))),
+        "forced"),
+    "depth rises": (with_session(next_cap=lambda original, session, row, depth: session.point.ceiling), "decisions"),
+    "depth rises behind a false cap": (
+        with_session(ceiling_of=lambda original, session, row: session.point.ceiling), "decisions"),
+    "probe without the final norm": (
+        with_session(signal=lambda original, session, hidden: float(
+            entropy_nats(session.head(hidden[0, -1]).numpy()))), "decisions"),
+    "probes left out of the work": (
+        with_session(count_readout=lambda count, session, layer, probe: None if probe else count(layer, probe)),
+        "decisions"),
+    "context left out of the work": (
+        with_session(count_block=lambda count, session, layer, n, keys: count(layer, n, n)), "decisions"),
+    "full-depth tokens under shallow depths": (with_session(shown=show_full_depth), "decisions"),
+    "full-depth tokens in generate only": (with_session(shown=show_full_depth_in_generate), "generation"),
+    "truncated generation": (with_generate(lambda prompts, new, stop: (prompts, new - 3, stop)), "generation"),
+    "stop tokens ignored": (with_generate(lambda prompts, new, stop: (prompts, new, frozenset())), "generation"),
+    "batch-wide exit": (with_session(feed=exit_together), "rows"),
+    **PROTOCOL,
+}  # fmt: skip

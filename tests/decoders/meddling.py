@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import GPTNeoXForCausalLM
 
-from emad_ref.mutants.meddling import a_clock_that_runs_late, another_precision, one_thread_more
+from emad_ref.mutants.environment_defects import (
+    another_precision,
+    late_clock,
+    one_thread_more,
+    slow_linear,
+    wait,
+)
 from emad_ref.point import OperatingPoint
 from tests.decoders.cached import CachedDecoder
-
-SLEEP_S = 0.005
 
 
 def other_models(mine: nn.Module) -> list[Any]:
@@ -26,10 +28,6 @@ def other_models(mine: nn.Module) -> list[Any]:
     found = [each for each in gc.get_objects() if type(each) is GPTNeoXForCausalLM and each is not mine]
     assert found, "the judge's model is somewhere"
     return found
-
-
-def dawdle(*_: Any) -> None:
-    time.sleep(SLEEP_S)
 
 
 def change_a_weight(model: Any) -> None:
@@ -52,7 +50,7 @@ def leave_a_hook(model: Any) -> None:
 
 
 def slow_the_baseline(model: Any) -> None:
-    model.gpt_neox.layers[2].register_forward_pre_hook(dawdle)
+    model.gpt_neox.layers[2].register_forward_pre_hook(wait)
 
 
 def replace_a_forward(model: Any) -> None:
@@ -86,25 +84,15 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-def a_slow_linear() -> None:
-    fast = torch.nn.functional.linear
-
-    def slow(*given: Any) -> Any:
-        time.sleep(SLEEP_S)
-        return fast(*given)
-
-    torch.nn.functional.linear = slow
-
-
 def a_hook_on_every_module() -> None:
-    nn.modules.module.register_module_forward_pre_hook(dawdle)
+    nn.modules.module.register_module_forward_pre_hook(wait)
 
 
 AROUND: dict[str, tuple[Callable[[], None], str]] = {
     "threads": (one_thread_more, "torch.set_num_threads"),
     "default dtype": (another_precision, "torch.set_default_dtype"),
-    "a slow linear": (a_slow_linear, "linear was replaced"),
-    "a clock that runs late": (a_clock_that_runs_late, "perf_counter was replaced"),
+    "a slow linear": (slow_linear, "linear was replaced"),
+    "a clock that runs late": (late_clock, "perf_counter was replaced"),
     "a hook on every module": (a_hook_on_every_module, "_global_forward_pre_hooks"),
 }
 

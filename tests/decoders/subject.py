@@ -6,14 +6,17 @@ Weights are drawn wide (0.3 instead of 0.02), so that every layer changes the ar
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.audit.lens import Lens, LogitLens
+from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Prompt
+from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY
 
@@ -52,6 +55,17 @@ def lens_of(model: torch.nn.Module) -> Lens:
         return readout(model, tokens).numpy()
 
     return LogitLens(lens)
+
+
+def under_test(
+    made: Callable[[Any, OperatingPoint], Decoder],
+    point: OperatingPoint,
+    tolerance: float = 1e-9,
+    model: GPTNeoXForCausalLM | None = None,
+) -> DecoderUnderTest:
+    """A decoder that ``made`` of the tiny model, or of ``model``."""
+    model = model or tiny_neox()
+    return DecoderUnderTest(made(model, point), lens_of(model), point, tolerance)
 
 
 def entropy_nats(logits: Floats) -> Floats:

@@ -17,6 +17,7 @@ from scipy.stats import chisquare
 from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, tolerance
 from emad_ref.audit.lens import Lens
 from emad_ref.audit.requests import batches, endings, interleaved, prefixes
+from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
@@ -48,11 +49,11 @@ def audited(
     vocabulary = lens(np.zeros(1, dtype=np.int64)).shape[-1]
     prompts = [Prompt(rng.integers(0, vocabulary, n)) for n in (5, longest, 1, 17)]
     continuation = rng.integers(0, vocabulary, (len(prompts), FED))
-    yield forced(made(full), lens, full, prompts, continuation, rng, TOLERANCE)
-    yield rollback(made(full), lens, full, prompts, continuation, TOLERANCE)
-    yield decisions(made(point), lens, point, prompts, continuation, TOLERANCE, exact_context=True)
-    yield rows(made(point), lens, point, prompts, NEW, TOLERANCE)
-    yield generation(made(point), lens, point, prompts, NEW, TOLERANCE, exact_context=True)
+    yield forced(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation, rng)
+    yield rollback(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation)
+    yield decisions(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, continuation, exact_context=True)
+    yield rows(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW)
+    yield generation(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW, exact_context=True)
 
 
 # ---------------------------------------------------------------- it decides as the rule says
@@ -63,17 +64,20 @@ def test_it_answers_requests_as_users_send_them(remote: DecoderClient, odd: tupl
     folder, lens = odd
     point, full, rng = spread(lens, LAYERS, VOCABULARY), full_depth(LAYERS), np.random.default_rng(0)
     prompts = [Prompt(rng.integers(0, VOCABULARY, n)) for n in rng.integers(1, 12, MANY)]
-    made = [(opened(remote, folder, each, max_rows=MANY), each) for each in (full, point, full)]
+    made = [
+        DecoderUnderTest(opened(remote, folder, each, max_rows=MANY), lens, each, TOLERANCE)
+        for each in (full, point, full)
+    ]
     if check == "batches":
-        finding = batches(made[1][0], lens, point, prompts, [MANY, 9], FED, TOLERANCE)
+        finding = batches(made[1], prompts, [MANY, 9], FED)
     elif check == "endings":
-        finding = endings(made[1][0], lens, point, prompts, FED, rng, TOLERANCE)
+        finding = endings(made[1], prompts, FED, rng)
     elif check == "prefixes":
         text, others = rng.integers(0, VOCABULARY, (2, 16))
-        finding = prefixes(made[1][0], lens, point, text, others, FED, rng, TOLERANCE)
+        finding = prefixes(made[1], text, others, FED, rng)
     else:
         continuation = rng.integers(0, VOCABULARY, (4, FED))
-        finding = interleaved(made, lens, prompts[:4], continuation, FED, TOLERANCE)
+        finding = interleaved(made, prompts[:4], continuation, FED)
     assert finding.passed is True, finding
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit import generation
+from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt, Unsupported
 from tests.decoders.subject import lens_of
@@ -69,7 +70,7 @@ def test_its_records_are_what_it_did(module: ModuleType) -> None:
     decoder = module.Decoder()
     decoder.model = small_model("gpt_neox")
     prompts = [Prompt(np.arange(7)), Prompt(np.arange(1)), Prompt(np.arange(4))]
-    finding = generation(decoder, lens_of(decoder.model), full_depth(LAYERS), prompts, 8, TOLERANCE)
+    finding = generation(DecoderUnderTest(decoder, lens_of(decoder.model), full_depth(LAYERS), TOLERANCE), prompts, 8)
     assert finding.passed is True, finding
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from emad_ref.audit import Finding, bridge, decisions, forced, generation, rows, tolerance
 from emad_ref.audit.lens import consult
 from emad_ref.audit.oracle import ModelLens, replay_document
+from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules.bins import frequency_buckets
@@ -154,7 +155,7 @@ def texts() -> list[TokenSequence]:
 def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Finding:
     asked, continuation = prompts()
     if check == "decisions":
-        return decisions(decoder, lens(), point, asked, continuation, TOLERANCE)
+        return decisions(DecoderUnderTest(decoder, lens(), point, TOLERANCE), asked, continuation)
     if check == "bridge":
         return bridge(
             decoder, point, [replay_document(stepper(), text, point, TOLERANCE) for text in texts()], TOLERANCE
@@ -305,7 +306,9 @@ def test_forced_depths_are_read_through_the_lens_too(name: str) -> None:
     point = POINTS[name]()
     asked, continuation = prompts()
     for decoder, passes in ((honest(point), True), (with_watch(point, RawExit), False)):
-        finding = forced(decoder, lens(), point, asked, continuation, np.random.default_rng(0), TOLERANCE)
+        finding = forced(
+            DecoderUnderTest(decoder, lens(), point, TOLERANCE), asked, continuation, np.random.default_rng(0)
+        )
         assert finding.passed is passes, finding.detail
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, sessions, tolerance
+from emad_ref.audit.session_checks import last_logits
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.protocol import Decoder
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.defective import DEFECTS
 from tests.decoders.foreign import ForeignDecoder
-from tests.decoders.subject import LAYERS, drawn, lens_of, spread_point, tiny_neox
+from tests.decoders.subject import LAYERS, drawn, spread_point, under_test
 
 CHECKS = ("forced", "decisions", "rollback", "generation", "rows", "sessions")
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
@@ -20,21 +22,19 @@ MAX_NEW = 16
 
 def run_check(name: str, decoder: type, point: OperatingPoint) -> Finding:
     """One check as a suite would call it; depth has most room where no rule takes it away."""
-    model = tiny_neox()
-    lens, roomy = lens_of(model), full_depth(LAYERS)
+    full = under_test(decoder, full_depth(LAYERS), TOLERANCE)
+    asked, rng = under_test(decoder, point, TOLERANCE), np.random.default_rng(5)
     prompts, continuation = drawn((5, 9, 1), 12)
-
-    def made(at: OperatingPoint) -> Decoder:
-        return decoder(model, at)
-
-    if name in ("forced", "sessions"):
-        check = {"forced": forced, "sessions": sessions}[name]
-        return check(made(roomy), lens, roomy, prompts, continuation, np.random.default_rng(5), TOLERANCE)
-    if name == "rollback":
-        return rollback(made(roomy), lens, roomy, prompts, continuation, TOLERANCE)
-    if name == "decisions":
-        return decisions(made(point), lens, point, prompts, continuation, TOLERANCE)
-    return {"generation": generation, "rows": rows}[name](made(point), lens, point, prompts, MAX_NEW, TOLERANCE)
+    checks: dict[str, Callable[[], Finding]] = {
+        "forced": lambda: forced(full, prompts, continuation, rng),
+        "sessions": lambda: sessions(full, prompts, continuation, rng),
+        "rollback": lambda: rollback(full, prompts, continuation),
+        "last": lambda: last_logits(full, prompts, continuation, rng),
+        "decisions": lambda: decisions(asked, prompts, continuation),
+        "generation": lambda: generation(asked, prompts, MAX_NEW),
+        "rows": lambda: rows(asked, prompts, MAX_NEW),
+    }
+    return checks[name]()
 
 
 @pytest.mark.parametrize("check", CHECKS)

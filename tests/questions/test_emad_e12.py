@@ -24,8 +24,8 @@ from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
+from emad_ref.mutants.base import DECLARED_NOISE
 from emad_ref.mutants.catalogue import CATALOGUE
-from emad_ref.mutants.honest import DECLARED_NOISE
 from emad_ref.point import full_depth
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByDocument, DocumentOf

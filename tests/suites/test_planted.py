@@ -11,12 +11,12 @@ import inspect
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -27,11 +27,11 @@ from emad_ref.measurements.model_under_test import open_model
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel
-from emad_ref.mutants.base import MutantDecoder, MutantSession, decoder_factory, session_factory
+from emad_ref.mutants.base import mutate
 from emad_ref.mutants.catalogue import CATALOGUE
 from emad_ref.mutants.mutant import MutantFactory, NotPlantable
-from emad_ref.protocol import Prompt, Step, Unsupported
-from emad_ref.record import Ints, Record
+from emad_ref.protocol import Unsupported
+from emad_ref.record import Record
 from pytest_emad.suite_support import Auditor
 
 STUDY = Study(corpus="world:premise")
@@ -138,29 +138,29 @@ class LateRecord(Record):
 COLUMNS = {field.name for field in fields(Record)}
 
 
-class DecodesWhenRead(MutantDecoder):
-    """``generate`` returns at once; ``spent``: seconds of decoding, request by request."""
+def decode_when_read(generate: Any, decoder: Any, *arguments: Any) -> LateRecord:
+    """``generate`` returns at once; ``SPENT``: seconds of decoding, request by request."""
 
-    spent: ClassVar[list[float]] = []
+    @cache
+    def making() -> Record:
+        began = time.perf_counter()
+        found: Record = generate(*arguments)
+        SPENT.append(time.perf_counter() - began)
+        return found
 
-    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
-        @cache
-        def making() -> Record:
-            began = time.perf_counter()
-            found = super(DecodesWhenRead, self).generate(prompts, max_new, stop)
-            self.spent.append(time.perf_counter() - began)
-            return found
+    nothing: list[Any] = [None] * len(COLUMNS)
+    return LateRecord(*nothing, making=making)
 
-        nothing: list[Any] = [None] * len(COLUMNS)
-        return LateRecord(*nothing, making=making)
+
+SPENT: list[float] = []
 
 
 def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedModel, known: dict[str, Any]) -> None:
-    stopwatch = judged(loaded, known, decoder_factory(DecodesWhenRead), FEW_PAIRS).latency
-    stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
-    drawn = stopwatch.requests(1)
-    timed = stopwatch.time_point(1, drawn, point=known["probing_point"])
-    decoded = DecodesWhenRead.spent[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
+    stopwatch = judged(loaded, known, mutate(generate=decode_when_read), FEW_PAIRS).stopwatch
+    stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
+    drawn = stopwatch.drawn(1)
+    timed = stopwatch.race(known["probing_point"], 1, drawn)
+    decoded = SPENT[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
     assert sum(timed.seconds[FULL]) + sum(timed.seconds[ADAPTIVE]) >= sum(decoded)
     kept = timed.outputs[ADAPTIVE][next(iter(timed.audited))]
     assert type(kept) is Record, "arrays of the judge's own"
@@ -182,14 +182,6 @@ def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, 
     assert f"{found[0].entropy:#x}" in stopwatch.note(known["probing_point"], 1.0, 1)
 
 
-class DeclinesToFeed(MutantSession):
-    asked: ClassVar[int] = 0
-
-    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-        type(self).asked += 1
-        raise Unsupported("no feeding")
-
-
 def in_the_machine(evidence: ModelMeasurements, settings: Any) -> None:
     module: Any = importlib.import_module("suites.invariants.test_session_machine")
     module.test_session_survives_any_order_of_operations(evidence, lambda finding: None, settings)
@@ -206,7 +198,13 @@ def in_the_claim(evidence: ModelMeasurements, settings: Any) -> None:
 def test_a_step_that_is_declined_ends_the_search_at_once(
     loaded: LoadedModel, known: dict[str, Any], search: Callable[[ModelMeasurements, Any], None]
 ) -> None:
-    evidence, DeclinesToFeed.asked = judged(loaded, known, session_factory(DeclinesToFeed)), 0
+    asked = []
+
+    def decline(feed: Any, session: Any, *arguments: Any) -> NoReturn:
+        asked.append(arguments)
+        raise Unsupported("no feeding")
+
+    evidence = judged(loaded, known, mutate(session={"feed": decline}))
     with pytest.raises(Unsupported, match="no feeding"):
         search(evidence, SimpleNamespace(budget=STUDY.budget))
-    assert DeclinesToFeed.asked == 1
+    assert len(asked) == 1

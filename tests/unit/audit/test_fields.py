@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit import Finding, tolerance
-from emad_ref.audit.fields import VARIANTS, ModelDimensions, PointChange, fields
+from emad_ref.audit.fields import VARIANTS, FieldsCheck, ModelDimensions, PointChange
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
@@ -84,6 +84,13 @@ def test_every_value_of_a_field_is_used(values: Any, used: Any) -> None:
     assert set(values) - seen - OTHERWISE_RETRIEVED == set()
 
 
+def check(opened: Any, rng: np.random.Generator) -> FieldsCheck:
+    allowed = tolerance("gpt_neox", "float64", "cpu")
+    return FieldsCheck(
+        opened, lambda point: WalkedDecoder(stepper(), point), ModelLens(stepper()), SIZES, NEW, rng, allowed
+    )
+
+
 def audited(name: str, by: PointChange = lambda point: point) -> Finding:
     """Of one variant, a decoder that decodes ``by`` another point than the one it is asked for."""
     rng = np.random.default_rng(3)
@@ -93,10 +100,7 @@ def audited(name: str, by: PointChange = lambda point: point) -> Finding:
     def opened(point: OperatingPoint) -> Iterator[Decoder]:
         yield WalkedDecoder(stepper(), by(point))
 
-    return fields(
-        opened, lambda point: WalkedDecoder(stepper(), point), ModelLens(stepper()), SIZES, Prompt(text[:6]), text[6:],
-        NEW, rng, tolerance("gpt_neox", "float64", "cpu"), variants={name: VARIANTS[name]},
-    )  # fmt: skip
+    return check(opened, rng).finding(Prompt(text[:6]), text[6:], {name: VARIANTS[name]})
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -141,9 +145,7 @@ def test_declining_is_no_fault() -> None:
 
     rng = np.random.default_rng(3)
     text = rng.integers(0, VOCABULARY, 20)
-    finding = fields(
-        opened, lambda point: WalkedDecoder(stepper(), point), ModelLens(stepper()), SIZES, Prompt(text[:6]), text[6:],
-        NEW, rng, 1e-6, variants={"thresholds that fall": VARIANTS["thresholds that fall"]},
-    )  # fmt: skip
+    variants = {"thresholds that fall": VARIANTS["thresholds that fall"]}
+    finding = check(opened, rng).finding(Prompt(text[:6]), text[6:], variants)
     assert finding.passed is True
     assert "declined: thresholds that fall (only this)" in finding.detail

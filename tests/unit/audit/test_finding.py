@@ -1,10 +1,16 @@
-"""Tally: the first complaint ends a check, absence of power is inconclusive, too many ties fail."""
+"""Findings and their counts; tolerances; the audit imports neither torch nor transformers."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
 from emad_ref.audit.finding import Tally
+from emad_ref.audit.tolerances import BACKENDS, DTYPES, TOLERANCES, tolerance, tolerance_entry
+from emad_ref.errors import BadArgument
+from emad_ref.models.families import FAMILIES
 
 
 def test_the_first_complaint_ends_the_check() -> None:
@@ -42,3 +48,55 @@ def test_more_than_one_percent_of_ties_fails(ties: int, passed: bool) -> None:
     finding = Tally("rows", needed=0, n=200, ties=ties).finding()
     assert finding.passed is passed
     assert finding.ties == ties
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_every_combination_has_a_value_and_a_reason(family: str, dtype: str, backend: str) -> None:
+    found = tolerance_entry(family, dtype, backend)
+    assert found.value > 0
+    assert len(found.reason) > 20
+    assert found in TOLERANCES.values()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_that_can_be_walked_has_a_tolerance(family: str) -> None:
+    assert tolerance(family, "float32", "cpu") == 2e-4
+
+
+def test_float32_inside_sets_a_floor_in_float64() -> None:
+    assert tolerance("gpt_neox", "float64", "cpu") == 1e-9
+    assert tolerance("gemma2", "float64", "cpu") >= 1e-6
+
+
+def test_eager_attention_has_float32_inside_which_half_the_bits_do_not_notice() -> None:
+    assert tolerance("gpt_neox", "float64", "cpu", "eager") == tolerance("llama", "float64", "cpu")
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert tolerance("gpt_neox", dtype, "cpu", "eager") == tolerance("gpt_neox", dtype, "cpu")
+
+
+@pytest.mark.parametrize("family", ["smollm2", "mamba"])
+def test_a_family_that_cannot_be_loaded_has_no_tolerance(family: str) -> None:
+    with pytest.raises(BadArgument, match=rf"model_type='{family}', but expected one of .*gpt_neox.*families\.py"):
+        tolerance(family, "float32", "cpu")
+
+
+def test_fewer_bits_never_tolerate_less() -> None:
+    for family in ("gpt_neox", "llama"):
+        for backend in ("cpu", "cuda"):
+            values = [tolerance(family, dtype, backend) for dtype in DTYPES]
+            assert values == sorted(values)
+
+
+@pytest.mark.parametrize("wrong", [("t6", "float32", "cpu"), ("llama", "int8", "cpu"), ("llama", "float32", "abacus")])
+def test_an_unknown_name_is_refused(wrong: tuple[str, str, str]) -> None:
+    with pytest.raises(BadArgument, match="expected one of"):
+        tolerance(*wrong)
+
+
+def test_the_audit_imports_neither_torch_nor_transformers() -> None:
+    heavy = ("torch", "transformers", "hypothesis")
+    code = f"import sys, emad_ref.audit; print([name for name in {heavy} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -23,12 +23,12 @@ from emad_ref.audit.requests import (
     prompt_variations,
 )
 from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.protocol import Decoder, Prompt, Step, Unsupported
+from emad_ref.point import full_depth
+from emad_ref.protocol import Prompt, Step, Unsupported
 from emad_ref.record import Ints, Record
 from tests.decoders.cached import CachedDecoder, CachedSession
 from tests.decoders.foreign import ForeignDecoder
-from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
+from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox, under_test
 
 TOLERANCE, NEW = 1e-9, 6
 LENGTHS = (4, 1, 6, 3, 2, 5, 7)
@@ -37,23 +37,17 @@ POINT = spread_point()
 CHECKS = ("batches", "endings", "prefixes", "interleaved")
 
 
-def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder], point: OperatingPoint = POINT) -> Finding:
-    model = tiny_neox()
-    lens, rng = lens_of(model), np.random.default_rng(0)
-
-    def decoder(of: OperatingPoint) -> Decoder:
-        return made(model, of)
-
+def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> Finding:
+    rng = np.random.default_rng(0)
     if check == "batches":
-        return batches(decoder(point), lens, point, PROMPTS, [7, 2], NEW, TOLERANCE)
+        return batches(under_test(made, POINT), PROMPTS, [7, 2], NEW)
     if check == "endings":
-        return endings(decoder(point), lens, point, PROMPTS, NEW, rng, TOLERANCE)
+        return endings(under_test(made, POINT), PROMPTS, NEW, rng)
     if check == "prefixes":
         text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
-        return prefixes(decoder(point), lens, point, text, others, NEW, rng, TOLERANCE)
-    full = full_depth(LAYERS)
-    pairs = [(decoder(full), full), (decoder(point), point)]
-    return interleaved(pairs, lens, PROMPTS[:4], CONTINUATION[:4], NEW, TOLERANCE)
+        return prefixes(under_test(made, POINT), text, others, NEW, rng)
+    both = [under_test(made, full_depth(LAYERS)), under_test(made, POINT)]
+    return interleaved(both, PROMPTS[:4], CONTINUATION[:4], NEW)
 
 
 class Unforced(CachedSession):
@@ -87,34 +81,28 @@ def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[For
 
 
 def test_rows_that_are_all_alike_are_inconclusive() -> None:
-    model = tiny_neox()
-    finding = batches(CachedDecoder(model, POINT), lens_of(model), POINT, [PROMPTS[0]] * 7, [7], NEW, TOLERANCE)
+    finding = batches(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 7, [7], NEW)
     assert finding.passed is None, finding.detail
-    finding = endings(
-        CachedDecoder(model, POINT), lens_of(model), POINT, [PROMPTS[0]] * 3, NEW, np.random.default_rng(0), TOLERANCE
-    )
+    finding = endings(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 3, NEW, np.random.default_rng(0))
     assert finding.passed is None, finding.detail
 
 
 def test_prompts_that_cannot_be_told_apart_are_inconclusive() -> None:
-    model, same = tiny_neox(), np.full(10, 3)
-    finding = prefixes(
-        CachedDecoder(model, POINT), lens_of(model), POINT, same, same, NEW, np.random.default_rng(0), TOLERANCE
-    )
+    same = np.full(10, 3)
+    finding = prefixes(under_test(CachedDecoder, POINT), same, same, NEW, np.random.default_rng(0))
     assert finding.passed is None, finding.detail
 
 
 def test_too_little_to_ask_about_is_one_clear_error() -> None:
-    decoder, lens, rng = CachedDecoder(tiny_neox(), POINT), lens_of(tiny_neox()), np.random.default_rng(0)
-    few = np.arange(7)
+    decoder, rng, few = under_test(CachedDecoder, POINT), np.random.default_rng(0), np.arange(7)
     with pytest.raises(BadArgument, match="counts"):
-        batches(decoder, lens, POINT, PROMPTS, [8], NEW, TOLERANCE)
+        batches(decoder, PROMPTS, [8], NEW)
     with pytest.raises(BadArgument, match="max_new"):
-        endings(decoder, lens, POINT, PROMPTS, 2, rng, TOLERANCE)
+        endings(decoder, PROMPTS, 2, rng)
     with pytest.raises(BadArgument, match="text"):
-        prefixes(decoder, lens, POINT, few, few, NEW, rng, TOLERANCE)
+        prefixes(decoder, few, few, NEW, rng)
     with pytest.raises(BadArgument, match="continuations"):
-        interleaved([(decoder, POINT)], lens, PROMPTS[:3], CONTINUATION[:3], NEW, TOLERANCE)
+        interleaved([decoder], PROMPTS[:3], CONTINUATION[:3], NEW)
 
 
 def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import answers, tolerance
+from emad_ref.audit import tolerance
 from emad_ref.audit.answers import TimedRequest, no_faster_than_work, timed_lengths, timed_requests
 from emad_ref.audit.decoding_checks import judge_record
 from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator, full_depth
 from emad_ref.record import Record
@@ -105,18 +106,16 @@ def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(
 def test_rows_are_not_chosen_where_the_lens_has_to_count() -> None:
     pruned = replace(POINT, estimator=Estimator("topk", k=4))
     record = CachedDecoder(tiny_neox(), POINT).generate(PROMPTS, NEW, frozenset())
+    judge = Judge(Tally("t"), lens_of(tiny_neox()), pruned, TOLERANCE)
     with pytest.raises(BadArgument, match=r"rows=\[0\], but expected None"):
-        judge_record(
-            Tally("t"), record, PROMPTS, NEW, frozenset(), pruned, lens_of(tiny_neox()), TOLERANCE,
-            counted=False, exact_context=False, rows=[0],
-        )  # fmt: skip
+        judge_record(judge, record, PROMPTS, NEW, rows=[0])
 
 
 def test_ties_are_counted_and_excused_however_many(honest: TimedRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_tied(tally, *_: object) -> None:
-        tally.ties += NEW
+    def all_tied(judge: Judge, *_: object) -> None:
+        judge.tally.ties += NEW
 
-    monkeypatch.setattr(answers, "judge_tokens", all_tied)
+    monkeypatch.setattr(Judge, "tokens", all_tied)
     finding = judged(replace(honest, records={}))
     assert (finding.passed, finding.ties) == (True, 3 * NEW)
     assert finding.detail == f"{3 * NEW} positions compared, {3 * NEW} ties"

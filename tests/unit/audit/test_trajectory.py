@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import LensReference, ProbeReadouts
-from emad_ref.audit.trajectory import Trajectory, count_discriminating, judge_depths, judge_logits, judge_tokens
+from emad_ref.audit.trajectory import Judge, Trajectory, count_discriminating
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
 
@@ -36,7 +36,7 @@ def said(logits: Floats) -> LensReference:
 
 def complaint(trajectory: Trajectory, reference: Floats = REFERENCE, point: OperatingPoint = POINT) -> str | None:
     with Tally("t") as tally:
-        judge_depths(tally, trajectory, reference, point, TOLERANCE)
+        Judge(tally, None, point, TOLERANCE).depths(trajectory, reference)
     return tally.complaint
 
 
@@ -108,7 +108,7 @@ class TestTies:
     def test_both_sides_of_a_tie_pass(self, depth: list[int], ties: int) -> None:
         with Tally("t", needed=0) as tally:
             signal = np.where(np.array(POINT.probes) > np.array(depth)[:, None], NAN, self.REFERENCE)
-            judge_depths(tally, made(depth, signal), self.REFERENCE, POINT, TOLERANCE)
+            Judge(tally, None, POINT, TOLERANCE).depths(made(depth, signal), self.REFERENCE)
         assert tally.complaint is None
         assert tally.ties == ties
 
@@ -129,7 +129,7 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
     shown = reference[np.arange(5), DEPTH - 1]
     for changed, passes in ((shown, True), (reference[:, 3], False), (shown * np.nan, False), (shown[:, :5], False)):
         with Tally("t") as tally:
-            judge_logits(tally, made(logits=changed), said(reference), POINT, TOLERANCE)
+            Judge(tally, None, POINT, TOLERANCE).logits(made(logits=changed), said(reference))
         assert (tally.complaint is None) is passes
 
 
@@ -146,7 +146,7 @@ def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:
         (other, tied, True, 1),
     ):
         with Tally("t") as tally:
-            judge_tokens(tally, made(), emitted, said(logits), POINT, TOLERANCE)
+            Judge(tally, None, POINT, TOLERANCE).tokens(made(), emitted, said(logits))
         assert (tally.complaint is None, tally.ties) == (passes, ties)
 
 

@@ -1,21 +1,22 @@
-"""The implied ledger by hand: prompt of 3 tokens, then depths 4, 2, 2 under probes at 1 and 2."""
+"""Counted work: what decisions imply, by hand, and the same tokens at two points, whatever buffer is attended."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import ProbeReadouts
-from emad_ref.audit.trajectory import Trajectory
-from emad_ref.audit.work import implied_work, judge_ledger
+from emad_ref.audit.trajectory import Judge, Trajectory
+from emad_ref.audit.work import counters, implied_work, judge_ledger
 from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.point import OperatingPoint
-from emad_ref.record import READOUTS, Work
+from emad_ref.protocol import Capabilities, Prompt
+from emad_ref.record import READOUTS, Ints, Work
 
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
 SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, np.nan]])
@@ -28,7 +29,7 @@ def complaint(
     work: Work | None, rows: list[Trajectory], exact: bool = True, point: OperatingPoint = POINT
 ) -> str | None:
     with Tally("t") as tally:
-        judge_ledger(tally, work, rows, [WHOLE] * len(rows), point, exact_context=exact)
+        judge_ledger(Judge(tally, None, point, 0.0), work, rows, [WHOLE] * len(rows), exact_context=exact)
     return tally.complaint
 
 
@@ -138,7 +139,9 @@ def test_a_model_of_one_layer_has_a_ledger() -> None:
     row = replace(ROW, depth=np.array([1, 1, 1]), signal=np.empty((3, 0)))
     readouts = ProbeReadouts.whole(point, 3)
     with Tally("t") as tally:
-        judge_ledger(tally, implied_work(row, readouts, point), [row], [readouts], point, exact_context=True)
+        judge_ledger(
+            Judge(tally, None, point, 0.0), implied_work(row, readouts, point), [row], [readouts], exact_context=True
+        )
     assert tally.complaint is None
 
 
@@ -147,7 +150,9 @@ def test_tokens_that_are_fed_at_once_may_all_run_as_deep_as_the_deepest() -> Non
     wide = replace(both, tokens=2 * np.array([5, 5, 4, 4]))
     for widest, passes in ((1, False), (2, True)):
         with Tally("t") as tally:
-            judge_ledger(tally, wide, [ROW, ROW], [WHOLE] * 2, POINT, exact_context=False, widest=widest)
+            judge_ledger(
+                Judge(tally, None, POINT, 0.0), wide, [ROW, ROW], [WHOLE] * 2, exact_context=False, widest=widest
+            )
         assert (tally.complaint is None) is passes, tally.complaint
 
 
@@ -170,3 +175,65 @@ def test_free_depth_owes_every_layer_a_block_or_a_fill() -> None:
 def test_missing_work_and_another_number_of_layers_are_refused() -> None:
     assert "reports none" in (complaint(None, [ROW]) or "")
     assert "3 layers" in (complaint(Work.none(3), [ROW]) or "")
+
+
+PROMPT, FED = Prompt(np.arange(60)), np.arange(20)
+BUFFER = 4096
+
+
+@dataclass
+class Counting:
+    """A decoder of two layers that counts ``keys`` of a step at some position; its prompt meets its own keys.
+
+    ``apart``: positions of the prompt that are steps of their own.
+    """
+
+    keys: Any
+    apart: int
+    capabilities: ClassVar = Capabilities()
+
+    def _work(self, steps: int) -> Work:
+        prompt = len(PROMPT.tokens) - self.apart
+        work = Work.none(2)
+        work.tokens[:] = prompt + self.apart + steps
+        work.context[:] = prompt**2 + sum(self.keys(prompt + at) for at in range(self.apart + steps))
+        return work
+
+    def start(self, prompts: Any) -> tuple[Any, None]:
+        self.fed = 0
+        return self, None
+
+    def feed(self, tokens: Ints) -> None:
+        self.fed += 1
+
+    @property
+    def work(self) -> Work:
+        return self._work(self.fed)
+
+    def close(self) -> None: ...
+
+    def generate(self, prompts: Any, max_new: int, stop: Any) -> Any:
+        return Record(self._work(max_new - 1))
+
+
+@dataclass
+class Record:
+    only: Work
+
+    @property
+    def work(self) -> dict[int, Work]:
+        return {0: self.only}
+
+
+@pytest.mark.parametrize(
+    "keys", [lambda at: at + 1, lambda at: 256, lambda at: BUFFER], ids=["causal", "doubling", "constant"]
+)
+def test_a_prompt_in_one_forward_or_but_its_last_position_costs_the_same(keys: Any) -> None:
+    finding = counters(Counting(keys, 0), Counting(keys, 1), PROMPT, FED, 20, 0)
+    assert finding.passed is True, finding.detail
+
+
+def test_keys_that_are_counted_twice_at_full_depth_are_named() -> None:
+    finding = counters(Counting(lambda at: 3 * at, 0), Counting(lambda at: at + 1, 1), PROMPT, FED, 20, 0)
+    assert finding.passed is False
+    assert "layer 1 counts" in finding.detail

@@ -1,0 +1,150 @@
+"""What each of EMAD's choices is worth: one table an ablation (EMAD, "Ablations", "Calibration stability")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.measurements import ablations
+from emad_ref.measurements.early_exits import minimum_layer_tables
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.recorder import Recorder
+
+Rows = list[dict[str, Any]]
+Ablate = Callable[[Callable[..., Any]], Rows]
+STANDARD = pytest.mark.emad(budget="standard")
+MEASURED = pytest.mark.emad(budget="standard", measures=True)
+
+
+@pytest.fixture
+def ablate(emad_evidence: ModelMeasurements, emad_record: Recorder, emad_rng: np.random.Generator) -> Ablate:
+    """Runs an ablation, puts its table on record and gives the rows."""
+
+    def rows(ablation: Callable[..., Any]) -> Rows:
+        shown = ablation(emad_evidence, emad_rng)
+        emad_record.exhibits(emad_evidence.name, shown)
+        found: Rows = shown.tables[0].rows
+        return found
+
+    return rows
+
+
+def require_net_at_most_gross(rows: Rows) -> None:
+    assert all(row["net reduction %"] <= row["gross reduction %"] for row in rows)
+
+
+def require_full_depth_first(rows: Rows) -> None:
+    assert (rows[0]["rise %"], rows[0]["net reduction %"]) == (0.0, 0.0)
+
+
+def require_deeper_by_margin(rows: Rows) -> None:
+    depths = [row["mean depth"] for row in rows]
+    assert depths == sorted(depths), "a larger margin lowers thresholds: deeper"
+
+
+@STANDARD
+def test_calibration_corpus(ablate: Ablate) -> None:
+    """What does a profile of corpus A do on corpus B?"""
+    rows = ablate(ablations.ablate_calibration_corpus)
+    corpora = {row["text"] for row in rows}
+    assert len(corpora) == 2
+    assert {(row["text"], row["profile"]) for row in rows} == {(a, b) for a in corpora for b in {*corpora, "none"}}
+    full = [row for row in rows if row["profile"] == "none"]
+    assert all((row["rise %"], row["net reduction %"]) == (0.0, 0.0) for row in full)
+    require_net_at_most_gross(rows)
+    for text in corpora:
+        for profile in corpora:
+            require_deeper_by_margin([row for row in rows if (row["text"], row["profile"]) == (text, profile)])
+
+
+@STANDARD
+def test_conditioning(ablate: Ablate) -> None:
+    """Do thresholds per bin of one or two features of a token serve better?"""
+    rows = ablate(ablations.ablate_conditioning)
+    require_full_depth_first(rows)
+    require_net_at_most_gross(rows)
+    assert all(row["fallen back"] <= row["bins"] for row in rows)
+    for features in {row["features"] for row in rows}:
+        require_deeper_by_margin([row for row in rows if row["features"] == features])
+
+
+@STANDARD
+def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recorder) -> None:
+    """Every rule at every minimum layer at which it can decide (early-exit LLMs, Figures 6 to 13).
+
+    Full depth is the first line of each task.
+    """
+    exits = emad_evidence.exits
+    if absence := exits.absence:
+        pytest.skip(f"{absence.outcome} ({absence.reason})")
+    shown = minimum_layer_tables(exits)
+    emad_record.exhibits(emad_evidence.name, shown)
+    layers = emad_evidence.subject.stepper.layers
+    for table in shown.tables:
+        assert table.rows[0]["mean exit"] == layers
+        assert all(row["j"] <= row["mean exit"] <= layers for row in table.rows[1:])
+
+
+@MEASURED
+def test_entropy_estimator(ablate: Ablate) -> None:
+    """What do cheaper readings of entropy save, and what do they lose?"""
+    rows = ablate(ablations.ablate_estimator)
+    require_net_at_most_gross(rows)
+    assert all(row["probe FLOPs per token"] >= 0 for row in rows)
+    linear = next(row for row in rows if row["estimator"] == "linear")
+    dear = next(row for row in rows if row["estimator"].startswith("topk"))
+    assert linear["probe FLOPs per token"] < dear["probe FLOPs per token"]
+
+
+@STANDARD
+def test_flatness(ablate: Ablate) -> None:
+    """EMAD-E11: over the models and corpora at hand, do steeper profiles gain more? (EMAD, "Limitations")"""
+    rows = ablate(ablations.ablate_flatness)
+    assert len({(row["model"], row["corpus"]) for row in rows}) == len(rows)
+    assert all(0 <= row["net reduction at equal quality %"] < 1 for row in rows)
+
+
+@MEASURED
+def test_interpolation(ablate: Ablate) -> None:
+    """What does interpolation between probes gain, which exits at layers without one?"""
+    rows = ablate(ablations.ablate_interpolation)
+    require_net_at_most_gross(rows)
+    for off, on in zip(rows[::2], rows[1::2], strict=True):
+        assert (off["interpolation"], on["interpolation"]) == ("off", "on")
+        assert on["mean depth"] <= off["mean depth"], "more places to exit never let a token go deeper"
+
+
+@STANDARD
+def test_margin(ablate: Ablate) -> None:
+    """The curve of quality against what is saved, by margin."""
+    rows = ablate(ablations.ablate_margin)
+    require_full_depth_first(rows)
+    require_net_at_most_gross(rows)
+    assert all(less["mean depth"] <= more["mean depth"] for less, more in pairwise(rows[1:])), "deeper by margin"
+
+
+@MEASURED
+def test_schedule(ablate: Ablate, emad_evidence: ModelMeasurements) -> None:
+    """What does the same rule cost and save with and without monotone depth?"""
+    replayed = [row for row in ablate(ablations.ablate_schedule) if row["text"] == ablations.REPLAYED]
+    eager, monotone = ([row for row in replayed if row["schedule"] == name] for name in ("eager backfill", "monotone"))
+    # backfill runs every block but the last's of tokens that stopped: no more than a layer's share can be saved
+    layers = emad_evidence.subject.stepper.layers
+    assert all(row["gross reduction %"] <= 1 / layers for row in eager)
+    require_net_at_most_gross([*eager, *monotone])
+    for bound, free in zip(monotone, eager, strict=True):
+        assert free["mean depth"] >= bound["mean depth"], "monotone depth is a minimum over the tokens before"
+        assert free["net reduction %"] <= bound["net reduction %"]
+
+
+@STANDARD
+def test_probe_stride(ablate: Ablate) -> None:
+    """How much do more or fewer probes save, and what do they lose?"""
+    rows = ablate(ablations.ablate_stride)
+    require_full_depth_first(rows)
+    require_net_at_most_gross(rows)
+    assert all(row["mean depth"] >= int(row["layers"].split(",")[0]) for row in rows[1:])

@@ -1,0 +1,227 @@
+"""Tokens that should be equal: to the end, or to a tie; and goldens, taken and compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.audit.lens import LogitLens
+from emad_ref.audit.token_comparison import (
+    BadGoldenError,
+    GoldenTokens,
+    compare_golden,
+    emitted_depths,
+    golden_key,
+    logit_margins,
+    same_tokens,
+    threshold_distances,
+)
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import Prompt
+from tests.small import LAYERS as SMALL_LAYERS
+from tests.small import small_model
+
+LAYERS, TOLERANCE, MANY = 3, 1e-3, 150
+PROMPT = Prompt(np.array([1, 2, 3]))
+FLAT, SURE = np.zeros(4), np.array([9.0, 0.0, 0.0, 0.0])
+
+
+def lens(*, near: dict[int, int] | None = None, first_probe: np.ndarray = SURE):
+    """Logits [n, layers, 4] that are sure of token 0, except at ``near``: position → layer where two lead closely."""
+
+    def logits(tokens):
+        given = np.broadcast_to(SURE, (len(tokens), LAYERS, 4)).copy()
+        given[:, 0] = first_probe
+        for position, layer in (near or {}).items():
+            if position < len(tokens):
+                given[position, layer - 1, 1] = 9.0 - TOLERANCE / 2
+        return given
+
+    return LogitLens(logits)
+
+
+def rows(*different: int, length: int = MANY) -> list[list[int]]:
+    row = [0] * length
+    for at in different:
+        row[at] = 1
+    return [row]
+
+
+def compared(found, wanted, oracle=None, point=None, depths=(None, None), prompts=(PROMPT,)):
+    return same_tokens(oracle or lens(), TOLERANCE, prompts, found, wanted, point, *depths)
+
+
+def test_equal_rows_pass_without_a_tie() -> None:
+    finding = compared(rows(), rows())
+    assert (finding.passed, finding.ties, finding.n) == (True, 0, MANY)
+    finding.require()
+
+
+def test_an_untied_difference_names_the_row_and_both_tokens() -> None:
+    prompts, found, wanted = (PROMPT, PROMPT), [*rows(), *rows(7)], [*rows(), *rows()]
+    finding = compared(found, wanted, prompts=prompts)
+    assert finding.passed is False
+    assert finding.detail == ("row 1, new token 7: 1 (depth full), but expected 0 (depth full), and no tie excuses it")
+    with pytest.raises(AuditRefutedError, match="row 1, new token 7"):
+        finding.require()
+
+
+def test_a_short_row_may_end_in_a_tie_where_no_share_is_asked_for() -> None:
+    oracle = lens(near={3 + 4 - 1: LAYERS})
+    found, wanted = rows(4, length=8), rows(length=8)
+    assert same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted).passed is False
+    assert same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is True
+    assert same_tokens(lens(), TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is False
+
+
+def test_a_row_that_ends_early_is_another_text() -> None:
+    finding = compared(rows(length=4), rows(length=5))
+    assert (finding.passed, finding.detail) == (False, "row 0: 4 tokens, but 5 expected")
+
+
+def test_two_logits_within_the_tolerance_excuse_the_rest_of_the_row() -> None:
+    """Position 9 is that of the prompt's three tokens and seven new ones: its logits emit new token 7."""
+    finding = compared(rows(7, 8, 100), rows(), lens(near={9: LAYERS}))
+    assert (finding.passed, finding.ties) == (True, 1)
+    assert finding.detail == f"1 of {MANY} tokens stand after a tie's first difference"
+    assert compared(rows(8), rows(), lens(near={9: LAYERS})).passed is False, "the tie is one token earlier"
+
+
+def test_more_than_one_token_in_a_hundred_tied_is_no_longer_noise() -> None:
+    short = 99
+    finding = compared(rows(7, length=short), rows(length=short), lens(near={9: LAYERS}))
+    assert (finding.passed, finding.ties) == (False, 1)
+    assert finding.detail == "1 ties in 99 tokens: more than 1% is no longer noise"
+
+
+def test_another_depth_is_a_difference_and_logits_are_read_where_it_stopped() -> None:
+    found, wanted = [[LAYERS] * MANY], [[LAYERS] * 7 + [2] * (MANY - 7)]
+    finding = compared(rows(), rows(), depths=(found, wanted))
+    assert finding.detail == "row 0, new token 7: 0 (depth 3), but expected 0 (depth 2), and no tie excuses it"
+    assert compared(rows(), rows(), lens(near={9: 2}), depths=(found, wanted)).passed
+    assert compared(rows(), rows(), lens(near={9: LAYERS}), depths=(found, wanted)).passed is False
+
+
+@pytest.mark.parametrize(("off", "passed"), [(TOLERANCE / 2, True), (2 * TOLERANCE, False)])
+def test_a_signal_near_its_threshold_is_a_tie_where_depth_is_decided(off, passed) -> None:
+    flat = float(np.log(4))  # nats of FLAT
+    point = OperatingPoint("p", "quantile", LAYERS, LAYERS, (1,), ((flat + off,),))
+    oracle = lens(first_probe=FLAT)
+    assert compared(rows(7), rows(), oracle, point).passed is passed
+    assert compared(rows(7), rows(), oracle, full_depth(LAYERS)).passed is False, "full depth compares no signal"
+
+
+GOLDEN_TOLERANCE = 1e-3
+GOLDEN = GoldenTokens(
+    np.array([[5, 6, 7], [8, 9, 1]]),
+    np.array([[4, 4, 2], [4, 2, 2]]),
+    np.array([[1.0, 1e-3, 1.0], [1.0, 1.0, 1.0]]),
+    np.array([[1.0, 1.0, np.inf], [1.0, 5e-4, 1.0]]),
+)
+
+
+def other(name: str, row: int, at: int, value: int) -> GoldenTokens:
+    changed = getattr(GOLDEN, name).copy()
+    changed[row, at:] = value
+    return replace(GOLDEN, **{name: changed})
+
+
+def test_the_same_is_the_same_through_json() -> None:
+    stored = GoldenTokens.from_json(json.loads(json.dumps(GOLDEN.to_json(), allow_nan=False)))
+    finding = compare_golden(stored, GOLDEN, GOLDEN_TOLERANCE)
+    assert (finding.passed, finding.n, finding.ties) == (True, 6, 0)
+    assert stored.room[0, 2] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (other("token", 0, 0, 3), r"row 0, new token 0: 3 \(4\), but the golden has 5 \(4\), by a margin of 1 logits"),
+        (other("token", 0, 2, 3), r"row 0, new token 2: 3 \(2\), but the golden has 7 \(2\)"),
+        (
+            other("depth", 0, 1, 3),
+            r"row 0, new token 1: 6 \(3\), but the golden has 6 \(4\)",
+        ),
+        (other("depth", 1, 0, 3), r"row 1, new token 0: 8 \(3\)"),
+        (replace(GOLDEN, token=GOLDEN.token[:1]), r"but the golden holds \(2, 3\)"),
+    ],
+)
+def test_what_no_rounding_excuses_is_named(found: GoldenTokens, said: str) -> None:
+    finding = compare_golden(GOLDEN, found, GOLDEN_TOLERANCE)
+    assert finding.passed is False
+    assert re.search(said, finding.detail), finding.detail
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        other("token", 0, 1, 3),  # both logits may be off: twice the tolerance
+        other("depth", 1, 1, 4),  # a signal next to its threshold
+        other("token", 1, 2, 3),  # after such a one the caches differ
+    ],
+)
+def test_what_rounding_excuses_is_a_tie(found: GoldenTokens) -> None:
+    finding = compare_golden(GOLDEN, found, GOLDEN_TOLERANCE)
+    assert (finding.passed, finding.ties) == (True, 1)
+    assert "1 of 2 rows part from the golden at a tie" in finding.detail
+    assert compare_golden(GOLDEN, found, GOLDEN_TOLERANCE / 4).passed is False
+
+
+def test_a_signal_may_be_further_off_than_a_logit() -> None:
+    found = other("depth", 1, 1, 4)
+    assert compare_golden(GOLDEN, found, GOLDEN_TOLERANCE / 4, noise=2.0).passed is True
+
+
+def test_many_ties_are_no_longer_rounding() -> None:
+    near = replace(GOLDEN, margin=np.zeros((2, 3)))
+    found = replace(near, token=near.token + 1)
+    finding = compare_golden(near, found, GOLDEN_TOLERANCE)
+    assert finding.passed is False
+    assert "2 of 2 rows part from the golden at a tie" in finding.detail
+    assert compare_golden(near, found, GOLDEN_TOLERANCE, declared=2 * GOLDEN_TOLERANCE).passed is True, (
+        "but where noise is declared"
+    )
+
+
+@pytest.mark.parametrize("damage", [{"token": None}, {"depth": [[1]]}, {"room": "far"}, {"margin": {}}])
+def test_what_is_no_golden_is_said(damage: dict[str, object]) -> None:
+    with pytest.raises(BadGoldenError, match="record it anew"):
+        GoldenTokens.from_json(GOLDEN.to_json() | damage)
+    with pytest.raises(BadGoldenError, match="record it anew"):
+        GoldenTokens.from_json({})
+
+
+def test_ids_tell_what_was_drawn_by_whom() -> None:
+    assert golden_key("ab", "float32", "self", 0, "full") == "ab-float32-self-seed-0-full"
+    assert golden_key("ab", "float32", "self", 0, "drawn", "torch-2.13") == "ab-float32-self-seed-0-drawn-torch-2.13"
+
+
+def test_what_is_taken_is_what_was_shown_and_compared() -> None:
+    """Margins and rooms by hand: from logits and signals of a session fed the same tokens."""
+    point = OperatingPoint("half", "fixed_entropy", SMALL_LAYERS, SMALL_LAYERS, (1, 2), ((3.0, 3.5),))
+    decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point, max_rows=2)
+    prompts = [Prompt(np.arange(5)), Prompt(np.arange(3))]
+    record = decoder.generate(prompts, 6, frozenset())
+    margin, room, depth = (
+        logit_margins(decoder, prompts, record.emitted),
+        threshold_distances(record, point),
+        emitted_depths(record),
+    )
+    for row, prompt in enumerate(prompts):
+        session, step = decoder.start([prompt])
+        for at, token in enumerate(record.emitted[row]):
+            best = torch.tensor(step.logits[0, -1]).topk(2)
+            assert int(best.indices[0]) == token
+            assert margin[row, at] == pytest.approx(float(best.values[0] - best.values[1]))
+            assert depth[row, at] == step.depth[0, -1]
+            read = np.abs(step.signal[0, -1] - np.array(point.thresholds[0]))
+            assert room[row, at] == pytest.approx(np.nanmin(np.append(read, np.inf)))
+            step = session.feed(np.array([[token]]))
