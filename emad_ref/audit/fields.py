@@ -30,7 +30,7 @@ from emad_ref.errors import EmadError
 from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import SIGNALS, layers_read
+from emad_ref.signals import SIGNALS, required_layers
 
 MOST_PROBES = 5
 MISSING_DIGEST = "0" * 16  # names a tuned lens, or translators, that do not exist
@@ -105,7 +105,7 @@ def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointF
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
         given = {name: value(sizes) if callable(value) else value for name, value in parameters.items()}
-        probes = layers_read(signal, minimum, sizes.layers)
+        probes = required_layers(signal, minimum, sizes.layers)
         return plain_point(sizes, probes, signal=signal, confidence=Confidence(minimum, **given))
 
     return make
@@ -189,7 +189,7 @@ def decide_at_first_layer(point: OperatingPoint) -> OperatingPoint:
     """Decides at the first layer that its signal allows."""
     assert point.confidence is not None, "made with one"
     minimum = SIGNALS[point.signal].needs.least
-    probes = layers_read(point.signal, minimum, point.ceiling)
+    probes = required_layers(point.signal, minimum, point.ceiling)
     level = point.thresholds[0][-1]
     row = tuple(math.inf if probe < minimum else level for probe in probes)
     return replace(point, probes=probes, thresholds=(row,), confidence=replace(point.confidence, minimum=minimum))

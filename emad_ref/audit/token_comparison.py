@@ -108,8 +108,8 @@ class GoldenTokens:
     """``token``, ``depth`` int64 [rows, new]; ``margin``, ``room`` float64 [rows, new], inf where there is none.
 
     ``depth`` is what else was decided about the token: of a pair, which model emitted it. ``margin``: logits between
-    the two best that were shown; none where the token was drawn. ``room``: distance of the nearest signal that was compared
-    to its threshold. Machines sum in different orders, so a row may part from its golden where a margin, or a room at
+    the two best that were shown; none where the token was drawn. ``room``: distance of the nearest compared signal to
+    its threshold. Machines sum in different orders, so a row may part from its golden where a margin, or a room at
     it or before it, lies within the tolerance; from there on it is another text, and is not compared.
     """
 

@@ -305,8 +305,8 @@ class Transcript:
             depth, signal, logits, chosen, stage = zip(*steps, strict=True)
             history = np.array(tokens, dtype=np.int64)
             shown, seen = [one is not None for one in logits], [one for one in logits if one is not None]
-            arrays = (np.array(each) for each in (depth, signal, chosen, seen, shown))
-            found.append(Trajectory(name, history, first, *arrays, stage))
+            decided = np.array(depth), np.array(signal), np.array(chosen)
+            found.append(Trajectory(name, history, first, *decided, np.array(seen), np.array(shown), stage))
         return found
 
     def _write(self, step: Step, n: int, last: int, depth: Ints | None) -> None:

@@ -131,7 +131,7 @@ class ModelUnderTest:
 
     @cached_property
     def largest_noise(self) -> float:
-        """The most that a decoder may declare, in logits: ``audit.tolerances``."""
+        """The largest noise, in logits, that a decoder may declare (``audit.tolerances``)."""
         (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
         return largest_noise(self.lens, prompt.tokens, self.tolerance)
 
@@ -408,11 +408,7 @@ class ModelUnderTest:
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
 
     def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
-        """Lengths of ``rows`` prompts as ``audit.positions.short_lengths`` draws them, ``fed`` before the window ends.
-
-        Raises:
-            EmadError: the window is too short.
-        """
+        """Random lengths of ``rows`` short prompts that leave room for ``fed`` tokens; raises EmadError."""
         if self.window <= fed:
             raise EmadError(
                 f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "
@@ -424,16 +420,13 @@ class ModelUnderTest:
     def open_drawn(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
-        """A decoder for as many rows as ``lengths``, with what ``drawn_rows`` gives; closed after the block.
-
-        Raises as ``open``.
-        """
+        """A decoder under test for as many rows as ``lengths``, with ``drawn_rows``. Raises as ``open``."""
         prompts, continuation = self.drawn_rows(rng, lengths, fed)
         with self.open(point, max_rows=len(prompts)) as decoder:
             yield self.under_test(decoder, point), prompts, continuation
 
     def under_test(self, decoder: Decoder, point: OperatingPoint) -> DecoderUnderTest:
-        """``decoder`` at ``point`` as audits ask for it: with this model's lens and tolerance."""
+        """``decoder`` at ``point`` with this model's lens and tolerance, as audits take it."""
         return DecoderUnderTest(decoder, self.lens, point, self.tolerance)
 
     @cached_property

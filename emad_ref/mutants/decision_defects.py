@@ -298,7 +298,8 @@ def show_first(feed: Any, session: Any, tokens: Ints, depth: Ints | None = None,
 
 
 def show_last_of_all(feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-    step, first = feed(tokens, depth, last), 0 if last is None else tokens.shape[1] - last
+    step: Step = feed(tokens, depth, last)
+    first = 0 if last is None else tokens.shape[1] - last
     return replace(step, depth=step.depth[:, first:], signal=step.signal[:, first:])
 
 

@@ -58,7 +58,8 @@ def leaving(leave: Callable[[], Any]) -> MutantFactory:
 
 
 def uncounted(generate: Any, decoder: Any, *arguments: Any) -> Record:
-    return replace(generate(*arguments), work=None, prompt_work=None)
+    record: Record = generate(*arguments)
+    return replace(record, work=None, prompt_work=None)
 
 
 NOISE_DECLARED = mutate(prepare=declare(logit_noise=1e6))
@@ -164,9 +165,9 @@ def residual_of_the_draft() -> None:
 def bonus_too_early() -> None:
     """The token that follows accepted drafts is read where the last of them was."""
 
-    def verify(sequence: speculation.SpeculativeSequence, logits: Floats) -> None:
-        drafts = len(sequence.drafts)
-        VERIFY_ROUND(sequence, np.concatenate([logits[:drafts], logits[drafts - 1 :]]))
+    def verify(self: speculation.SpeculativeSequence, logits: Floats) -> None:
+        drafts = len(self.drafts)
+        VERIFY_ROUND(self, np.concatenate([logits[:drafts], logits[drafts - 1 :]]))
 
     speculation.SpeculativeSequence.verify = verify  # type: ignore[method-assign]  # that is what is wrong
 

@@ -117,7 +117,7 @@ def keep_a_layer(original: Any, session: Any, *arguments: Any) -> None:
 
 def reuse_logits(feed: Any, session: Any, *arguments: Any) -> Step:
     """Each step's logits are written where the last ones were."""
-    step = feed(*arguments)
+    step: Step = feed(*arguments)
     buffer = vars(session).get("buffer")
     if buffer is None or buffer.shape != step.logits.shape:
         buffer = session.buffer = step.logits
