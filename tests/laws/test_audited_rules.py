@@ -162,7 +162,7 @@ def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Findin
         )
     how = {"generation": generation, "rows": rows}[check]
     # a text in which depth makes no difference has no power, but is no reason to refute anybody either
-    return how(decoder, lens(), point, asked, NEW, TOLERANCE, needed=0)
+    return how(DecoderUnderTest(decoder, lens(), point, TOLERANCE), asked, NEW, needed=0)
 
 
 def honest(point: OperatingPoint) -> WalkedDecoder:
