@@ -3,7 +3,7 @@
 Random weights of Pythia-410M's geometry, batch 1, thresholds that never fire: every token runs to the last layer and
 reads every probe, beside full depth without probes on the same prompts. The cheapest probes are timed once more, alone
 with their rival and in shorter turns: what else runs on a machine changes by the second, by more than they cost. How
-good each estimate is stands in ``suites/ablations/test_estimator.py``. Slow; run by ``pytest --run-slow -s``.
+good each estimate is: ``test_entropy_estimator`` of ``suites/ablations``. Slow; run by ``pytest --run-slow -s``.
 """
 
 from __future__ import annotations

@@ -156,10 +156,10 @@ SPENT: list[float] = []
 
 
 def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: LoadedModel, known: dict[str, Any]) -> None:
-    stopwatch = judged(loaded, known, mutate(generate=decode_when_read), FEW_PAIRS).stopwatch
-    stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
-    drawn = stopwatch.drawn(1)
-    timed = stopwatch.race(known["probing_point"], 1, drawn)
+    stopwatch = judged(loaded, known, mutate(generate=decode_when_read), FEW_PAIRS).latency
+    stopwatch.request_shape = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
+    drawn = stopwatch.requests(1)
+    timed = stopwatch.time_point(1, drawn, point=known["probing_point"])
     decoded = SPENT[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
     assert sum(timed.seconds[FULL]) + sum(timed.seconds[ADAPTIVE]) >= sum(decoded)
     kept = timed.outputs[ADAPTIVE][next(iter(timed.audited))]
