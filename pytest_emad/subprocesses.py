@@ -79,7 +79,7 @@ def _obstacle(config: pytest.Config) -> str:
 
 def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:
     """With this run's import path, whoever started it."""
-    from emad_ref.workers import time_limit  # of runs that race, not of every run's start
+    from emad_ref.workers.child_process import run_command  # of runs that race, not of every run's start
 
     task.with_name(PROVIDERS_FILE).write_text(json.dumps(_provider_names(config)), encoding="utf-8")
     given = config.invocation_params
@@ -95,7 +95,7 @@ def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: f
         *map(os.fspath, given.args),
     ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
-    return time_limit.run_command(command, output, seconds, folder=given.dir, environment=environment)
+    return run_command(command, output, seconds, folder=given.dir, environment=environment)
 
 
 def _provider_names(config: pytest.Config) -> list[str]:

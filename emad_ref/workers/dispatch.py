@@ -1,4 +1,4 @@
-"""Dispatch units of work to workers and take their results in the order of the units.
+"""Dispatch units of work to a ``concurrent.futures`` executor and take their results in the order of the units.
 
 ``open_workers(address)`` opens what ``--executor`` names:
 
@@ -15,25 +15,33 @@ the caller.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import platform
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from emad_ref.errors import BadArgument, EmadError
 
-UNITS_PER_WORKER = 4  # units out per worker: one at work, others waiting behind one that takes long (docs/scale.md)
-MAX_LOSSES = 3  # times in a row that a unit may be lost before it is the unit's fault
+UNITS_PER_WORKER = 4  # submitted at once: one at work, others waiting behind one that takes long (docs/scale.md)
+MAX_LOSSES = 3  # times in a row that a unit may be lost before the unit is taken to be the cause
+HERE = "here"
+EXECUTOR_FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT, slurm://FOLDER"
+PROCESSES_PATTERN = re.compile(r"processes:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
+DEFAULT_JOBS = 4
+NANNY_TRIM_THRESHOLD = "65536"  # Dask's default of MALLOC_TRIM_THRESHOLD_; any other value is a user's choice
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST_REUSED = 32 << 20  # bytes; the most that glibc's own adjustment comes to
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -45,55 +53,59 @@ class WorkersLost(EmadError):
 
 @dataclass(frozen=True, eq=False)
 class WorkerPool:
-    """Workers, and how to get them.
+    """Workers of one kind.
 
-    ``name``     of what they are, for messages: ``4 processes``, ``dask://10.0.0.1:8786``.
-    ``engage``   an executor of them, which outlives any of them.
-    ``ahead``    units that are out at once: enough that nobody waits, few enough to hold in memory.
-    ``deaths``   exceptions that say that a worker died and not that its function failed.
-    ``alone``    those of them that have a machine to themselves, one unit at a time on each; None: all of them have.
+    ``name``    for messages: ``4 processes``, ``dask://10.0.0.1:8786``.
+    ``open``    opens an executor of them.
+    ``ahead``   units submitted at once: enough that no worker waits, few enough to hold in memory.
+    ``deaths``  exceptions that say that a worker died and not that its function failed.
     """
 
     name: str
-    engage: Callable[[], Executor]
+    open: Callable[[], Executor]
     ahead: int
     deaths: tuple[type[BaseException], ...] = (BrokenExecutor,)
-    alone: WorkerPool | None = None
 
 
 def dispatch_in_order(
-    crew: WorkerPool, function: Callable[[Unit], Result], units: Iterable[Unit]
+    pool: WorkerPool, function: Callable[[Unit], Result], units: Iterable[Unit]
 ) -> Iterator[tuple[Unit, Result]]:
-    """Each unit and what ``function`` made of it, in the order of ``units``. Both cross to workers by pickle.
+    """Each unit and what ``function`` returns for it, in the order of ``units``. Both cross to workers by pickle.
 
-    What is out when the caller stops early is cancelled, or finished and thrown away.
+    Units that are out when the caller stops early are cancelled, or finished and thrown away.
 
     Raises:
-        WorkersLost: nobody who has a unit stays alive.
+        WorkersLost: the workers of one unit died ``MAX_LOSSES`` times in a row.
     """
-    source, out, lost = iter(units), deque[tuple[Unit, Future[Result]]](), 0
-    executor = crew.engage()
+    source, out, losses = iter(units), deque[tuple[Unit, Future[Result]]](), 0
+    executor = pool.open()
     try:
         while True:
             for unit in source:
                 out.append((unit, executor.submit(function, unit)))
-                if len(out) >= crew.ahead:
+                if len(out) >= pool.ahead:
                     break
             if not out:
                 return
             unit, future = out[0]
             try:
                 result = future.result()
-            except crew.deaths as death:
-                lost += 1
-                if lost >= MAX_LOSSES:
+            except pool.deaths as death:
+                losses += 1
+                if losses >= MAX_LOSSES:
                     raise WorkersLost(
-                        f"{crew.name}: workers died {lost} times in a row on the same unit ({type(death).__name__}: "
-                        f"{death}), but expected them to stay; is there memory enough? what was kept can be resumed"
+                        f"{pool.name}: workers died {losses} times in a row on the same unit ({type(death).__name__}: "
+                        f"{str(death).strip().partition(chr(10))[0]}), but expected them to stay; is there memory "
+                        "enough? what was kept can be resumed"
                     ) from death
-                out[0] = unit, executor.submit(function, unit)
+                if isinstance(death, BrokenExecutor):  # it has lost every unit that is out
+                    executor.shutdown(wait=False)
+                    executor = pool.open()
+                    out = deque((each, old if _is_done(old) else executor.submit(function, each)) for each, old in out)
+                else:
+                    out[0] = unit, executor.submit(function, unit)
                 continue
-            lost = 0
+            losses = 0
             out.popleft()
             yield unit, result
     finally:
@@ -102,64 +114,25 @@ def dispatch_in_order(
         executor.shutdown(wait=False)
 
 
+def _is_done(future: Future[Any]) -> bool:
+    return future.done() and not isinstance(future.exception(), BrokenExecutor)
+
+
 def dispatch_exclusively(
-    crew: WorkerPool, function: Callable[[Unit], Result], units: Iterable[Unit], measures: Callable[[Unit], bool]
+    pool: WorkerPool,
+    function: Callable[[Unit], Result],
+    units: Iterable[Unit],
+    measures: Callable[[Unit], bool],
 ) -> Iterator[tuple[Unit, Result]]:
-    """As ``dispatch_in_order``, but nothing is at work beside a unit that ``measures`` on the machine where it is.
-
-    Where workers share a machine what measures nothing comes first, and is through before the rest begins.
-    """
-    if crew.alone is None:
-        yield from dispatch_in_order(crew, function, units)
-        return
+    """As ``dispatch_in_order``; units that ``measures`` run after all others, one at a time, with none beside them."""
     known = [(unit, measures(unit)) for unit in units]
-    yield from dispatch_in_order(crew, function, [unit for unit, timed in known if not timed])
-    yield from dispatch_in_order(crew.alone, function, [unit for unit, timed in known if timed])
-
-
-R = TypeVar("R")
-Engage = Callable[[], Executor]
-
-
-class ExclusiveExecutor(Executor):
-    """``engage``: how to get each of the executors, at first and where one is broken. Units wait for a free one."""
-
-    def __init__(self, engage: Sequence[Engage]):
-        self._free: SimpleQueue[tuple[Engage, Executor]] = SimpleQueue()
-        for each in engage:
-            self._free.put((each, each()))
-        self._threads = ThreadPoolExecutor(len(engage))  # they wait, each for one executor
-
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        return self._threads.submit(self._run, partial(fn, *args, **kwargs))
-
-    def _run(self, unit: Callable[[], R]) -> R:
-        engage, executor = self._free.get()
-        try:
-            return executor.submit(unit).result()
-        except BrokenExecutor:
-            executor.shutdown(wait=False)
-            executor = engage()
-            raise
-        finally:
-            self._free.put((engage, executor))
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What is at work is finished; its executor ends with the process."""
-        self._threads.shutdown(wait, cancel_futures=cancel_futures)
-        while not self._free.empty():
-            self._free.get()[1].shutdown(wait)
-
-
-HERE = "here"
-EXECUTOR_FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT, slurm://FOLDER"
-PROCESSES_PATTERN = re.compile(r"processes:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
-DEFAULT_JOBS = 4
+    yield from dispatch_in_order(pool, function, [unit for unit, timed in known if not timed])
+    yield from dispatch_in_order(replace(pool, ahead=1), function, [unit for unit, timed in known if timed])
 
 
 @contextmanager
 def open_workers(address: str) -> Iterator[WorkerPool | None]:
-    """The crew at ``address``, let go at the end of the block; None for ``here``.
+    """The workers at ``address``, released at the end of the block; None for ``here``.
 
     Raises:
         BadArgument: an address of no known form, a package that is not installed, a scheduler out of reach, or one
@@ -168,28 +141,20 @@ def open_workers(address: str) -> Iterator[WorkerPool | None]:
     if address == HERE:
         yield None
     elif found := PROCESSES_PATTERN.fullmatch(address):
-        yield _process_pool(int(found[1]), int(found[2] or 1))
+        count, threads = int(found[1]), int(found[2] or 1)
+        fresh = multiprocessing.get_context("spawn")  # no copy of a process that holds locks or a device
+        engage = partial(ProcessPoolExecutor, count, mp_context=fresh, initializer=_init_worker, initargs=(threads,))
+        yield WorkerPool(f"{count} processes", engage, UNITS_PER_WORKER * count)
     elif address.startswith("dask://"):
-        with _dask(address) as crew:
-            yield crew
+        yield from _dask_pool(address)
     elif address.startswith("slurm://"):
-        yield _slurm(address)
+        yield _slurm_pool(address)
     else:
         raise BadArgument("executor", address, f"one of {EXECUTOR_FORMS}")
 
 
-def _process_pool(count: int, threads: int) -> WorkerPool:
-    def engage() -> Executor:
-        fresh = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, mp_context=fresh, initializer=partial(_init_worker, threads))
-
-    alone = _process_pool(1, threads) if count > 1 else None
-    return WorkerPool(
-        f"{count} processes", partial(ExclusiveExecutor, [engage] * count), UNITS_PER_WORKER * count, alone=alone
-    )
-
-
 def _init_worker(threads: int) -> None:
+    """Set the number of threads, on which sums of floats depend, and end with the parent, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group: the parent alone reports it
     import torch
 
@@ -205,18 +170,46 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _dask(address: str) -> AbstractContextManager[WorkerPool]:
+def _dask_pool(address: str) -> Iterator[WorkerPool]:
     try:
-        from emad_ref.workers.dask_executor import open_dask_workers
+        import distributed
     except ImportError as error:
         remedy = "pip install 'pytest-emad[cluster]'"
         raise BadArgument("executor", address, "the package distributed", remedy) from error
-    return open_dask_workers(address)
-
-
-def _slurm(address: str) -> WorkerPool:
     try:
-        from emad_ref.workers.slurm_executor import JobLost, SlurmExecutor
+        place = f"tcp://{address.removeprefix('dask://')}"
+        client = distributed.Client(place, timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        remedy = f"{type(error).__name__}: {error}; start one with `dask scheduler`"
+        raise BadArgument("executor", address, "a Dask scheduler within reach", remedy) from error
+    with client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        if not workers:
+            raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
+        client.run(keep_memory)
+        threads = sum(worker["nthreads"] for worker in workers)
+        # two runs of one function on one unit are two runs: nothing is looked up by what it is called with
+        engage = partial(client.get_executor, pure=False)
+        yield WorkerPool(address, engage, UNITS_PER_WORKER * threads, (BrokenExecutor, distributed.KilledWorker))
+
+
+def keep_memory() -> None:
+    """Let this process keep freed memory, as glibc does by default; Dask's nanny makes its workers give it back.
+
+    With ``MALLOC_TRIM_THRESHOLD_`` set, glibc maps every tensor from 128 KiB on anew, and a calibration of
+    ``emad-tiny`` takes twice as long. A threshold that a user has set stays.
+    """
+    if os.environ.get("MALLOC_TRIM_THRESHOLD_") == NANNY_TRIM_THRESHOLD and platform.libc_ver()[0] == "glibc":
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
+        allocator.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_REUSED)
+        os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)  # for processes that this one starts
+
+
+def _slurm_pool(address: str) -> WorkerPool:
+    try:
+        import submitit
+        from submitit.core.utils import UncompletedJobError
     except ImportError as error:
         raise BadArgument("executor", address, "the package submitit", "pip install 'pytest-emad[slurm]'") from error
     parts = urlsplit(address)
@@ -224,8 +217,32 @@ def _slurm(address: str) -> WorkerPool:
     jobs = options.pop("jobs", str(DEFAULT_JOBS))
     if not folder or not jobs.isdecimal() or int(jobs) < 1:
         raise BadArgument("executor", address, "slurm://FOLDER with jobs=N, N ≥ 1", "slurm:///shared/jobs?jobs=16")
-    crew = partial(WorkerPool, address, deaths=(BrokenExecutor, JobLost))
-    alone = crew(engage=partial(SlurmExecutor, folder, options, exclusive=True), ahead=UNITS_PER_WORKER * int(jobs))
-    if options.get("cluster") == "local":  # jobs are processes of this machine
-        alone = crew(engage=partial(SlurmExecutor, folder, options), ahead=1)
-    return crew(engage=partial(SlurmExecutor, folder, options), ahead=UNITS_PER_WORKER * int(jobs), alone=alone)
+    cluster = submitit.AutoExecutor(folder=folder, cluster=options.pop("cluster", None), slurm_max_num_timeout=0)
+    cluster.update_parameters(**{key: int(value) if value.isdecimal() else value for key, value in options.items()})
+    engage = partial(SlurmExecutor, cluster, int(jobs))
+    return WorkerPool(address, engage, UNITS_PER_WORKER * int(jobs), (BrokenExecutor, UncompletedJobError))
+
+
+class SlurmExecutor(ThreadPoolExecutor):
+    """``jobs`` threads, each of which submits one job of ``cluster`` (a submitit executor) at a time and waits."""
+
+    def __init__(self, cluster: Any, jobs: int):
+        super().__init__(jobs)
+        self._cluster, self._jobs = cluster, set[Any]()
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        return super().submit(self._run, fn, args, kwargs)
+
+    def _run(self, function: Callable[..., Result], args: Any, kwargs: Any) -> Result:
+        job = self._cluster.submit(function, *args, **kwargs)
+        self._jobs.add(job)
+        try:
+            result: Result = job.result()
+        finally:
+            self._jobs.discard(job)
+        return result
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for job in list(self._jobs):
+            job.cancel()
+        super().shutdown(wait, cancel_futures=cancel_futures)

@@ -16,7 +16,7 @@ from emad_ref.errors import EmadError
 from emad_ref.measurements.hardware import CHECKED, TIMED, captured_steps, logit_tolerances, weight_bandwidth
 from emad_ref.models.graphs import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
-from emad_ref.workers import time_limit
+from emad_ref.workers import child_process
 from pytest_emad import hardware
 from tests.graphs import TapeEngine, capturing
 
@@ -92,7 +92,7 @@ def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
     def endless(asked: list[str], log: Path, seconds: float, **options: Any) -> Any:
         raise subprocess.TimeoutExpired(asked, seconds)
 
-    monkeypatch.setattr(time_limit, "run_command", endless)
+    monkeypatch.setattr(child_process, "run_command", endless)
     found = hardware.run_suite("cost", "emad-nano", "float32", chosen, 100.0)
     assert (found["status"], found["reason"]) == ("ended", "not done after 50 s")
     assert "cannot be read" in found["report"]

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from emad_ref.workers import supervisor
-from tests.unit.workers.test_bounded import gone
+from tests.unit.workers.test_child_process import gone
 
 pytestmark = pytest.mark.skipif(not supervisor.is_available(), reason="no supervisor on this system")
 

@@ -1,8 +1,9 @@
-"""Programs that may take so long: how they end, and that nothing that they started outlives them."""
+"""Child processes: status and output, time limits, and that nothing that they started outlives them or their parent."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.workers import supervisor, time_limit
+from emad_ref.workers import child_process, supervisor
 
 # what a shell without job control starts in the background is deaf, and so is what that starts
 HEARS = "signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -27,7 +28,7 @@ finally:
 
 
 def status(program: str, output: Path, seconds: float) -> int:
-    return time_limit.run_command(
+    return child_process.run_command(
         [sys.executable, "-c", program], output, seconds, folder=output.parent, environment=os.environ
     )
 
@@ -49,7 +50,7 @@ def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
     listens: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those in a session of their own too; one that listens to no interrupt is killed."""
-    monkeypatch.setattr(time_limit, "GRACE_S", 0.5)
+    monkeypatch.setattr(child_process, "GRACE_S", 0.5)
     said = tmp_path / "said"
     with pytest.raises(subprocess.TimeoutExpired):
         status(STARTS.format(listens), said, 2.0)
@@ -91,3 +92,43 @@ def test_descendants_are_children_and_theirs() -> None:
     finally:
         os.killpg(child.pid, 9)
         child.wait()
+
+
+WAITS = "from pathlib import Path; from emad_ref.workers.child_process import run_module; run_module('mine', [], Path('log'))"
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+
+
+@pytest.mark.usefixtures("on_path")
+def test_a_module_runs_in_a_folder_and_returns_its_status(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit(7)")
+    assert child_process.run_module("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
+    assert (tmp_path / "log").read_text() == f"{tmp_path} a b\n"
+
+
+@pytest.mark.usefixtures("on_path")
+@pytest.mark.skipif(not supervisor.is_available(), reason="the system does not tell whose children there are")
+def test_a_module_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
+    with pytest.raises(subprocess.TimeoutExpired):
+        child_process.run_module("mine", [], tmp_path / "log", 3.0)
+    first, *rest = (tmp_path / "log").read_text().splitlines()
+    assert "closed" in rest
+    assert all(gone(each) for each in map(int, first.split()))
+
+
+@pytest.mark.usefixtures("on_path")
+def test_a_module_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    waiting = subprocess.Popen([sys.executable, "-c", WAITS], cwd=tmp_path)
+    log = tmp_path / "log"
+    for _ in range(1000):
+        if log.exists() and log.read_text().endswith("\n"):
+            break
+        time.sleep(0.01)
+    waiting.send_signal(signal.SIGKILL)
+    waiting.wait()
+    assert gone(int(log.read_text()))
