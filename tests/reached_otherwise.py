@@ -23,7 +23,6 @@ ticks, label_y, x_label, y_label, layouts, embedded, explorers  # the page's tem
 # for readers of a result, or of the papers
 process_seconds  # of a timing, beside the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
-problems_in  # HumanEval's own file, for whoever scores without lm-eval
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
 monotone_depths  # the plain form that laws hold replay to
 duplicate_clusters  # what a document index says of many texts, as tests ask it

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,18 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.tasks import datasets
-from emad_ref.tasks.datasets import SOURCES, TaskDataUnavailable, read_rows, splits, world_splits
+from emad_ref.tasks.datasets import (
+    PUBLISHED,
+    SOURCES,
+    TaskDataUnavailable,
+    has_task_file,
+    load_pairs,
+    read_rows,
+    splits,
+    task_files,
+    world_splits,
+)
+from emad_ref.text.seq2seq_pairs import format_source
 
 ARC = [
     {
@@ -173,189 +182,23 @@ def without(row, name):
         ("arc", {**ARC[0], "question": {"stem": "What?"}}, "line 2: question=.*a string"),
         ("math", without(MATH[0], "problem"), "line 2: problem=None, but expected a string that is not blank"),
         ("math", {**MATH[0], "solution": "It is 2."}, r"line 2: solution='It is 2\.'.*in \\boxed"),
+        ("humaneval", {**HUMANEVAL[0], "entry_point": "one()"}, r"line 2: entry_point='one\(\)'.*name of a function"),
         ("gsm8k", {**GSM8K[0], "answer": "2"}, "line 2: answer='2'.*'#### RESULT'"),
         ("gsm8k", {**GSM8K[0], "question": "  "}, "line 2: question='  '.*not blank"),
     ],
 )
 def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(tmp_path, source, row, message):
-    good = {"arc": ARC, "math": MATH, "gsm8k": GSM8K}[source][0]
-    path = write(tmp_path / "test.jsonl", [good, row])
+    good = {"arc": ARC, "math": MATH, "gsm8k": GSM8K, "humaneval": HUMANEVAL}[source][0]
+    path = write(tmp_path / ("HumanEval.jsonl" if source == "humaneval" else "test.jsonl"), [good, row])
     with pytest.raises(BadArgument, match=message) as caught:
         read_rows(source, "test", tmp_path)
     assert str(path) in str(caught.value)
 
 
-# ---------------------------------------------------------------- files as their authors published them; contents ours
-
-ALLENAI = [
-    {
-        "id": "Mercury_7",
-        "question": {
-            "stem": "What melts?",
-            "choices": [{"text": "ice", "label": "A"}, {"text": "stone", "label": "B"}],
-        },
-        "answerKey": "A",
-    },
-    {
-        "id": "NYSEDREGENTS_1",
-        "question": {
-            "stem": "What is wet?",
-            "choices": [{"text": t, "label": str(n)} for n, t in enumerate(("sand", "air", "rain"), start=1)],
-        },
-        "answerKey": "3",
-    },
-]
-HUB_ARC = [without(row, "id") for row in ARC]
-
-
-def packed(path: Path, text: str) -> Path:
-    """Zstandard, in two frames, as large archives are."""
-    arrow = pytest.importorskip("pyarrow", reason="the extra `tasks` is not installed")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = len(text) // 2
-    codec = arrow.Codec("zstd")
-    path.write_bytes(b"".join(codec.compress(part.encode()).to_pybytes() for part in (text[:half], text[half:])))
-    return path
-
-
-def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    arrow = pytest.importorskip("pyarrow", reason="the extra `tasks` is not installed")
-    from pyarrow.parquet import write_table
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(arrow.Table.from_pylist(rows), path)
-    return path
-
-
-@pytest.mark.parametrize("place", ["arc/ARC-Easy", "arc/ARC-V1-Feb2018-2/ARC-Easy"])
-def test_arc_as_allenai_has_it(tmp_path, place):
-    """Nested questions; labels of letters and of numbers; Dev is the validation split."""
-    for theirs, split in (("Test", "test"), ("Dev", "validation"), ("Train", "train")):
-        write(tmp_path / place / f"ARC-Easy-{theirs}.jsonl", ALLENAI)
-        assert [without(row, "id") for row in read_rows("arc", split, tmp_path / "arc/ARC-Easy")] == HUB_ARC
-    with pytest.raises(BadArgument, match=r"ARC-Challenge-Test\.jsonl or .*; unzip ARC-V1-Feb2018\.zip inside arc/"):
-        read_rows("arc", "test", tmp_path / "arc/ARC-Challenge")
-
-
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ({"stem": "", "choices": ALLENAI[0]["question"]["choices"]}, "question='', but expected a string"),
-        ({"choices": ALLENAI[0]["question"]["choices"]}, "question=None, but expected a string"),
-        ({"stem": "What?"}, r"question=\{'stem': 'What\?'\}.*or AllenAI's"),
-        ({"stem": "What?", "choices": ["ice", "tea"]}, r"question=.*AllenAI's"),
-        ({"stem": "What?", "choices": [{"text": "ice"}, {"text": "tea"}]}, "choices=.*equally many strings"),
-    ],
-)
-def test_an_arc_row_of_neither_form_is_refused(tmp_path, question, message):
-    write(tmp_path / "ARC-Easy/ARC-Easy-Test.jsonl", [ALLENAI[0], {**ALLENAI[0], "question": question}])
-    with pytest.raises(BadArgument, match=rf"ARC-Easy-Test\.jsonl, line 2: {message}"):
-        read_rows("arc", "test", tmp_path / "ARC-Easy")
-
-
-@pytest.mark.parametrize("place", ["math/test/algebra", "math/MATH/test/algebra"])
-def test_math_as_its_archive_has_it(tmp_path, place):
-    """One file per problem, in the order of their numbers."""
-    for number, row in ((10, MATH[1]), (2, MATH[0])):
-        write(tmp_path / place / f"{number}.json", row)
-    assert read_rows("math", "test", tmp_path / "math/algebra") == MATH
-    write(tmp_path / place / "11.json", without(MATH[0], "solution"))
-    with pytest.raises(BadArgument, match=r"algebra/11\.json: solution=None"):
-        read_rows("math", "test", tmp_path / "math/algebra")
-    with pytest.raises(BadArgument, match=r"\.\./MATH/test/geometry or .*; unpack MATH\.tar inside math/"):
-        read_rows("math", "test", tmp_path / "math/geometry")
-
-
-def test_math_in_one_file_is_parted_by_subject(tmp_path):
-    counting = {**MATH[1], "type": "Counting & Probability"}
-    other = {**without(MATH[0], "type"), "subject": "Number Theory"}
-    path = write(tmp_path / "math/test.jsonl", [counting, other, MATH[0]])
-    assert read_rows("math", "test", tmp_path / "math/counting_and_probability") == [counting]
-    assert read_rows("math", "test", tmp_path / "math/number_theory") == [other]
-    assert read_rows("math", "test", tmp_path / "math/algebra") == [MATH[0]]
-    with pytest.raises(BadArgument, match="has no rows of geometry"):
-        read_rows("math", "test", tmp_path / "math/geometry")
-    write(path, [MATH[0], without(MATH[0], "type")])
-    with pytest.raises(BadArgument, match=r"line 2: subject=None, but expected a subject or type, in a file of all"):
-        read_rows("math", "test", tmp_path / "math/algebra")
-
-
-def test_what_lies_in_a_subjects_own_folder_belongs_to_it(tmp_path):
-    """However the folder is named on the way, and whatever its rows say of themselves."""
-    rows = [{**MATH[0], "type": "Sums"}, without(MATH[1], "type")]
-    write(tmp_path / "math/algebra/test.jsonl", rows)
-    assert read_rows("math", "test", tmp_path / "math/geometry/../algebra") == rows
-
-
-def test_a_folder_of_its_own_comes_before_the_archive(tmp_path):
-    write(tmp_path / "math/test/algebra/1.json", MATH[1])
-    write(tmp_path / "math/algebra/test.jsonl", MATH[:1])
-    assert read_rows("math", "test", tmp_path / "math/algebra") == MATH[:1]
-
-
-def test_the_pile_as_published_is_unpacked_on_the_way(tmp_path):
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*PILE, {"text": "before\u2028after"}])
-    packed(tmp_path / "pile/val.jsonl.zst", lines)
-    assert read_rows("pile", "validation", tmp_path / "pile") == [*PILE, {"text": "before\u2028after"}]
-
-
-def test_a_packed_file_that_is_damaged_or_cannot_be_unpacked_is_refused(tmp_path, monkeypatch):
-    path = packed(tmp_path / "val.jsonl.zst", json.dumps(PILE[0]) * 9)
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(BadArgument, match=r"val\.jsonl\.zst', but expected a complete file.*fetch it again"):
-        read_rows("pile", "validation", tmp_path)
-    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
-    with pytest.raises(BadArgument, match=r"the package pyarrow, to read it; pip install .* zstd -d val\.jsonl\.zst"):
-        read_rows("pile", "validation", tmp_path)
+def test_a_damaged_archive_is_refused(tmp_path):
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL[0]).encode())[:-9])
     with pytest.raises(BadArgument, match=r"HumanEval\.jsonl\.gz', but expected a complete file"):
         read_rows("humaneval", "test", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("source", "place", "split", "rows"),
-    [
-        ("arc", "arc/ARC-Easy/test-00000-of-00001.parquet", "test", ARC),
-        ("gsm8k", "gsm8k/main/train-00000-of-00001.parquet", "train", GSM8K),
-        ("math", "math/algebra/test-00000-of-00001.parquet", "test", MATH),
-        ("humaneval", "humaneval/openai_humaneval/test-00000-of-00001.parquet", "test", HUMANEVAL),
-    ],
-)
-def test_the_hubs_own_files_are_read(tmp_path, source, place, split, rows):
-    parquet(tmp_path / place, rows)
-    folder = tmp_path / {"arc": "arc/ARC-Easy", "math": "math/algebra"}.get(source, source)
-    assert read_rows(source, split, folder) == rows
-
-
-def test_the_hubs_squad_is_what_the_published_file_is(tmp_path):
-    write(tmp_path / "published/dev-v1.1.json", SQUAD)
-    published = read_rows("squad", "validation", tmp_path / "published")
-    parquet(tmp_path / "hub/plain_text/validation-00000-of-00001.parquet", published)
-    assert read_rows("squad", "validation", tmp_path / "hub") == published
-
-
-def test_the_hubs_samsum_is_what_the_published_file_is(tmp_path):
-    row = {"id": "13818513", "dialogue": 'Ada: Tea?\r\nBob: "Yes", I said.', "summary": "Bob wants tea."}
-    write(tmp_path / "published/test.json", [row])
-    (tmp_path / "hub").mkdir()
-    with (tmp_path / "hub/test.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, ["id", "dialogue", "summary"])
-        table.writeheader()
-        table.writerow(row)
-    assert read_rows("samsum", "test", tmp_path / "hub") == read_rows("samsum", "test", tmp_path / "published")
-    assert read_rows("samsum", "test", tmp_path / "hub") == [row | {"dialogue": row["dialogue"].replace("\r\n", "\n")}]
-    with pytest.raises(BadArgument, match=r"val\.json or .*validation\.csv; unpack corpus\.7z there"):
-        read_rows("samsum", "validation", tmp_path / "hub")
-
-
-def test_a_parquet_file_that_is_damaged_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
-    path = parquet(tmp_path / "ARC-Easy/test-00000-of-00001.parquet", ARC)
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(BadArgument, match=r"parquet', but expected a complete parquet file; fetch it again"):
-        read_rows("arc", "test", tmp_path / "ARC-Easy")
-    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
-    with pytest.raises(BadArgument, match=r"the package pyarrow, to read it; pip install .*\.jsonl file instead"):
-        read_rows("arc", "test", tmp_path / "ARC-Easy")
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -422,14 +265,6 @@ def test_an_optional_split_that_is_missing_is_empty_and_said_to_be(data, caplog)
     assert "no train split" in caplog.text
     with pytest.raises(BadArgument, match="a folder that holds train"):
         splits(source="arc", folder="arc/ARC-Easy", hub="-", data=data)["train"]
-    published = data / "published/math"
-    write(published / "MATH/test/algebra/1.json", MATH[0])  # where the archive has it, math/algebra is not there
-    assert (
-        splits(source="math", folder="math/algebra", hub="-", optional=("train",), data=data / "published")[
-            "train"
-        ].num_rows
-        == 0
-    )
     with pytest.raises(BadArgument, match="a folder that holds train"):  # a wrong folder is no empty split
         splits(source="arc", folder="nowhere", hub="-", optional=("train",), data=data)["train"]
 
@@ -500,9 +335,82 @@ def test_rows_are_clean_text_or_refused_by_file_line_and_field(tmp_path, name):
         read_rows("gsm8k", "test", tmp_path)
 
 
-def test_a_pipe_among_a_folders_files_is_refused(tmp_path):
-    folder = tmp_path / "math" / "test" / "algebra"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "1.json")
-    with pytest.raises(BadArgument, match=r"1\.json', but expected a file; name a regular file \(it is a pipe\)"):
-        read_rows("math", "test", tmp_path / "math" / "algebra")
+# ---------------------------------------------------------------- SQuAD and SamSum as pairs
+
+DIALOGUES = [{"id": str(n), "dialogue": f"Ada: {n} cups?", "summary": f"Ada offers {n} cups."} for n in range(40)]
+
+
+def squad_of(*questions: str) -> dict:
+    """One paragraph with these questions; the answer is the second word of each."""
+    asked = [
+        {"id": q, "question": q, "answers": [{"text": q.split()[1], "answer_start": 0}]} for q in questions
+    ]  # fmt: skip
+    return {"version": "1.1", "data": [{"title": "T", "paragraphs": [{"context": "Some text.", "qas": asked}]}]}
+
+
+def test_pairs_have_the_form_in_which_t5_was_trained(tmp_path: Path) -> None:
+    write(tmp_path / "squad/dev-v1.1.json", SQUAD)
+    write(tmp_path / "samsum/val.json", SAMSUM)
+    asked = {pair.source: pair for pair in load_pairs("squad", tmp_path, 10).pairs}
+    what = asked["question: What flows? context: The Elbe flows to the sea."]
+    assert (what.task, what.target, what.answers) == ("squad", "The Elbe", ("The Elbe", "Elbe"))
+    assert asked["question: Where to? context: The Elbe flows to the sea."].answers == ("the sea",)
+    (told,) = load_pairs("samsum", tmp_path, 10).pairs
+    assert (told.source, told.target) == ("summarize: Ada: Tea?\nBob: Yes.", "Bob wants tea.")
+    assert told.answers == ("Bob wants tea.",)
+
+
+def test_the_seed_fixes_an_order_of_which_a_smaller_draw_is_the_beginning(tmp_path: Path) -> None:
+    write(tmp_path / "samsum/test.json", DIALOGUES)
+    few, many = load_pairs("samsum", tmp_path, 10, seed=3), load_pairs("samsum", tmp_path, 30, seed=3)
+    assert few.pairs == many.pairs[:10]
+    assert (len(many.pairs), many.of) == (30, 40)
+    assert many.pairs != load_pairs("samsum", tmp_path, 30, seed=4).pairs
+    everything = load_pairs("samsum", tmp_path, 1000).pairs
+    assert sorted(pair.target for pair in everything) == sorted(row["summary"] for row in DIALOGUES)
+    assert [pair.target for pair in everything] != [row["summary"] for row in DIALOGUES], "as the file is sorted"
+
+
+def test_the_papers_split_comes_first_and_training_files_are_never_asked(tmp_path: Path) -> None:
+    train = tmp_path / "trained"
+    write(train / "squad/train-v1.1.json", squad_of("Who trained"))
+    write(train / "samsum/train.json", DIALOGUES)
+    assert not has_task_file("squad", train)
+    assert not has_task_file("samsum", train)
+    write(train / "squad/dev-v1.1.json", squad_of("Who develops"))
+    assert [pair.target for pair in load_pairs("squad", train, 9).pairs] == ["develops"]
+    write(train / "samsum/test.json", DIALOGUES[:2])
+    assert load_pairs("samsum", train, 9).file == train / "samsum/test.json"
+    write(train / "samsum/val.json", DIALOGUES[:3])
+    found = load_pairs("samsum", train, 9)
+    assert (found.file, found.of) == (train / "samsum/val.json", 3)
+
+
+def test_files_are_named_for_people() -> None:
+    assert task_files("squad") == ("squad/dev-v1.1.json",)
+    assert task_files("samsum") == ("samsum/val.json", "samsum/test.json")
+
+
+@pytest.mark.parametrize("task", PUBLISHED)
+def test_a_folder_without_the_file_says_which_it_lacks(task: str, tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match=f"a folder that holds {task}/"):
+        load_pairs(task, tmp_path, 1)
+
+
+def test_a_row_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "samsum/val.json", [*DIALOGUES[:2], {"id": "x", "dialogue": "Ada: Hm."}])
+    with pytest.raises(BadArgument, match=r"val\.json, \[2\]: summary"):
+        load_pairs("samsum", tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    "ask", [task_files, lambda task: has_task_file(task, Path()), lambda task: load_pairs(task, Path(), 1)]
+)
+def test_an_unknown_task_is_refused(ask) -> None:
+    with pytest.raises(BadArgument, match="task='qa', but expected one of squad, samsum"):
+        ask("qa")
+
+
+def test_a_form_that_t5_does_not_have_is_refused() -> None:
+    with pytest.raises(BadArgument, match="task='squad', but expected one of qa, summary"):
+        format_source("squad", "text")  # type: ignore[arg-type]

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from dataclasses import replace
-
 import pytest
 
-from emad_ref.errors import BadArgument
-from emad_ref.tasks import metrics
-from emad_ref.tasks.metrics import (
-    HumanEvalProblem,
-    completion_check,
-    completion_program,
-    pass_at_1,
-    problems_in,
-    run_completions,
-    truncate_completion,
-)
-from emad_ref.tasks.sandbox import FunctionTask, SandboxResult, sandbox_obstacle
+from emad_ref.tasks.metrics import humaneval_check, humaneval_program, humaneval_results, truncate_completion
+from emad_ref.tasks.sandbox import FunctionTask, check_program, sandbox_obstacle
 
-ADD = HumanEvalProblem(
+ADD = dict(
     task_id="HumanEval/0",
     prompt='def add(a: int, b: int) -> int:\n    """Sum of both.\u2028\n    >>> add(1, 2)\n    3\n    """\n',
     canonical_solution="    return a + b\n",
     test="\n\nMETA = {}\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n    assert not candidate(0, 0)\n",
     entry_point="add",
 )
-TWICE = HumanEvalProblem(
+TWICE = dict(
     task_id="HumanEval/1",
     prompt='from typing import List\n\n\ndef twice(items: List[int]) -> List[int]:\n    """All of it twice."""\n',
     canonical_solution="    return items * 2\n",
@@ -37,55 +23,8 @@ TWICE = HumanEvalProblem(
 )
 
 
-def lines_of(*problems):
-    return "".join(json.dumps(vars(problem), ensure_ascii=False) + "\n" for problem in problems)
-
-
-@pytest.mark.parametrize(
-    ("name", "written"),
-    [("HumanEval.jsonl", str.encode), ("HumanEval.jsonl.gz", lambda text: gzip.compress(text.encode()))],
-)
-def test_tasks_are_read_plain_or_compressed_in_their_order(tmp_path, name, written):
-    (tmp_path / name).write_bytes(written(lines_of(TWICE, ADD) + "\n"))
-    assert problems_in(tmp_path) == [TWICE, ADD]
-
-
-def without(name):
-    return json.dumps({key: value for key, value in vars(TWICE).items() if key != name})
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", r"HumanEval\.jsonl, line 2='\{', but expected a JSON object with task_id, prompt,"),
-        ("[]", r"HumanEval\.jsonl, line 2="),
-        ("3", r"HumanEval\.jsonl, line 2="),
-        (without("test"), r"HumanEval\.jsonl, line 2="),
-        (json.dumps(vars(TWICE) | {"prompt": 3}), r"line 2, prompt=3, but expected a string"),
-        (json.dumps(vars(TWICE) | {"entry_point": "f();g"}), r"line 2, entry_point='f\(\);g'"),
-        (lines_of(ADD), r"line 2='HumanEval/0', but expected a task_id that no line before it has"),
-    ],
-)
-def test_a_bad_line_is_named_by_its_number(tmp_path, line, said):
-    (tmp_path / "HumanEval.jsonl").write_text(lines_of(ADD) + line)
-    with pytest.raises(BadArgument, match=said):
-        problems_in(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("HumanEval.jsonl", b"", "at least one task"),
-        ("HumanEval.jsonl", b"\xff\xfe", "UTF-8"),
-        ("HumanEval.jsonl.gz", b"not gzip", "fetch it again"),
-        ("HumanEval.jsonl.gz", gzip.compress(lines_of(ADD).encode())[:-20], "fetch it again"),
-        ("other.jsonl", b"{}", "a folder that holds HumanEval.jsonl or HumanEval.jsonl.gz"),
-    ],
-)
-def test_a_file_that_is_absent_or_broken_is_refused(tmp_path, name, content, said):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadArgument, match=said):
-        problems_in(tmp_path)
+def outcome_of(doc, completion, seconds):
+    return check_program(humaneval_check(doc), humaneval_program(doc, completion), seconds=seconds).outcome
 
 
 @pytest.mark.parametrize("stop", ["\nclass", "\ndef", "\n#", "\nif", "\nprint"])
@@ -113,60 +52,35 @@ def test_the_earliest_of_several_stops_cuts():
 
 
 def test_program_and_check_are_texts_of_their_own():
-    completion = TWICE.canonical_solution + "\nprint(twice([1]))"
-    assert completion_program(TWICE, completion) == TWICE.prompt + TWICE.canonical_solution + "\n"
-    assert completion_check(TWICE) == FunctionTask("twice", TWICE.prompt, TWICE.test + "\ncheck(twice)\n")
+    completion = TWICE["canonical_solution"] + "\nprint(twice([1]))"
+    assert humaneval_program(TWICE, completion) == TWICE["prompt"] + TWICE["canonical_solution"] + "\n"
+    assert humaneval_check(TWICE) == FunctionTask("twice", TWICE["prompt"], TWICE["test"] + "\ncheck(twice)\n")
 
 
 def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
-    bare = replace(TWICE, prompt="def helper(a): return a\n\ndef twice(items):\n")
-    assert completion_check(bare).definitions == bare.prompt + bare.canonical_solution
+    bare = TWICE | {"prompt": "def helper(a): return a\n\ndef twice(items):\n"}
+    assert humaneval_check(bare).definitions == bare["prompt"] + bare["canonical_solution"]
 
 
-def test_right_wrong_and_evasive_completions_are_told_apart():
+@pytest.mark.parametrize(
+    ("completion", "outcome"),
+    [
+        (ADD["canonical_solution"], "passed"),
+        (ADD["canonical_solution"] + "\nprint(add(1, 2))\nraise ValueError", "passed"),  # cut before it runs
+        ("    return a - b\n", "failed"),
+        ("    return a +\n", "failed"),
+        ("    raise SystemExit\n", "failed"),
+        ("    import os; os._exit(0)\n", "failed"),
+        ("", "failed"),
+        ("    while True: pass\n", "timeout"),
+    ],
+)
+def test_right_wrong_and_evasive_completions_are_told_apart(completion, outcome):
     if reason := sandbox_obstacle():
         pytest.skip(reason)
-    completions = {
-        ADD.canonical_solution: "passed",
-        ADD.canonical_solution + "\nprint(add(1, 2))\nraise ValueError": "passed",  # cut before it runs
-        "    return a - b\n": "failed",
-        "    return a +\n": "failed",
-        "    raise SystemExit\n": "failed",
-        "    import os; os._exit(0)\n": "failed",
-        "": "failed",
-    }
-    results = run_completions([ADD] * len(completions), list(completions), seconds=10.0)
-    assert [result.outcome for result in results] == list(completions.values())
-    assert pass_at_1(results) == 2 / 7
-
-
-def test_an_endless_completion_is_stopped_when_its_seconds_are_over():
-    if reason := sandbox_obstacle():
-        pytest.skip(reason)
-    assert [result.outcome for result in run_completions([ADD], ["    while True: pass\n"], seconds=0.7)] == ["timeout"]
-
-
-def test_each_completion_meets_its_own_problem():
-    if reason := sandbox_obstacle():
-        pytest.skip(reason)
-    problems = [ADD, TWICE]
-    assert pass_at_1(run_completions(problems, [p.canonical_solution for p in problems])) == 1.0
-    assert pass_at_1(run_completions(problems, [p.canonical_solution for p in reversed(problems)])) == 0.0
-
-
-def test_a_number_of_completions_that_does_not_fit_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(metrics, "check_program", lambda *_, **__: pytest.fail("ran"))
-    with pytest.raises(BadArgument, match="completions=1, but expected one for each of 2 problems"):
-        run_completions([ADD, TWICE], [""])
-
-
-def test_pass_at_1_is_the_share_that_passed_and_of_nothing_it_is_refused():
-    results = [
-        SandboxResult(outcome, "", "", 1) for outcome in ("passed", "failed", "timeout", "memory", "killed", "passed")
-    ]
-    assert pass_at_1(results) == pytest.approx(1 / 3)  # exact but for the rounding of 2/6
-    with pytest.raises(BadArgument, match="at least one"):
-        pass_at_1([])
+    assert outcome_of(ADD, completion, 0.7 if outcome == "timeout" else 10.0) == outcome
+    if outcome == "passed":
+        assert humaneval_results(ADD, [completion]) == {"pass@1": 1.0, "timeout": 0.0, "memory": 0.0, "killed": 0.0}
 
 
 # --- programs that forge a pass -----------------------------------------------------------------------------------
@@ -288,5 +202,4 @@ HOSTILE |= {
 def test_no_program_forges_a_pass(name):
     if reason := sandbox_obstacle():
         pytest.skip(reason)
-    (result,) = run_completions([ADD], [HOSTILE[name]], seconds=3.0)
-    assert result.outcome != "passed", result
+    assert outcome_of(ADD, HOSTILE[name], 3.0) != "passed"
