@@ -1,7 +1,9 @@
-"""What a run stands on: one installation, our suites, caches, one GPU per process.
+"""Conditions of a run: one installation, our suites, caches, one GPU per process, a command line pytest understood.
 
 A run that checks nothing must not look like a run in which nothing failed: a user's ``python_files`` can make our
-suites collect no test at all, and pytest then exits with status 0.
+suites collect no test at all, and pytest then exits with status 0. pytest looks for its root folder before plugins add
+options: the value of ``--emad-data DIR`` is a test path to it, and so are our installed suites. Its caches would go
+there, and the configuration of the user's project would not be read.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -22,6 +25,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import shipped_name
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
+from emad_ref.statistics.verdicts import DASH_VARIANTS
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -240,3 +244,78 @@ def select_gpu(worker: int) -> None:
     if torch.cuda.device_count() != 1:
         remedy = "somebody started CUDA too early, say a conftest.py; leave that to the tests, or use one process"
         raise BadArgument("device", "cuda", f"that worker {worker} sees GPU {mine} alone, and not all {count}", remedy)
+
+
+# ---------------------------------------------------------------- the command line, before pytest knows our options
+
+
+def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
+    """Before conftest files are looked for; ``arguments`` as given, those of ini file and environment first.
+
+    Raises:
+        pytest.UsageError: pytest misunderstood them, and nobody but the user can say it better.
+    """
+    _check_dashes(arguments)
+    given, folder = config.known_args_namespace, config.invocation_params.dir
+    ours = any(suite_path(name, folder, given.pyargs) is not None for name in given.file_or_dir)
+    if ours or any(argument.startswith("--emad-") for argument in arguments):
+        _check_workers(config, arguments)
+        _keep_root(config, arguments)
+
+
+def _check_dashes(arguments: Sequence[str]) -> None:
+    """An option that starts with another dash than the keyboard's is a test path to pytest, and not found."""
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        name = option.translate(DASH_VARIANTS).replace("—", "-").lstrip("-")
+        dashed = option.translate(DASH_VARIANTS).replace("—", "-").startswith("-")
+        if dashed and name.startswith("emad-") and not option.isascii():
+            raise pytest.UsageError(
+                f"{argument}: its dashes are not those of a keyboard, as text pasted from a page has them; "
+                f"write --{name}{equals}{value}"
+            )
+
+
+def _check_workers(config: pytest.Config, arguments: Sequence[str]) -> None:
+    wanted = [one for one in arguments if one in ("-n", "--numprocesses") or one.startswith("--numprocesses=")]
+    wanted += [one for one in arguments if one.startswith("-n") and one[2:].isdecimal()]
+    if wanted and not config.pluginmanager.has_plugin("xdist"):
+        raise pytest.UsageError(
+            f"{wanted[0]}: pytest-xdist, which runs tests in several processes, is not installed; "
+            f"leave {wanted[0]} out, or pip install pytest-xdist"
+        )
+
+
+def _keep_root(config: pytest.Config, arguments: Sequence[str]) -> None:
+    """pytest's root folder as it would be had it known our options, and without our installed suites."""
+    from _pytest.config.findpaths import determine_setup  # pytest's own way, to which no public name leads
+
+    given, folder = config.known_args_namespace, config.invocation_params.dir
+    if given.inifilename or given.rootdir:
+        return
+    paths = [name for name in given.file_or_dir if not _is_installed_suite(folder / name.split("::")[0])]
+    root, ini, *_ = determine_setup(
+        inifile=None, override_ini=None, args=paths, rootdir_cmd_arg=None, invocation_dir=folder
+    )
+    if ini != config.inipath:
+        raise pytest.UsageError(_misread_message(arguments, folder, f"the configuration in {ini or root} was not read"))
+    if root != config.rootpath:
+        if given.confcutdir == str(config.rootpath):
+            given.confcutdir = str(root)
+        config._rootpath = root
+        if config.rootpath != root:  # a pytest that keeps it elsewhere
+            raise pytest.UsageError(
+                _misread_message(arguments, folder, f"its root is {config.rootpath} and not {root}")
+            )
+
+
+def _is_installed_suite(path: Path) -> bool:
+    return path.resolve().is_relative_to(INSTALLED_SUITES)
+
+
+def _misread_message(arguments: Sequence[str], folder: Path, so: str) -> str:
+    """The option whose value pytest took for a test path, and how to write it."""
+    for option, value in pairwise(arguments):
+        if option.startswith("--emad-") and "=" not in option and (folder / value).exists():
+            return f"{option} {value}: pytest took {value} for a test path, and {so}; write {option}={value}"
+    return f"pytest took a path for the tests of a project, and {so}; name the suites as --pyargs pytest_emad.suites"

@@ -20,24 +20,21 @@ from emad_ref.report import schema
 from emad_ref.report.provenance import decoder_names, torch_threads
 from pytest_emad import (
     collection_log,
-    command_line,
     decoder_providers,
     environment,
     fixtures,
     hookspecs,
-    run_stop,
     selection,
     selfcheck,
     subprocesses,
     terminal,
 )
 from pytest_emad.options import add_options, claims_register, settings
-from pytest_emad.reporting import USAGE_ERROR_NODE, ReportPlugin, header
+from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
+from pytest_emad.terminal import header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
-OWN_PLUGINS = (  # our own plugins
-    *("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-attempts", "emad-reporting"),
-)
+OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting")
 
 _REGISTERED = pytest.StashKey[dict[str, object]]()  # what is registered under their names
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
@@ -84,22 +81,17 @@ def _prepare(config: pytest.Config) -> None:
         environment.use_pytest_cache(config)
     config.stash[_COLLECTION_LOG] = attended = collection_log.CollectionLog(config)
     config.pluginmanager.register(attended, "emad-attendance")
+    config.pluginmanager.register(collection_log.AttemptLog(), "emad-attempts")
     config.pluginmanager.register(fixtures, "emad-fixtures")
-    config.pluginmanager.register(run_stop, "emad-stopping")
     decoder_providers.register_providers(config)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(run_stop.RunStopper(), "emad-stopping-run")
         config.pluginmanager.register(ReportPlugin(config, attended), "emad-reporting")
     config.stash[_REGISTERED] = {name: config.pluginmanager.get_plugin(name) for name in OWN_PLUGINS}
 
 
 def _quiet_benchmarks(config: pytest.Config) -> None:
     """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it."""
-    if (
-        environment.requested_suites(config)
-        and config.get_verbosity() < 1
-        and hasattr(config.option, "benchmark_quiet")
-    ):
+    if environment.requested_suites(config) and config.get_verbosity() < 1:
         config.option.benchmark_quiet = True
 
 
@@ -121,7 +113,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    command_line.check_command_line(early_config, args)
+    environment.check_command_line(early_config, args)
     if not subprocesses.is_replicate(early_config):
         _announce_report(early_config)
 
@@ -212,7 +204,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             decoder_providers.check_providers(config)
         if any(selection.is_related(item) for item in items):
             _select_device(config)
-            _record_attempts(config)
         _deselect(config, items)
         items[:] = selection.sort_by_folder(items)
     except pytest.UsageError as error:
@@ -248,22 +239,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         pytest.skip(f"not applicable ({refusal})")
 
 
-def _record_attempts(config: pytest.Config) -> None:
-    from pytest_emad import attempt_log  # it parses our own source: not at the start of every run
-
-    config.pluginmanager.register(attempt_log, "emad-attempts")
-    config.stash[_REGISTERED]["emad-attempts"] = attempt_log
-
-
 def _select_device(config: pytest.Config) -> None:
     """Before a model is loaded; for one process nothing changes."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and settings(config).study.device == "cuda":
-        from pytest_emad.environment import select_gpu  # not at the start of every run
-
         number = worker["workerid"].removeprefix("gw")  # one that was given a name has none, and shares the first GPU
         try:
-            select_gpu(int(number) if number.isdecimal() else 0)
+            environment.select_gpu(int(number) if number.isdecimal() else 0)
         except BadArgument as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -285,10 +267,11 @@ def _check_marker(item: pytest.Item) -> None:
 def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that neither are ours nor bear our mark are none of our business: nothing is read for them."""
     concerned = [item for item in items if environment.is_shipped(item) or item.get_closest_marker("emad") is not None]
-    why = {
-        item.nodeid: selection.deselection_reason(item, settings(config), claims_register(config)) for item in concerned
+    left_out = {
+        item.nodeid: reason
+        for item in concerned
+        if (reason := selection.deselection_reason(item, settings(config), claims_register(config)))
     }
-    left_out = {nodeid: word for nodeid, word in why.items() if word}
     config.stash[_COLLECTION_LOG].take(items, left_out)
     if left := [item for item in items if item.nodeid in left_out]:
         config.hook.pytest_deselected(items=left)

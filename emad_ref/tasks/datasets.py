@@ -120,7 +120,7 @@ def _clean(value: Any, place: str) -> Any:
 
 def _text(path: Path) -> str:
     """The file's text, unpacked, with its ends of lines as they are. Raises BadFile."""
-    with reading(path, "data") as file:
+    with open_regular(path, "data") as file:
         try:
             content = gzip.decompress(file.read()) if path.suffix == ".gz" else file.read()
             return content.decode("utf-8-sig")
