@@ -134,7 +134,7 @@ def json_lines(path: Path) -> Iterator[Placed]:
         if line.strip():
             place = f"{path}, line {number}"
             try:
-                value = parsed_json(line)
+                value = parse_json(line)
             except ValueError as error:
                 raise BadArgument(place, line[:60], "a JSON object", f"mend the line ({error})") from error
             yield _object(value, place)

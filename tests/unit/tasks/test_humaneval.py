@@ -7,20 +7,20 @@ import pytest
 from emad_ref.tasks.metrics import humaneval_check, humaneval_program, humaneval_results, truncate_completion
 from emad_ref.tasks.sandbox import FunctionTask, check_program, sandbox_obstacle
 
-ADD = dict(
-    task_id="HumanEval/0",
-    prompt='def add(a: int, b: int) -> int:\n    """Sum of both.\u2028\n    >>> add(1, 2)\n    3\n    """\n',
-    canonical_solution="    return a + b\n",
-    test="\n\nMETA = {}\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n    assert not candidate(0, 0)\n",
-    entry_point="add",
-)
-TWICE = dict(
-    task_id="HumanEval/1",
-    prompt='from typing import List\n\n\ndef twice(items: List[int]) -> List[int]:\n    """All of it twice."""\n',
-    canonical_solution="    return items * 2\n",
-    test="def check(candidate):\n    assert candidate([1]) == [1, 1]\n",
-    entry_point="twice",
-)
+ADD = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def add(a: int, b: int) -> int:\n    """Sum of both.\u2028\n    >>> add(1, 2)\n    3\n    """\n',
+    "canonical_solution": "    return a + b\n",
+    "test": "\n\nMETA = {}\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n    assert not candidate(0, 0)\n",
+    "entry_point": "add",
+}
+TWICE = {
+    "task_id": "HumanEval/1",
+    "prompt": 'from typing import List\n\n\ndef twice(items: List[int]) -> List[int]:\n    """All of it twice."""\n',
+    "canonical_solution": "    return items * 2\n",
+    "test": "def check(candidate):\n    assert candidate([1]) == [1, 1]\n",
+    "entry_point": "twice",
+}
 
 
 def outcome_of(doc, completion, seconds):

@@ -94,7 +94,11 @@ def test_descendants_are_children_and_theirs() -> None:
         child.wait()
 
 
-WAITS = "from pathlib import Path; from emad_ref.workers.child_process import run_module; run_module('mine', [], Path('log'))"
+WAITS = """
+from pathlib import Path
+from emad_ref.workers.child_process import run_module
+run_module('mine', [], Path('log'))
+"""
 
 
 @pytest.fixture

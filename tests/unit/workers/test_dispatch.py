@@ -1,4 +1,4 @@
-"""Dispatch: results in the order of units, again when a worker dies, never when the function fails; executor addresses."""
+"""Dispatch: results in the order of units, lost units again, failed functions never; executor addresses."""
 
 from __future__ import annotations
 
@@ -195,9 +195,7 @@ def test_a_scheduler_out_of_reach_is_named_with_its_remedy(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("address", "package"), [("dask://x:1", "distributed"), ("slurm://jobs", "submitit")])
-def test_a_missing_package_is_named_with_its_extra(
-    address: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(address: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(BadArgument, match=rf"the package {package}; pip install 'pytest-emad\["), open_workers(address):
         pass
