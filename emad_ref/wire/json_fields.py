@@ -1,8 +1,7 @@
 """JSON values read as typed fields, and operating points as JSON.
 
 Each reader takes (name, value) and raises ``BadArgument`` that names it. JSON's true and false are no numbers, though
-Python counts them among its integers. JSON has no infinite numbers: they travel as the texts ``inf`` and ``-inf``.
-What
+Python counts them among its integers. JSON has no infinite numbers: they travel as the texts ``inf`` and ``-inf``. What
 the fields of a point mean, and what is refused, ``emad_ref.point`` decides as for any other point.
 """
 
@@ -10,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
+from emad_ref.point import OperatingPoint
 
 T = TypeVar("T")
 
@@ -85,8 +83,7 @@ def items(name: str, value: Any) -> list[Any]:
     return value
 
 
-Part = TypeVar("Part")
-_INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+# ---------------------------------------------------------------- operating points
 
 
 def point_to_json(point: OperatingPoint) -> dict[str, Any]:
@@ -96,14 +93,15 @@ def point_to_json(point: OperatingPoint) -> dict[str, Any]:
 
 
 def point_from_json(plain: Any) -> OperatingPoint:
-    """The inverse of ``to_json`` and of ``OperatingPoint.to_json``.
+    """The inverse of ``point_to_json`` and of ``OperatingPoint.to_json``.
 
     Keys that are not known are ignored; absent ones take their default.
 
     Raises:
         BadArgument: a value of another type, by its name; a required field that is not there; or a point that is none.
     """
-    return _read_part("point", OperatingPoint, plain)
+    point: OperatingPoint = _read("point", OperatingPoint, plain)
+    return point
 
 
 def _without_infinities(plain: Any) -> Any:
@@ -115,25 +113,38 @@ def _without_infinities(plain: Any) -> Any:
         plain = plain.item()
     if isinstance(plain, float) and math.isnan(plain):
         raise BadArgument("point", plain, "numbers, not NaN")
-    return {math.inf: "inf", -math.inf: "-inf"}.get(plain, plain) if isinstance(plain, float) else plain
+    return str(plain) if isinstance(plain, float) and math.isinf(plain) else plain
 
 
-def _read_part(name: str, kind: type[Part], plain: Any) -> Part:
-    """An instance of one of point's classes, each field read by its row in ``_FIELDS``."""
-    if not isinstance(plain, Mapping):
-        raise BadArgument(name, plain, "an object with the fields of a point")
-    readers = _POINT_READERS[kind.__name__]
-    given = {key: read(f"{name}.{key}", plain[key]) for key, read in readers.items() if key in plain}
-    for field in fields(kind):  # type: ignore[arg-type]  # T is always one of ours
-        if field.default is MISSING and field.name not in given:
-            raise BadArgument(f"{name}.{field.name}", None, "a value", "this field has no default")
+def _read(name: str, kind: Any, value: Any) -> Any:
+    """``value`` as ``kind``, the type that a class of ``emad_ref.point`` declares for the field."""
+    arguments = get_args(kind)
+    if type(None) in arguments:
+        return None if value is None else _read(name, arguments[0], value)
+    if is_dataclass(kind):
+        return _read_object(name, kind, value)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadArgument(name, value, "a list")
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise BadArgument(name, value, "two numbers")
+        return tuple(_read(f"{name}[{i}]", arguments[0], one) for i, one in enumerate(value))
+    return {int: whole, bool: flag, float: _number, bytes: _token_ids}.get(kind, text)(name, value)
+
+
+def _read_object(name: str, kind: Any, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise BadArgument(name, value, "an object with the fields of a point")
+    hints = get_type_hints(kind)
+    given = {key: _read(f"{name}.{key}", hint, value[key]) for key, hint in hints.items() if key in value}
+    for each in fields(kind):
+        if each.default is MISSING and each.name not in given:
+            raise BadArgument(f"{name}.{each.name}", None, "a value", "this field has no default")
     return kind(**given)
 
 
-def _read_number(name: str, value: Any) -> float:
-    if isinstance(value, str) and value in _INFINITIES:
-        return _INFINITIES[value]
-    if not is_number(value):
+def _number(name: str, value: Any) -> float:
+    if value not in ("inf", "-inf") and not is_number(value):
         raise BadArgument(name, value, "a number, 'inf' or '-inf'")
     try:
         return float(value)
@@ -141,72 +152,8 @@ def _read_number(name: str, value: Any) -> float:
         raise BadArgument(name, "an integer of many digits", "a number that a double holds") from None
 
 
-def _read_bytes(name: str, value: Any) -> bytes:
+def _token_ids(name: str, value: Any) -> bytes:
     try:
         return bytes.fromhex(text(name, value))
     except ValueError:
         raise BadArgument(name, value, "hexadecimal digits, two per token id") from None
-
-
-def _read_many(name: str, value: Any, read: Callable[[str, Any], Part]) -> tuple[Part, ...]:
-    if not isinstance(value, list | tuple):
-        raise BadArgument(name, value, "a list")
-    return tuple(read(f"{name}[{i}]", one) for i, one in enumerate(value))
-
-
-def _read_number_pair(name: str, value: Any) -> tuple[float, float]:
-    numbers = _read_many(name, value, _read_number)
-    if len(numbers) != 2:
-        raise BadArgument(name, value, "two numbers")
-    return numbers[0], numbers[1]
-
-
-def _list_of(read: Callable[[str, Any], Part]) -> Callable[[str, Any], tuple[Part, ...]]:
-    return partial(_read_many, read=read)
-
-
-_POINT_READERS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
-    "Estimator": {
-        "kind": text,
-        "k": whole,
-        "rank": whole,
-        "search": text,
-        "correction": _list_of(_read_number_pair),
-        "weights": _list_of(_list_of(_read_number)),
-    },
-    "Confidence": {
-        "minimum": whole,
-        "alpha": _read_number,
-        "alpha_decay": absent_or(_read_number),
-        "emit": text,
-        "rescale": flag,
-        "kept": _list_of(whole),
-        "shrink": absent_or(_read_number),
-    },
-    "BinSpec": {
-        "features": _list_of(text),
-        "position_edges": _list_of(whole),
-        "confidence_edges": _list_of(_read_number),
-        "frequency": _read_bytes,
-    },
-    "OperatingPoint": {
-        "name": text,
-        "family": text,
-        "layers": whole,
-        "ceiling": whole,
-        "probes": _list_of(whole),
-        "thresholds": _list_of(_list_of(_read_number)),
-        "schedule": text,
-        "estimator": lambda name, value: _read_part(name, Estimator, value),
-        "signal": text,
-        "bins": lambda name, value: _read_part(name, BinSpec, value),
-        "margin_nats": absent_or(_read_number),
-        "period": absent_or(whole),
-        "floor": absent_or(whole),
-        "translators": absent_or(text),
-        "interpolate": flag,
-        "confidence": absent_or(lambda name, value: _read_part(name, Confidence, value)),
-        "decay": absent_or(_read_number_pair),
-        "lens": absent_or(text),
-    },
-}
