@@ -9,9 +9,8 @@
 ``corrupted_pairs`` span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
 
 Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and most of that
-in
-towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed); beyond that
-every text belongs to one split for good, by its checksum. This module knows nothing of tokens or models.
+in towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed); beyond
+that every text belongs to one split for good, by its checksum. This module knows nothing of tokens or models.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Literal
+from typing import Any, Literal
 
 from emad_ref.errors import BadArgument
 from emad_ref.text.documents import SPLITS, Split, split_of
@@ -99,199 +98,131 @@ class _PairText:
 
 # ---------------------------------------------------------------- question → answer
 
-
-@dataclass(frozen=True)
-class _StoryEvent:
-    """A sentence and its (question, answer) pairs; ``sums``: those whose answer is a sum."""
-
-    sentence: str
-    asked: tuple[tuple[str, str], ...]
-    sums: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class _EventRoles:
-    """Who and what one event is about; no two events of a passage share an entity, except ``other``.
-
-    ``held``, ``step``: how many there were, and how many came or went.
-    """
-
-    name: str
-    other: str
-    thing: str
-    colour: str
-    place: str
-    time: str
-    container: str
-    held: int
-    step: int
-
-
-def _travel_event(r: _EventRoles) -> _StoryEvent:
-    return _StoryEvent(
-        f"{r.time} {r.name} went to the {r.place}.",
+# Kinds of event: sentence, (question, answer) pairs, and those whose answer is a sum; the question about the place of
+# what was put away needs two sentences.
+_EVENTS = (
+    (
+        "{time} {name} went to the {place}.",
         (
-            (f"Where did {r.name} go?", f"the {r.place}"),
-            (f"Who went to the {r.place}?", r.name),
-            (f"When did {r.name} go?", r.time),
-            (f"Where is the one who went to the {r.place} from?", HOMETOWN[r.name]),
+            ("Where did {name} go?", "the {place}"),
+            ("Who went to the {place}?", "{name}"),
+            ("When did {name} go?", "{time}"),
+            ("Where is the one who went to the {place} from?", "{home}"),
         ),
-    )
-
-
-def _find_event(r: _EventRoles) -> _StoryEvent:
-    return _StoryEvent(
-        f"{r.name} found {r.held} {r.colour} {r.thing} in the {r.place} and {r.step} more.",
+        (),
+    ),
+    (
+        "{name} found {held} {colour} {thing} in the {place} and {step} more.",
         (
-            (f"What did {r.name} find?", f"{r.held} {r.colour} {r.thing}"),
-            (f"Where were the {r.colour} {r.thing}?", f"the {r.place}"),
-            (f"Who found some {r.thing}?", r.name),
-            (f"Where is the one who found some {r.thing} from?", HOMETOWN[r.name]),
+            ("What did {name} find?", "{held} {colour} {thing}"),
+            ("Where were the {colour} {thing}?", "the {place}"),
+            ("Who found some {thing}?", "{name}"),
+            ("Where is the one who found some {thing} from?", "{home}"),
         ),
-        ((f"How many {r.thing} did {r.name} find?", str(r.held + r.step)),),
-    )
-
-
-def _gift_event(r: _EventRoles) -> _StoryEvent:
-    return _StoryEvent(
-        f"{r.name} had {r.held} {r.colour} {r.thing} and gave {r.other} {r.step}.",
+        (("How many {thing} did {name} find?", "{more}"),),
+    ),
+    (
+        "{name} had {held} {colour} {thing} and gave {other} {step}.",
         (
-            (f"What had {r.name}?", f"{r.held} {r.colour} {r.thing}"),
-            (f"Who gave the {r.thing}?", r.name),
-            (f"Who took the {r.colour} {r.thing}?", r.other),
-            (f"Where is the one who gave the {r.thing} from?", HOMETOWN[r.name]),
-            (f"Where is the one who took the {r.thing} from?", HOMETOWN[r.other]),
+            ("What had {name}?", "{held} {colour} {thing}"),
+            ("Who gave the {thing}?", "{name}"),
+            ("Who took the {colour} {thing}?", "{other}"),
+            ("Where is the one who gave the {thing} from?", "{home}"),
+            ("Where is the one who took the {thing} from?", "{other_home}"),
         ),
-        ((f"How many {r.thing} has {r.name} now?", str(r.held - r.step)),),
-    )
-
-
-def _storage_event(r: _EventRoles) -> _StoryEvent:
-    return _StoryEvent(
-        f"{r.name} put the {r.thing} in the {r.colour} {r.container}. "
-        f"The {r.colour} {r.container} is in the {r.place}.",
+        (("How many {thing} has {name} now?", "{left}"),),
+    ),
+    (
+        "{name} put the {thing} in the {colour} {container}. The {colour} {container} is in the {place}.",
         (
-            (f"What did {r.name} put?", f"the {r.thing}"),
-            (f"Where did {r.name} put the {r.thing}?", f"the {r.colour} {r.container}"),
-            (f"In what place are the {r.thing}?", f"the {r.place}"),  # two sentences
-            (f"Where is the one who put the {r.thing} from?", HOMETOWN[r.name]),
+            ("What did {name} put?", "the {thing}"),
+            ("Where did {name} put the {thing}?", "the {colour} {container}"),
+            ("In what place are the {thing}?", "the {place}"),
+            ("Where is the one who put the {thing} from?", "{home}"),
         ),
-    )
-
-
-_EVENTS: tuple[Callable[[_EventRoles], _StoryEvent], ...] = (_travel_event, _find_event, _gift_event, _storage_event)
+        (),
+    ),
+)
 
 
 def _question(rng: random.Random) -> _PairText:
-    """Each kind of event once, in any order, and one question about one of them."""
+    """Each kind of event once, in any order, and one question about one of them.
+
+    No two events of a passage share a person, thing, colour or place, but for the person who is given something.
+    """
     kinds = rng.sample(_EVENTS, len(_EVENTS))
     people = rng.sample(NAMES, 4)
     drawn = zip(people, rng.sample(THINGS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
-    events = [
-        kind(
-            _EventRoles(
-                name=name,
-                other=rng.choice([other for other in people if other != name]),
-                thing=thing,
-                colour=colour,
-                place=place,
-                time=rng.choice(TIMES),
-                container=rng.choice(CONTAINERS),
-                held=rng.randint(LEAST_HELD, MOST_HELD),
-                step=rng.randint(1, STEP),
-            )
-        )
-        for kind, (name, thing, colour, place) in zip(kinds, drawn, strict=True)
-    ]
-    sums = rng.random() < SUMS_SHARE
-    question, answer = rng.choice(rng.choice([e.sums for e in events if e.sums] if sums else [e.asked for e in events]))
-    return _PairText(" ".join(event.sentence for event in events), question, answer)
+    sentences, plain, sums = [], [], []
+    for (sentence, asked, added), (name, thing, colour, place) in zip(kinds, drawn, strict=True):
+        other = rng.choice([other for other in people if other != name])
+        roles: dict[str, Any] = {"name": name, "other": other, "thing": thing, "colour": colour, "place": place}
+        roles |= {"time": rng.choice(TIMES), "container": rng.choice(CONTAINERS)}
+        roles |= {"home": HOMETOWN[name], "other_home": HOMETOWN[other], **_amounts(rng)}
+        sentences.append(sentence.format_map(roles))
+        plain.append([(question.format_map(roles), answer.format_map(roles)) for question, answer in asked])
+        if added:
+            sums.append([(question.format_map(roles), answer.format_map(roles)) for question, answer in added])
+    question, answer = rng.choice(rng.choice(sums if rng.random() < SUMS_SHARE else plain))
+    return _PairText(" ".join(sentences), question, answer)
+
+
+def _amounts(rng: random.Random) -> dict[str, int]:
+    """How many things there were, how many came or went, and how many there are then."""
+    held, step = rng.randint(LEAST_HELD, MOST_HELD), rng.randint(1, STEP)
+    return {"held": held, "step": step, "more": held + step, "left": held - step}
 
 
 # ---------------------------------------------------------------- dialogue → summary
 
-
-@dataclass(frozen=True)
-class _DialogueScene:
-    """Who talks about what; ``place`` and ``instead`` differ."""
-
-    name: str
-    other: str
-    thing: str
-    colour: str
-    place: str
-    instead: str
-    time: str
-    held: int
-    step: int
-
-
-Turns = list[str]  # spoken in alternation; the first by ``name``
-
-
-def _carry(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
-    turns = [
-        rng.choice(
+# Kinds of exchange: turns, spoken in alternation, the first by ``name``, each in one of several wordings; the outcome.
+_DIALOGUES = (
+    (
+        (
             (
-                f"Can you take {s.held} {s.thing} to the {s.place}, and {s.step} more?",
-                f"Take {s.held} {s.thing} and {s.step} more to the {s.place} for me.",
-            )
+                "Can you take {held} {thing} to the {place}, and {step} more?",
+                "Take {held} {thing} and {step} more to the {place} for me.",
+            ),
+            ("Sure, {time}.", "I will, {time}."),
         ),
-        rng.choice((f"Sure, {s.time}.", f"I will, {s.time}.")),
-    ]
-    total = s.held + s.step
-    return turns, f"{s.name} asked {s.other} to take {total} {s.thing} to the {s.place}. {s.other} will, {s.time}."
-
-
-def _decline(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
-    turns = [
-        rng.choice((f"Can you take the {s.thing} to the {s.place}?", f"Take the {s.thing} to the {s.place} for me.")),
-        rng.choice((f"No, I am cleaning the {s.instead}.", f"Not now, I am in the {s.instead}.")),
-    ]
-    return turns, f"{s.name} asked {s.other} to take the {s.thing} to the {s.place}. {s.other} is in the {s.instead}."
-
-
-def _meet(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
-    turns = [
-        rng.choice((f"Can we meet in the {s.place}?", f"Will you go to the {s.place} with me?")),
-        rng.choice((f"No, in the {s.instead}.", f"The {s.place} is not clean. In the {s.instead}?")),
-        rng.choice((f"Sure, {s.time}.", f"Good, {s.time} in the {s.instead}.")),
-        "Good.",
-    ]
-    return turns, f"{s.name} and {s.other} will meet in the {s.instead} {s.time}."
-
-
-def _lose(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
-    turns = [
-        rng.choice((f"I lost the {s.colour} {s.thing}.", f"Where are the {s.colour} {s.thing}? I lost them.")),
-        rng.choice((f"Look in the {s.place}.", f"I found some {s.thing} in the {s.place}.")),
-        f"Thank you, {s.other}!",
-        "Sure.",
-    ]
-    return turns, f"{s.name} lost the {s.colour} {s.thing}. {s.other} said that the {s.thing} were in the {s.place}."
-
-
-def _swap(rng: random.Random, s: _DialogueScene) -> tuple[Turns, str]:
-    turns = [
-        rng.choice(
-            (f"I have {s.held} {s.thing}. Can I give you {s.step}?", f"Take {s.step} of my {s.held} {s.thing}.")
+        "{name} asked {other} to take {more} {thing} to the {place}. {other} will, {time}.",
+    ),
+    (
+        (
+            ("Can you take the {thing} to the {place}?", "Take the {thing} to the {place} for me."),
+            ("No, I am cleaning the {instead}.", "Not now, I am in the {instead}."),
         ),
-        rng.choice((f"Thank you! Then take the {s.colour} bag.", f"Sure, for the {s.colour} bag.")),
-    ]
-    left = s.held - s.step
-    return turns, f"{s.name} gave {s.other} {s.step} {s.thing} for the {s.colour} bag and has {left} now."
-
-
-_DIALOGUES: tuple[Callable[[random.Random, _DialogueScene], tuple[Turns, str]], ...] = (
-    _carry,
-    _decline,
-    _meet,
-    _lose,
-    _swap,
+        "{name} asked {other} to take the {thing} to the {place}. {other} is in the {instead}.",
+    ),
+    (
+        (
+            ("Can we meet in the {place}?", "Will you go to the {place} with me?"),
+            ("No, in the {instead}.", "The {place} is not clean. In the {instead}?"),
+            ("Sure, {time}.", "Good, {time} in the {instead}."),
+            ("Good.",),
+        ),
+        "{name} and {other} will meet in the {instead} {time}.",
+    ),
+    (
+        (
+            ("I lost the {colour} {thing}.", "Where are the {colour} {thing}? I lost them."),
+            ("Look in the {place}.", "I found some {thing} in the {place}."),
+            ("Thank you, {other}!",),
+            ("Sure.",),
+        ),
+        "{name} lost the {colour} {thing}. {other} said that the {thing} were in the {place}.",
+    ),
+    (
+        (
+            ("I have {held} {thing}. Can I give you {step}?", "Take {step} of my {held} {thing}."),
+            ("Thank you! Then take the {colour} bag.", "Sure, for the {colour} bag."),
+        ),
+        "{name} gave {other} {step} {thing} for the {colour} bag and has {left} now.",
+    ),
 )
 
 
-def _small_talk(rng: random.Random) -> Turns:
+def _small_talk(rng: random.Random) -> list[str]:
     """Nothing that a summary would tell, said about the same kinds of things."""
     return [
         f"{rng.choice(TIMES)} I was in the {rng.choice(PLACES)}.",
@@ -299,21 +230,18 @@ def _small_talk(rng: random.Random) -> Turns:
     ]
 
 
-def _scene(rng: random.Random, name: str, other: str) -> _DialogueScene:
-    place, instead = rng.sample(PLACES, 2)
-    time = rng.choice(TIMES).replace("In", "in").replace("On", "on")
-    held, step = rng.randint(LEAST_HELD, MOST_HELD), rng.randint(1, STEP)
-    return _DialogueScene(name, other, rng.choice(THINGS), rng.choice(COLOURS), place, instead, time, held, step)
-
-
 def _dialogue(rng: random.Random) -> _PairText:
     """Two different exchanges, each opened by the same person: every exchange has an even number of turns."""
     name, other = rng.sample(NAMES, 2)
     said, outcomes = (_small_talk(rng) if rng.random() < 0.5 else []), []
-    for kind in rng.sample(_DIALOGUES, 2):
-        turns, outcome = kind(rng, _scene(rng, name, other))
-        said += turns
-        outcomes.append(outcome)
+    for turns, outcome in rng.sample(_DIALOGUES, 2):
+        place, instead = rng.sample(PLACES, 2)
+        roles: dict[str, Any] = {"name": name, "other": other, "place": place, "instead": instead}
+        roles["time"] = rng.choice(TIMES).replace("In", "in").replace("On", "on")
+        roles |= _amounts(rng) | {"thing": rng.choice(THINGS), "colour": rng.choice(COLOURS)}
+        worded = (rng.choice(wordings) if len(wordings) > 1 else wordings[0] for wordings in turns)
+        said += [turn.format_map(roles) for turn in worded]
+        outcomes.append(outcome.format_map(roles))
     spoken = (f"{(name, other)[i % 2]}: {turn}" for i, turn in enumerate(said))
     return _PairText(" ".join(spoken), "", " ".join(outcomes))
 
