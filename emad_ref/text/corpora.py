@@ -27,8 +27,8 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from emad_ref.files import file_kind, parse_json, read_lines
 from emad_ref.record import Ints
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
+
+# ---------------------------------------------------------------- the hub
 
 HUB_TIMEOUT_S = 5.0  # seconds
 
@@ -80,15 +82,17 @@ def hub_offline() -> Iterator[None]:
         yield
 
 
+# ---------------------------------------------------------------- near-duplicates
+
 DUPLICATE_SIMILARITY = 0.4  # share of the shingles of two documents from which they count as one
 SHINGLE = 5  # pieces
 MAX_PIECES = 4_000  # pieces of a document that are looked at: more than the windows of it that are judged
 SKETCH_SIZE = 256  # smallest hashes of a document: the index is known to 0.03 near the threshold
 # of them, by which likely duplicates are found: two texts that are alike share fewer than two once in 300 times
 LOOKUP_HASHES = 16
-# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON of them have says
-# little: it is looked up only for a document with fewer than RARE others. No hash leads to more than MOST documents,
-# and no document is compared with more than COMPARED, those that share most with it: time grows with their number.
+# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON_HOLDERS of them have
+# says little: it is looked up only for a document with fewer than MIN_RARE_HASHES others. No hash leads to more than
+# MAX_HOLDERS documents, and no document is compared with more than MAX_COMPARISONS: time grows with their number.
 COMMON_HOLDERS, MIN_RARE_HASHES, MAX_HOLDERS, MAX_COMPARISONS = 64, 6, 1_024, 8
 MAX_DUPLICATES_IN_A_ROW = 10_000  # near-duplicates in a row, after which a source says nothing new any more
 
@@ -97,7 +101,7 @@ _FACTORS = np.array([0x9E3779B97F4A7C15 * (2 * k + 1) % 2**64 for k in range(SHI
 
 
 def bottom_k_sketch(text: str) -> NDArray[np.uint64]:
-    """[at most ``KEPT``] the smallest hashes of the text's shingles, ascending; of few pieces one hash of them all."""
+    """[at most ``SKETCH_SIZE``] the smallest hashes of the text's shingles, ascending; of few pieces one hash of them all."""
     pieces = islice(_PIECE.finditer(text), MAX_PIECES)
     codes = np.array([zlib.crc32(piece.group().lower().encode()) for piece in pieces], dtype=np.uint64)
     if len(codes) < SHINGLE:  # too short for a shingle, or no word at all: only the same again is alike
@@ -145,7 +149,7 @@ class DocumentIndex:
 class DistinctDocuments(Iterator[str]):
     """The first of all documents that are alike, in order; ``left_out`` counts the others that were read so far.
 
-    A source that gives nothing new ``MAX_DUPLICATES_IN_A_ROW`` times in a row ends.
+    A source that gives nothing new ``MAX_DUPLICATES_IN_A_ROW`` times ends.
     """
 
     def __init__(self, documents: Iterable[str]) -> None:
@@ -169,6 +173,8 @@ def duplicate_clusters(texts: Iterable[str]) -> Ints:
     return np.array([seen.place(text)[0] for text in texts], dtype=np.int64)
 
 
+# ---------------------------------------------------------------- corpora
+
 HUB_SETS = {  # repository, configuration
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
     "pile": ("NeelNanda/pile-10k", None),
@@ -190,8 +196,8 @@ class CorpusUnavailable(EmadError):
 def corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
-    Those of files, data sets and extensions come as ``corpora.DistinctDocuments``: of near-duplicates the first alone,
-    for they are what is counted as independent. The world's are drawn independently, and left as they are.
+    Those of files, data sets and extensions come as ``DistinctDocuments``: of near-duplicates the first alone, for
+    they are what is counted as independent. The world's are drawn independently, and left as they are.
 
     Raises:
         BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
@@ -258,19 +264,15 @@ def file_part(path: Path, quarters: Quarters) -> Iterator[str]:
 def folder_documents(folder: Path, split: Split) -> Iterator[str]:
     """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused."""
     stem = "test" if split == "evaluate" else "valid"
-    found = sorted(path for path in _entries(folder) if path.stem == stem and path.suffix in READERS)
+    try:
+        found = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
+    except OSError as error:
+        raise BadArgument("corpus", str(folder), "a folder that can be read", str(error.strerror)) from error
     if not found:
         raise BadArgument(
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
     return file_documents(found[0]) if split == "evaluate" else file_part(found[0], WITHOUT_TEST[split])
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise BadArgument("corpus", str(folder), "a folder that can be read", str(error.strerror)) from error
 
 
 def file_documents(path: Path) -> Iterator[str]:
@@ -282,10 +284,15 @@ def file_documents(path: Path) -> Iterator[str]:
 
 def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
-    wikitext = has_articles(path)
+    starts = is_heading if has_articles(path) else lambda line: not line.strip()
+    return _join_lines(clean_lines(path), starts)
+
+
+def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator[str]:
+    """``lines`` joined into documents, each of which begins with a line that ``starts`` one."""
     document: list[str] = []
-    for line in clean_lines(path):
-        if is_heading(line) if wikitext else not line.strip():
+    for line in lines:
+        if starts(line) and document:
             yield "".join(document)
             document = []
         document.append(line)
@@ -318,17 +325,14 @@ def jsonl_documents(path: Path) -> Iterator[str]:
     """The field ``text`` of every line; blank lines are passed over."""
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         if line.strip():
-            yield _text_field(line, f"{path.name}, line {number}")
-
-
-def _text_field(line: str, place: str) -> str:
-    try:
-        text = parse_json(line)["text"]
-    except (ValueError, KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
-    return clean_text(text, place)
+            place = f"{path.name}, line {number}"
+            try:
+                text = parse_json(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
+            yield clean_text(text, place)
 
 
 READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
@@ -344,11 +348,9 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
     try:
         from datasets import load_dataset  # an extra: only this source needs it
 
-        if is_hub_reachable():
-            rows = load_dataset(name, configuration, split=part, streaming=True)
-        else:
-            with hub_offline():  # what an earlier download left in the cache; that is no stream
-                rows = load_dataset(name, configuration, split=part, streaming=False)
+        streaming = is_hub_reachable()  # what an earlier download left in the cache is no stream
+        with nullcontext() if streaming else hub_offline():
+            rows = load_dataset(name, configuration, split=part, streaming=streaming)
         first = next(iter(rows))
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise CorpusUnavailable(
@@ -360,28 +362,23 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
         raise CorpusUnavailable(
             f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'; choose another corpus"
         )
-    lines = (clean_text(row["text"], name) for row in rows if not _holds_nul(row["text"], name))
+    lines = (clean_text(row["text"], name) for row in rows if _is_clean(row["text"], name))
     return (text for text in (join_articles(lines) if corpus == "wikitext" else lines) if text.strip())
 
 
-def _holds_nul(text: str, name: str) -> bool:
-    """Whether a document of the hub is left out, by name, because it cannot be mended there."""
-    if "\0" not in text:
-        return False
-    log.warning("%s: a document holds NUL, which is no text, and is left out: %.60r", name, text)
-    return True
+def _is_clean(text: str, name: str) -> bool:
+    """Whether a document of the hub is text; one that holds NUL cannot be mended there and is left out, by name."""
+    if "\0" in text:
+        log.warning("%s: a document holds NUL, which is no text, and is left out: %.60r", name, text)
+    return "\0" not in text
 
 
 def join_articles(lines: Iterable[str]) -> Iterator[str]:
     """Lines of the hub's WikiText, joined into articles."""
-    document: list[str] = []
-    for line in lines:
-        if is_heading(line) and document:
-            yield "".join(document)
-            document = []
-        document.append(line)
-    yield "".join(document)
+    return _join_lines(lines, is_heading)
 
+
+# ---------------------------------------------------------------- tokens
 
 LONG_CHARACTERS = 100_000  # characters; shorter documents are tokenised whole
 MARGIN_TOKENS = 64  # tokens before a cut, which are not read
