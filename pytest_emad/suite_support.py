@@ -1,10 +1,8 @@
 """What suite files call: claims as test parameters, the answer to a claim, an audit's finding, benchmark rows.
 
 ``claim_parameters`` makes one parameter per claim of a suite. ``record_answer`` decides a claim and puts the verdict
-on
-record. ``Auditor`` fails the test on a finding, warns, or records a count of ties. ``CLOCK`` hands pytest-benchmark
-the
-durations that the paired clock measured, because its own loop times one arm after the other, which drift makes
+on record. ``Auditor`` fails the test on a finding, warns, or records a count of ties. ``CLOCK`` hands pytest-benchmark
+the durations that the paired clock measured, because its own loop times one arm after the other, which drift makes
 incomparable.
 """
 

@@ -14,9 +14,8 @@ context positions before the last run at it; the last context position is the fi
 ``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
 
 Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``), so one batched teacher-forced
-pass
-that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would. A
-foreign decoder, or a point that replay does not cover, is decoded token by token through its Session. Tokens,
+pass that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would.
+A foreign decoder, or a point that replay does not cover, is decoded token by token through its Session. Tokens,
 truncation and windows are those of lm-eval's ``hf`` model; no rule sees padding, which stands to the right of every
 decided position.
 

@@ -7,9 +7,8 @@
 ``runs``    needs real decoding: ``program_passes`` on prompt + continuation + asserts.
 
 So the first two are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and
-never
-runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a call
-with an integer; anything else does not pass. ``AnswerStrategy`` is how tasks ask two models for answers.
+never runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a
+call with an integer; anything else does not pass. ``AnswerStrategy`` is how tasks ask two models for answers.
 """
 
 from __future__ import annotations

@@ -8,14 +8,12 @@ PATH                                 a .txt file (articles if it has WikiText he
                                      (field ``text``), or a folder with valid.txt and test.txt
 
 Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest. What
-is
-shared is dealt in runs of consecutive documents, because neighbours may be about one thing. Where documents are
+is shared is dealt in runs of consecutive documents, because neighbours may be about one thing. Where documents are
 paragraphs, the one at each border belongs to no split.
 
 Near-duplicates are documents whose sets of five consecutive word pieces have a Jaccard index of at least 0.4,
-estimated
-from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is kept: what
-is counted as independent must not be the same text again.
+estimated from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is
+kept: what is counted as independent must not be the same text again.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ _FACTORS = np.array([0x9E3779B97F4A7C15 * (2 * k + 1) % 2**64 for k in range(SHI
 
 
 def bottom_k_sketch(text: str) -> NDArray[np.uint64]:
-    """[at most ``SKETCH_SIZE``] the smallest hashes of the text's shingles, ascending; of few pieces one hash of them all."""
+    """[at most ``SKETCH_SIZE``] the smallest hashes of the shingles, ascending; of few pieces one hash of all."""
     pieces = islice(_PIECE.finditer(text), MAX_PIECES)
     codes = np.array([zlib.crc32(piece.group().lower().encode()) for piece in pieces], dtype=np.uint64)
     if len(codes) < SHINGLE:  # too short for a shingle, or no word at all: only the same again is alike
