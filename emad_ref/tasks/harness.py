@@ -13,11 +13,7 @@ context positions before the last run at it; the last context position is the fi
 ``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens, every token predicted once
 ``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
 
-Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``), so one batched teacher-forced
-pass that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would.
-A foreign decoder, or a point that replay does not cover, is decoded token by token through its Session. Tokens,
-truncation and windows are those of lm-eval's ``hf`` model; no rule sees padding, which stands to the right of every
-decided position.
+Tokens, truncation and windows are those of lm-eval's ``hf`` model; ``continuations`` scores and generates.
 
 A journal keeps finished requests on disk, one JSON-lines file per model, point, dtype and library versions, so that an
 interrupted evaluation continues. lm-eval's own request cache is no substitute: its keys do not name the model.
@@ -30,8 +26,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -45,24 +40,35 @@ from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from numpy.typing import NDArray
-from torch import Tensor
 from tqdm import tqdm
 
 from emad_ref.calibration.profile import load_profile
-from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, TokenSequence, Trace
+from emad_ref.calibration.trace import TOKENS_PER_BATCH, TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, EmadError, suggest_nearest
 from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file
 from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.probes.signal_values import require_finite
-from emad_ref.protocol import Decoder, Prompt, Session
-from emad_ref.record import Ints
-from emad_ref.replay import argmax_at, replay, sequence_sums
-from emad_ref.schedule.schedules import schedule_of
-from emad_ref.signals import SIGNALS
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.tasks.continuations import (
+    Answer,
+    ForcedInput,
+    begin_by_protocol,
+    begin_on_device,
+    generate_greedy,
+    is_replayable,
+    score_by_decoding,
+    score_by_replay,
+    stop_finder,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NEW_TOKENS = 256  # where a task names no length; lm-eval's own default
+QUIET_SECONDS = 3.0  # work shorter than this shows no progress bar
+GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
 
 
 class BadJournal(EmadError):
@@ -88,16 +94,14 @@ class ResultJournal:
         if self.path.exists():
             self._read(identity)
         if not self.path.exists() or self.path.stat().st_size == 0:
-            self._append([json.dumps({"identity": identity}, sort_keys=True)])
+            append_text(self.path, json.dumps({"identity": identity}, sort_keys=True) + "\n", "journal")
 
     def record(self, results: Iterable[tuple[str, Any]]) -> None:
         """Keep (request hash, result) pairs: on disk when this returns."""
         new = dict(results)
         self.results.update(new)
-        self._append(json.dumps({"request": key, "result": result}) for key, result in new.items())
-
-    def _append(self, lines: Iterable[str]) -> None:
-        append_text(self.path, "".join(line + "\n" for line in lines), "journal")
+        lines = (json.dumps({"request": key, "result": result}) + "\n" for key, result in new.items())
+        append_text(self.path, "".join(lines), "journal")
 
     def _read(self, identity: dict[str, Any]) -> None:
         whole = read_bytes(self.path, "journal")
@@ -121,280 +125,6 @@ class ResultJournal:
                 f"journal={str(self.path)!r}, line {number}={shown!r}, but expected a result "
                 f"({type(error).__name__}: {error}); remove the file to start over"
             ) from error
-
-
-log = logging.getLogger(__name__)
-
-Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding gives the same tokens
-Scorer = Callable[[Sequence["Forced"]], list[Answer]]
-T = TypeVar("T")
-
-NEW_TOKENS = 256  # where a task names no length; lm-eval's own default
-QUIET_SECONDS = 3.0  # work shorter than this shows no progress bar
-GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
-
-
-@dataclass(frozen=True)
-class Forced:
-    """One input to run once, and the continuations it decides.
-
-    ``tokens`` what is fed, the last target of a continuation excluded; ``adaptive_from`` the last context position;
-    ``lasts`` the last target of each continuation: those that differ in it alone, as options of one token do, share the
-    input.
-    """
-
-    tokens: tuple[int, ...]
-    adaptive_from: int
-    lasts: tuple[int, ...]
-
-    def targets(self, last: int) -> list[int]:
-        """Tokens predicted from ``adaptive_from`` on."""
-        return [*self.tokens[self.adaptive_from + 1 :], last]
-
-    @property
-    def decided(self) -> int:
-        return len(self.tokens) - self.adaptive_from
-
-
-# ---------------------------------------------------------------- scoring by one teacher-forced pass and replay
-
-
-def is_replayable(point: OperatingPoint) -> bool:
-    """Whether full readouts of the true states decide ``point``; other signals, estimators, lenses, copied states:
-    decoded.
-    """
-    recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
-    return recorded and point.lens is None and schedule_of(point).settle is not None
-
-
-def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:
-    """Answers of every input's continuations, in order, from one forward."""
-    trace = read_layers(stepper, point, batch)
-    at = replay(trace, point)
-    likelihood = -sequence_sums(trace, at.nll_nats)
-    hits = sequence_sums(trace, argmax_at(trace, at.depth) == trace.target)
-    return list(zip(likelihood.tolist(), (hits == trace.lengths).tolist(), strict=True))
-
-
-def layers_read(point: OperatingPoint) -> tuple[int, ...]:
-    """Layers whose readout ``point`` can ask for: probes and ceiling; all, where tokens may stop between probes."""
-    anywhere = schedule_of(point).ruleless or point.interpolate
-    return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
-
-
-@torch.inference_mode()
-def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> Trace:
-    """A trace, one sequence per continuation, that holds the layers ``point`` reads and NaN (top-1: −1) elsewhere.
-
-    The signal, the only one that the point compares, is read after its probes.
-
-    Raises:
-        NotFinite: logits hold NaN or infinity.
-    """
-    hidden, frame, decided = _embed_batch(stepper, batch)
-    rows, target = _readout_rows(batch)
-    empty = np.full((len(rows), point.layers), np.nan, dtype=np.float32)
-    columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
-    columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
-    at = 0
-    for layer in layers_read(point):
-        hidden = stepper.run(hidden, at, layer, frame, None)
-        at = layer
-        signal = point.signal if layer in point.probes else None
-        for name, values in _read_columns(stepper, hidden[decided], rows, target, layer, signal).items():
-            columns[name][:, layer - 1] = values
-    sequences = [forced for forced in batch for _ in forced.lasts]
-    return Trace(
-        signals={point.signal: columns.pop(point.signal)},
-        **columns,
-        token=np.concatenate([forced.tokens[forced.adaptive_from :] for forced in sequences]),
-        target=target,
-        position=np.concatenate([np.arange(forced.adaptive_from, len(forced.tokens)) for forced in sequences]),
-        starts=np.concatenate([[0], np.cumsum([forced.decided for forced in sequences])]),
-        prompts=np.array([forced.adaptive_from for forced in sequences]),
-    )
-
-
-def _embed_batch(stepper: Stepper, batch: Sequence[Forced]) -> tuple[Tensor, Any, Tensor]:
-    """(h_0 [inputs, widest, D] padded on the right, its frame, which positions are decided)."""
-    lengths = np.array([len(forced.tokens) for forced in batch])
-    tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
-    decided = np.zeros(tokens.shape, dtype=bool)
-    for row, forced in enumerate(batch):
-        tokens[row, : len(forced.tokens)] = forced.tokens
-        decided[row, forced.adaptive_from : len(forced.tokens)] = True
-    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
-    return hidden, frame, torch.from_numpy(decided).to(stepper.device)
-
-
-def _readout_rows(batch: Sequence[Forced]) -> tuple[Ints, Ints]:
-    """Per (continuation, target) the row among the decided positions of all inputs, and the target."""
-    rows, targets, start = [], [], 0
-    for forced in batch:
-        for last in forced.lasts:
-            rows.append(np.arange(start, start + forced.decided))
-            targets.append(np.array(forced.targets(last), dtype=np.int64))
-        start += forced.decided
-    return np.concatenate(rows), np.concatenate(targets)
-
-
-def _read_columns(
-    stepper: Stepper, hidden: Tensor, rows: Ints, target: Ints, layer: int, signal: str | None
-) -> dict[str, NDArray[Any]]:
-    """Columns of a trace after ``layer``, one value per target; the head runs once per row of ``hidden`` [n, D].
-
-    In slices of rows, because the logits of a whole batch of windows would not fit: 8 × 2048 × 50,304 floats are 3 GB.
-    """
-    columns: dict[str, NDArray[Any]] = {}
-    for start in range(0, len(hidden), TOKENS_PER_BATCH):
-        logits = stepper.logits(hidden[start : start + TOKENS_PER_BATCH]).float()
-        here = np.flatnonzero((rows >= start) & (rows < start + TOKENS_PER_BATCH))
-        at = torch.from_numpy(rows[here] - start).to(logits.device)
-        wanted = torch.from_numpy(target[here]).to(logits.device)
-        for name, values in _readout_columns(logits, at, wanted, layer, signal).items():
-            columns.setdefault(name, np.empty(len(rows), dtype=values.dtype))[here] = values
-    return columns
-
-
-def _readout_columns(
-    logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str | None
-) -> dict[str, NDArray[Any]]:
-    """Values of the readouts ``at`` [targets] in ``logits`` [rows, V]; the ``signal`` where a rule compares it."""
-    scale = torch.logsumexp(logits, dim=-1)
-    require_finite(scale, f"after layer {layer}")
-    best = logits.max(dim=-1)
-    columns = {
-        "nll_nats": (scale[at] - logits[at, wanted]).cpu().numpy(),
-        "top1": best.indices[at].int().cpu().numpy(),
-        "top1_probability": (best.values - scale)[at].exp().cpu().numpy(),
-    }
-    if signal is not None:
-        values = SIGNALS[signal].of(logits)
-        require_finite(values, f"after layer {layer}")
-        columns[signal] = values[at].float().cpu().numpy()
-    return columns
-
-
-# ---------------------------------------------------------------- scoring by any decoder, token by token
-
-
-def score_by_decoding(decoder: Decoder, batch: Sequence[Forced]) -> list[Answer]:
-    """Answers of every input's continuations, in order, from one session fed token by token."""
-    session, step = decoder.start([Prompt(np.array(f.tokens[: f.adaptive_from + 1], dtype=np.int64)) for f in batch])
-    answers: list[list[Answer]] = [[] for _ in batch]
-    so_far: list[Answer] = [(0.0, True)] * len(batch)
-    alive = list(range(len(batch)))
-    try:
-        for offset in range(max(forced.decided for forced in batch)):
-            ended = []
-            for i, row in enumerate(alive):
-                forced, logits = batch[row], step.logits[i, -1]
-                if offset == forced.decided - 1:
-                    answers[row] = [_extend_answer(so_far[row], logits, last) for last in forced.lasts]
-                    ended.append(i)
-                else:
-                    so_far[row] = _extend_answer(so_far[row], logits, forced.tokens[forced.adaptive_from + offset + 1])
-            if len(ended) == len(alive):
-                break
-            if ended:
-                session.drop(np.array(ended))
-                alive = [row for i, row in enumerate(alive) if i not in set(ended)]
-            step = session.feed(np.array([[batch[row].tokens[batch[row].adaptive_from + offset + 1]] for row in alive]))
-    finally:
-        session.close()
-    return [answer for per_input in answers for answer in per_input]
-
-
-def _extend_answer(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
-    """An answer lengthened by one target under ``logits`` [V]."""
-    top = logits.max()
-    log_p = logits[target] - top - np.log(np.exp(logits - top).sum())
-    return so_far[0] + float(log_p), so_far[1] and int(logits.argmax()) == target
-
-
-# ---------------------------------------------------------------- generation
-
-
-NextTokens = Callable[[list[int]], list[int]]
-"""Feed one token to each row, get the most likely next of each."""
-
-GenerationStart = tuple[Session, list[int], NextTokens]
-"""A session, the most likely token after each of its prompts, and how to go on from there."""
-
-
-def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationStart:
-    """With any decoder."""
-    session, step = decoder.start(prompts)
-
-    def follow(tokens: list[int]) -> list[int]:
-        picked: list[int] = session.feed(np.array(tokens)[:, None]).logits[:, -1].argmax(axis=-1).tolist()
-        return picked
-
-    return session, step.logits[:, -1].argmax(axis=-1).tolist(), follow
-
-
-def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
-    """With our own, without the protocol's float64 copy of all logits on the host: one integer per row crosses."""
-    session, arrival = decoder.begin(prompts, max_new)
-
-    @torch.inference_mode()
-    def follow(tokens: list[int]) -> list[int]:
-        ids = torch.tensor(tokens, device=decoder.stepper.device)[:, None]
-        picked: list[int] = session.advance(ids, None).logits[:, -1].argmax(dim=-1).tolist()
-        return picked
-
-    return session, arrival.logits[:, -1].argmax(dim=-1).tolist(), follow
-
-
-def generate_greedy(
-    begun: GenerationStart, max_new: int, ends: Collection[int], stopped: Callable[[Sequence[int]], bool]
-) -> list[list[int]]:
-    """Greedy tokens of each prompt, up to one of ``ends`` (left out), a text that ``stopped`` knows, or ``max_new``."""
-    session, picked, follow = begun
-    emitted: list[list[int]] = [[] for _ in picked]
-    alive = list(range(len(picked)))
-    try:
-        while True:
-            ended = []
-            for i, (row, token) in enumerate(zip(alive, picked, strict=True)):
-                if token in ends:
-                    ended.append(i)
-                    continue
-                emitted[row].append(token)
-                if len(emitted[row]) == max_new or stopped(emitted[row]):
-                    ended.append(i)
-            if len(ended) == len(alive):
-                return emitted
-            if ended:
-                session.drop(np.array(ended))
-                keep = sorted(set(range(len(alive))).difference(ended))
-                alive, picked = [alive[i] for i in keep], [picked[i] for i in keep]
-            session.commit(session.length)
-            picked = follow(picked)
-    finally:
-        session.close()
-
-
-def stop_finder(text: Callable[[Sequence[int]], str], stops: Sequence[str]) -> Callable[[Sequence[int]], bool]:
-    """Whether the ``text`` of some tokens holds a stop string, asked after every token.
-
-    Looked for in the last tokens first: a stop that the newest token completes spans no more tokens than it has bytes,
-    and two more for what decoding a part does to its edge (a character cut in two, a leading space). Decoding all of
-    them at every token took a fifth of the time of generating with a small model. What this overlooks would cost time
-    and change nothing: ``generate_until`` cuts the whole text before its first stop string.
-    """
-    wanted = [stop for stop in stops if stop]
-    reach = 2 + max((len(stop.encode()) for stop in wanted), default=0)
-
-    def stopped(tokens: Sequence[int]) -> bool:
-        return _contains_any(text(tokens[-reach:]), wanted) and _contains_any(text(tokens), wanted)
-
-    return stopped
-
-
-def _contains_any(text: str, stops: Sequence[str]) -> bool:
-    return any(stop in text for stop in stops)
 
 
 # ---------------------------------------------------------------- the model that lm-eval sees
@@ -560,7 +290,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         known = self._known()
         todo = {key: request for key, request in zip(keys, wanted, strict=True) if key not in known}
         inputs = [
-            (Forced(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
+            (ForcedInput(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
             for (tokens, start), group in _group_by_input(todo)
         ]
         score = self._scorer()
@@ -683,7 +413,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         emitted = generate_greedy(begun, max_new, self.loaded.ends, stopped)
         return [postprocess_generated_text(text(tokens), list(stops), None) for tokens in emitted]
 
-    def _scorer(self) -> Scorer:
+    def _scorer(self) -> Callable[[Sequence[ForcedInput]], list[Answer]]:
         if self._decoder is None and is_replayable(self.point):
             return lambda batch: score_by_replay(self.stepper, self.point, batch)
         return lambda batch: score_by_decoding(self._decoder or self._own_decoder(len(batch)), batch)

@@ -28,8 +28,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.loading import LoadedModel
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Bools
+from emad_ref.tasks.continuations import Answer, stop_finder
 from emad_ref.tasks.evaluation import evaluate_tasks, task_manager
-from emad_ref.tasks.harness import Answer, EmadLM, stop_finder
+from emad_ref.tasks.harness import EmadLM
 from emad_ref.tasks.logging import lm_eval_quiet
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 from emad_ref.text.documents import Split

@@ -10,7 +10,7 @@ from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.harness import Forced, score_by_decoding, score_by_replay
+from emad_ref.tasks.continuations import ForcedInput, score_by_decoding, score_by_replay
 
 ROWS, CONTEXT = 4, 8
 CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one
@@ -24,7 +24,7 @@ def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
         pytest.skip("not applicable (an encoder-decoder model: requests have no source)")
     texts = [prompt.tokens.tolist() for prompt in subject.prompts(ROWS, CONTEXT + longest)]
     requests = [
-        Forced(tuple(text[: CONTEXT + n - 1]), CONTEXT - 1, (text[CONTEXT + n - 1],))
+        ForcedInput(tuple(text[: CONTEXT + n - 1]), CONTEXT - 1, (text[CONTEXT + n - 1],))
         for text, n in zip(texts, CONTINUATIONS, strict=True)
     ]
     with subject.open(subject.full, max_rows=ROWS) as decoder:

@@ -15,7 +15,8 @@ from emad_ref.models.loading import load
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.harness import EmadLM, Forced, layers_read, read_layers, score_by_decoding
+from emad_ref.tasks.continuations import ForcedInput, layers_read, read_layers, score_by_decoding
+from emad_ref.tasks.harness import EmadLM
 
 LONGEST = 40  # the model reads 512; shorter windows make more of them
 WORDS = [
@@ -176,7 +177,7 @@ def test_generation_at_an_adaptive_point_is_the_decoders_own(loaded):
 
 def test_padding_is_never_seen_by_a_rule(loaded):
     """What stands beside an input, and how long it is, changes none of its readouts."""
-    short, long = Forced((5, 6, 7, 8), 2, (9,)), Forced(tuple(range(20, 60)), 3, (61,))
+    short, long = ForcedInput((5, 6, 7, 8), 2, (9,)), ForcedInput(tuple(range(20, 60)), 3, (61,))
     alone, beside = read_layers(loaded.stepper, EARLY, [short]), read_layers(loaded.stepper, EARLY, [long, short])
     for name in ("entropy_nats", "nll_nats"):
         np.testing.assert_allclose(getattr(beside, name)[-2:], getattr(alone, name), rtol=1e-6)
@@ -187,14 +188,15 @@ def test_padding_is_never_seen_by_a_rule(loaded):
 def test_full_depth_reads_the_last_layer_only(loaded):
     assert layers_read(full_depth(12)) == (12,)
     assert layers_read(EARLY) == (4, 8, 12)
-    trace = read_layers(loaded.stepper, full_depth(12), [Forced((5, 6, 7), 1, (8,))])
+    trace = read_layers(loaded.stepper, full_depth(12), [ForcedInput((5, 6, 7), 1, (8,))])
     assert (trace.top1[:, :-1] == -1).all()
 
 
 def test_continuations_that_share_their_input_are_answered_apart(loaded):
     one_by_one = [
-        score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [Forced((5, 6, 7), 1, (last,))])[0] for last in (8, 9)
+        score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (last,))])[0]
+        for last in (8, 9)
     ]
-    together = score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [Forced((5, 6, 7), 1, (8, 9))])
+    together = score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (8, 9))])
     assert together == one_by_one
     assert together[0] != together[1]

@@ -34,8 +34,9 @@ import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from emad_ref.tasks import harness, metrics
+from emad_ref.tasks.continuations import stop_finder
 from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
-from emad_ref.tasks.harness import BadJournal, EmadLM, ResultJournal, stop_finder
+from emad_ref.tasks.harness import BadJournal, EmadLM, ResultJournal
 from emad_ref.tasks.local import FOLDER
 from emad_ref.tasks.pair_harness import PairLM
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
