@@ -1,4 +1,4 @@
-"""Sources: what counts as a document, splits apart, and refusals that say what to do."""
+"""Corpora by name: files, folders, the hub; splits that share nothing; clean text or a refusal that names the line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
 from emad_ref.errors import BadArgument
 from emad_ref.text import corpora
 from emad_ref.text.corpora import BLOCK, CorpusUnavailable, corpus_documents, file_documents, join_articles
-from emad_ref.text.documents import SPLITS
+from emad_ref.text.documents import SPLITS, Example, clean_text
 
 READ = tuple(split for split in SPLITS if split != "train")
 WIKITEXT = "\n = One = \n\n first\n = = Section = = \n more\n = Two = \n second\n"
@@ -271,3 +272,102 @@ def test_a_document_of_the_hub_with_nul_is_left_out_and_told(monkeypatch, caplog
     monkeypatch.setattr(corpora, "is_hub_reachable", lambda: True)
     assert list(corpora.hub_documents("pile", "train")) == ["one\n", "three"]
     assert "a document holds NUL, which is no text, and is left out: 't\\x00wo'" in caplog.text
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that refuses at once, in a client that is not offline."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+
+
+def test_an_address_without_an_answer_is_out_of_reach(nowhere: None) -> None:
+    assert not corpora.is_hub_reachable()
+
+
+def test_offline_mode_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(corpora, "_hub_answers", lambda endpoint: pytest.fail("asked"))
+    assert not corpora.is_hub_reachable()
+
+
+def test_an_answer_is_remembered(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> None:
+    asked = []
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: SimpleNamespace(head=lambda *a, **k: asked.append(a)))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://answers.invalid")
+    assert corpora.is_hub_reachable()
+    assert corpora.is_hub_reachable()
+    assert asked == [("http://answers.invalid",)]
+
+
+def test_without_the_hub_datasets_are_read_from_the_cache(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> None:
+    config = SimpleNamespace(HF_HUB_OFFLINE=False)
+    seen = []
+
+    def load_dataset(name: str, configuration: str, *, split: str, streaming: bool) -> list[dict[str, str]]:
+        seen.append((streaming, config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
+        if split == "validation":
+            raise ConnectionError("not in the cache")
+        return [{"text": " = One = \n"}, {"text": "cached\n"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, config=config))
+    monkeypatch.setitem(sys.modules, "datasets.config", config)
+    assert list(corpus_documents("wikitext", "evaluate")) == [" = One = \ncached\n"]
+    with pytest.raises(CorpusUnavailable, match="not in the cache"):
+        corpus_documents("wikitext", "validate")
+    assert seen == [(False, True, True)] * 2
+    assert (config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE) == (False, False)
+    assert corpora.is_hub_reachable is corpora.is_hub_reachable
+
+
+CHOICE = Example("facts", "Where?", " barn", "choice", options=(" attic", " barn", " shed"))
+
+
+def test_the_answer_of_a_choice_is_found_among_its_options():
+    assert CHOICE.answer_index == 1
+
+
+TOLD = Example("chart", "a B b C ? a", "c", "exact", guess=0.5)
+NAMED = Example("recall", "Mira met Tom.", " Tom", "choice", options=(" Tom", " Mira", " Ada", " Ben"), guess=0.5)
+
+
+@pytest.mark.parametrize(
+    ("example", "chance"), [(CHOICE, 1 / 3), (Example("t", "p", "a", "exact"), 0.0), (TOLD, 0.5), (NAMED, 0.5)]
+)
+def test_a_guess_is_what_the_task_says_else_one_option_of_many_else_never_right(example, chance):
+    assert example.chance == chance
+
+
+def test_there_are_four_splits():
+    assert SPLITS == ("train", "calibrate", "validate", "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("plain\ntext", "plain\ntext"),
+        ("\ufeffplain", "plain"),
+        ("a\r\nb\r\n", "a\nb\n"),
+        ("a\rb", "a\nb"),
+        ("a\r\n\rb", "a\n\nb"),
+        ("\u2028 and \x0c stay", "\u2028 and \x0c stay"),
+        ("a \ufeff b", "a \ufeff b"),  # behind the start it is a space of no width
+        ("", ""),
+    ],
+)
+def test_the_same_words_are_the_same_text_whichever_system_wrote_them(text, clean):
+    assert clean_text(text, "here") == clean
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ab\0c", r"here='ab\\x00c', but expected text without NUL; character 2 is one"),
+        ("\ud83d", r"half of a surrogate pair \(U\+D83D\); character 0"),
+        ("x" * 100 + "\udcff", r"half of a surrogate pair \(U\+DCFF\); character 100"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_place(text, said):
+    with pytest.raises(BadArgument, match=said) as caught:
+        clean_text(text, "here")
+    assert len(str(caught.value)) < 250

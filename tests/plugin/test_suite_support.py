@@ -1,7 +1,8 @@
-"""What a golden is held against: the same prompts, the thresholds on record up to rounding, the same tokens."""
+"""What suite files call: a finding fails, warns or is recorded; a refuted answer decides nothing."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.token_comparison import GoldenTokens, golden_thresholds, largest_threshold_change
+from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from pytest_emad.suite_support import Auditor
+from emad_ref.statistics.verdicts import load_register
+from pytest_emad.suite_support import Auditor, record_answer
 
 TOLERANCE, NOISE = 1e-3, 2.0
 ABOUT = ("0" * 16, "float32", "world:premise", 0, "greedy")
@@ -101,3 +104,26 @@ def test_never_is_never() -> None:
         largest_threshold_change(never | {"thresholds": never["thresholds"] * 2}, never) == np.inf
     )  # as many rows as there are bins
     assert largest_threshold_change(None, never) == np.inf
+
+
+FOUND = Finding("answers", False, "of the answers that this verdict reads, row 31, position 4: emitted 3", 9, 0)
+
+
+def refuted(evidence: Any, asked: ClaimContext) -> Answer:
+    FOUND.require()
+    raise AssertionError("a failed finding goes no further")
+
+
+def test_a_claim_whose_answers_are_refuted_is_recorded_as_not_decided_and_fails() -> None:
+    claim = load_register()["EMAD-F1"]
+    audits: list[Finding] = []
+    verdicts: list[Any] = []
+    record: Any = SimpleNamespace(audit=audits.append, claim=lambda verdict, *about: verdicts.append((verdict, about)))
+    docket: Any = SimpleNamespace(asked=lambda *about: ClaimContext(claim, "m", np.random.default_rng(0)))
+    evidence: Any = SimpleNamespace(name="m", corpus="text", fingerprint="f00d")
+    with pytest.raises(pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"):
+        record_answer(evidence, 4, docket, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))
+    assert audits == [FOUND]
+    ((verdict, about),) = verdicts
+    assert (verdict.verdict, about) == ("unmeasured", ("text", "f00d"))
+    assert "not decided: of the answers" in verdict.reason
