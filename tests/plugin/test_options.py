@@ -265,10 +265,6 @@ ASKED: list[tuple[str, str, Any, Any]] = [  # option, what is written, what is r
 ]
 
 
-def parsed(project: pytest.Pytester, *arguments: str) -> Any:
-    return settings(project.parseconfig("-p", "no:cacheprovider", *arguments))
-
-
 @pytest.mark.parametrize(("name", "written", "read", "default"), ASKED, ids=[row[0] for row in ASKED])
 def test_from_the_command_line_and_from_ini(
     project: pytest.Pytester, name: str, written: str, read: Any, default: Any
