@@ -218,7 +218,8 @@ def unloaded_providers(config: pytest.Config) -> list[str]:
     """
     if provider_choice(config) is not None or set(providers(config)) != {OUR_PROVIDER}:
         return []
-    loaded = {Path(file).resolve() for plugin in config.pluginmanager.get_plugins() if (file := _plugin_file(plugin))}
+    plugins = config.pluginmanager.get_plugins()
+    loaded = {Path(file).resolve() for plugin in plugins if (file := getattr(plugin, "__file__", None))}
     start, root = config.invocation_params.dir, config.rootpath
     way = [start, *(folder for folder in start.parents if folder.is_relative_to(root)), root]
     way += [root / folder for folder in config.getini("testpaths")]
@@ -229,10 +230,6 @@ def unloaded_providers(config: pytest.Config) -> list[str]:
         if not config.pluginmanager.has_plugin(entry.name) and (source := _module_source(entry.module))
     ]
     return [name for name, file in (*conftests, *installed) if file.resolve() not in loaded and _defines_hook(file)]
-
-
-def _plugin_file(plugin: object) -> str | None:
-    return getattr(plugin, "__file__", None)
 
 
 def _module_source(module: str) -> Path | None:
@@ -257,10 +254,7 @@ def _defines_hook(file: Path) -> bool:
     names = [
         getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.alias) or (isinstance(node, ast.Name) and _is_stored(node))
+        if isinstance(node, ast.FunctionDef | ast.alias)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     ]
     return HOOK in names
-
-
-def _is_stored(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Store)
