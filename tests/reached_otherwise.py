@@ -4,7 +4,7 @@
 do_sample, top_k, top_p, decoder_start_token_id, cache_implementation, _compile_all_devices  # transformers' generation
 self_attention_cache, cross_attention_cache, is_updated, get_seq_length  # what T5's attention asks of a cache
 pre_tokenizer, post_processor  # tokenizers' pipeline
-_rootpath  # where pytest keeps its root folder
+_rootpath, benchmark_quiet  # pytest's root folder, an option of pytest-benchmark
 mode, ignored, cache_hook, types  # parameters that a library's interface passes
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
 world_splits, with_boxed_answers, world_code_results, humaneval_results  # named in tasks' YAML

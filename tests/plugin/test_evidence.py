@@ -255,7 +255,7 @@ def test_a_run_that_started_replaces_a_finished_report(project: pytest.Pytester,
 
 def test_no_part_of_the_plugin_can_be_left_out_alone(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("def test(): pass")
-    for part in ("emad-reporting", "emad-attendance", "emad-stopping-run"):
+    for part in ("emad-reporting", "emad-attendance", "emad-attempts"):
         result = run("-p", f"no:{part}", "--emad-require", "speed", "--emad-report", "out")
         assert result.ret == USAGE
         assert f"-p no:{part} leaves out a part of this plugin" in result.stderr.str()
