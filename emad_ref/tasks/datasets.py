@@ -3,8 +3,8 @@
     rows = read_rows("gsm8k", "test", folder=data / "gsm8k")        # [{"question": …, "answer": …}, …]
     splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main", data=…)["test"]   # for lm-eval's tasks
 
-Layout of a data folder, in the hub's fields (``.jsonl`` may be ``.jsonl.gz``; a split that is not asked for need not be
-there). Any other layout is converted with the package ``datasets``: ``load_dataset(…)["test"].to_json("test.jsonl")``.
+Layout of a data folder, with the hub's fields (``.jsonl`` may be ``.jsonl.gz``; only requested splits are needed).
+Convert any other layout with the package ``datasets``: ``load_dataset(…)["test"].to_json("test.jsonl")``.
 
     wikitext-2/ wikitext-103/    valid.txt test.txt                        pages, cut at top-level headings
     pile/                        valid.jsonl                               text
@@ -15,11 +15,11 @@ there). Any other layout is converted with the package ``datasets``: ``load_data
     squad/                       train-v1.1.json dev-v1.1.json             SQuAD v1.1 as published
     samsum/                      train.json val.json test.json             dialogue, summary; or the same as .jsonl
 
-Every row, of the hub too, is checked before any model sees it; an error names file, line and field.
+Every row is checked before a model sees it, also those of the hub; an error names file, line and field.
 
-Pairs are read in T5's own form (``seq2seq_pairs.format_source``), from validation and test splits only: a tuned model
-has seen the training split. A pair keeps the text that it is about, because questions about one paragraph are not
-independent. The seed fixes the order; of two draws with one seed the smaller is the beginning of the larger.
+Pairs have T5's form (``seq2seq_pairs.format_source``) and come from validation and test splits only, because a tuned
+model has seen the training split. A pair keeps its text, because questions about one paragraph are not independent.
+The seed fixes the order; a smaller count gives the beginning of a larger one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class TaskDataUnavailable(EmadError):
-    """Task data that is neither in a data folder nor to be had from the hub."""
+    """Task data is neither in a data folder nor available from the hub."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def split_file(source: str, split: str, folder: Path) -> Path | None:
 
 
 def check_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], empty: str) -> list[Sample]:
-    """The rows, each of which has every field with a fitting value; no rows at all is an error too.
+    """``rows``, checked: at least one, and each has every field with a valid value.
 
     Texts lose a byte order mark and get \\n for every end of a line (``documents.clean_text``).
     """
@@ -110,7 +110,7 @@ def check_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], emp
 
 
 def _clean(value: Any, place: str) -> Any:
-    """``value`` with every text in it clean, whatever it is nested in."""
+    """``value`` with every text in it clean, at any depth."""
     if isinstance(value, str):
         return clean_text(value, place)
     if isinstance(value, dict):
@@ -119,7 +119,7 @@ def _clean(value: Any, place: str) -> Any:
 
 
 def _text(path: Path) -> str:
-    """The file's text, unpacked, with its ends of lines as they are. Raises BadFile."""
+    """The decompressed text of a file, ends of lines unchanged. Raises BadFile."""
     with open_regular(path, "data") as file:
         try:
             content = gzip.decompress(file.read()) if path.suffix == ".gz" else file.read()
@@ -299,7 +299,7 @@ def _source(name: str) -> DatasetSource:
 
 
 class LazySplits(dict[str, Any]):
-    """Split → ``datasets.Dataset``, read when first asked for: a task that needs no train part need not have one."""
+    """Split → ``datasets.Dataset``, read at first access, so a task may lack a split that it does not use."""
 
     def __init__(self, load: Callable[[str], list[Sample]]):
         super().__init__()
@@ -325,12 +325,12 @@ def splits(
 ) -> LazySplits:
     """Documents of a task: from ``data``/``folder`` if a data folder is given, else from the hub.
 
-    ``name`` is the hub's configuration and ``hub_splits`` its own names of splits. An ``optional`` split that is not in
-    the data folder, where others are, is empty, and said to be. lm-eval passes its task metadata along: ``ignored``.
+    ``name`` is the hub's configuration and ``hub_splits`` its names of splits. An ``optional`` split that is missing
+    from the data folder is empty, with a warning. ``ignored`` takes lm-eval's further task metadata.
 
-    Raises (when a split is asked for):
-        BadArgument: a file that is missing or does not fit.
-        TaskDataUnavailable: no data folder, and the hub does not give it.
+    Raises (at the first access of a split):
+        BadArgument: a file that is missing or invalid.
+        TaskDataUnavailable: no data folder, and the hub is out of reach.
     """
 
     def load(split: str) -> list[Sample]:
@@ -339,7 +339,7 @@ def splits(
         place = Path(data) / folder
         held = [name for name in _source(source).files if split_file(source, name, place) is not None]
         if split in optional and split not in held and held:
-            left = "it counts as empty, and no few-shot prompt can come from it"
+            left = "it counts as empty and gives no few-shot examples"
             log.warning("%s: no %s split in %s: %s", source, split, place, left)
             return []
         return read_rows(source, split, place)
@@ -348,11 +348,11 @@ def splits(
 
 
 def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample]:
-    """Rows of a hub data set, or of its cache where the hub is out of reach or ``HF_HUB_OFFLINE`` is set.
+    """Rows of a hub data set; of its cache if the hub is out of reach or ``HF_HUB_OFFLINE`` is set.
 
     Raises:
         TaskDataUnavailable: neither has it.
-        BadArgument: rows that do not fit.
+        BadArgument: invalid rows.
     """
     try:
         from datasets import load_dataset
@@ -370,7 +370,7 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
 
 
 def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
-    """The rows that hold text. The others are left out by name, because they cannot be mended on the hub."""
+    """The rows that hold text; a warning names the others, which a user cannot correct on the hub."""
     for place, row in rows:
         try:
             yield place, _clean(row, place)
@@ -379,7 +379,7 @@ def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
 
 
 def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> LazySplits:
-    """``items`` examples of one of the world's own tasks; splits share none."""
+    """``items`` examples per split of one of the world's tasks; splits share none."""
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
     def load(split: str) -> list[Sample]:
@@ -397,7 +397,7 @@ def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored:
 
 @dataclass(frozen=True)
 class PublishedPairs:
-    """``pairs`` of the ``of`` that ``file`` holds."""
+    """``pairs`` drawn from the ``of`` pairs of ``file``."""
 
     file: Path
     of: int
@@ -422,7 +422,7 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], Callable[[Sample], tuple[str, str, t
 
 
 def task_files(task: str) -> tuple[str, ...]:
-    """Files of a data folder, any of which holds ``task``: the preferred one first, other endings left out.
+    """Names of files that hold ``task``, the preferred one first, one ending each.
 
     Raises:
         BadArgument: unknown task.
@@ -436,10 +436,10 @@ def has_task_file(task: str, data: Path) -> bool:
 
 
 def load_pairs(task: str, data: Path, count: int | None, seed: int = 0) -> PublishedPairs:
-    """``count`` pairs of ``task``, or all where there are fewer, or for None; the first answer is the target.
+    """At most ``count`` pairs of ``task``, all for None; the first answer is the target.
 
     Raises:
-        BadArgument: unknown task, a folder without a file of it, a row that does not fit.
+        BadArgument: an unknown task, a folder without a file of it, an invalid row.
     """
     for split in _pair_splits(task):
         if (file := split_file(task, split, data / task)) is not None:

@@ -3,7 +3,7 @@
 SQuAD v1.1 (Rajpurkar et al. 2016): exact match and token F1 of normalised texts, the best over all reference answers.
 SamSum (Gliwa et al. 2019): ROUGE F-measures in 0–1, Porter-stemmed, from the package rouge-score. HumanEval (Chen et
 al. 2021): one greedy completion per task, cut at the first of ``STOPS``; the program runs in one sandboxed process and
-the task's own check in another (``sandbox.check_program``). Functions of lm-eval's shape: ``f(doc, results)``.
+the task's own check in another (``sandbox.check_program``). lm-eval calls each function as ``f(doc, results)``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from emad_ref.tasks.sandbox import FunctionTask, check_program
 from emad_ref.tasks.scoring import passes_asserts
 from emad_ref.text.documents import Example
 
-STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # what follows a function at the margin is not part of it
-ENDING_TEXT: dict[str, str] = {  # outcomes that are no wrong answer: what a sentence says of such programs
+STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # unindented code after a function is not part of it
+ENDING_TEXT: dict[str, str] = {  # outcomes that are no wrong answer, in words
     "timeout": "ran out of time",
     "memory": "ran out of memory",
     "killed": "ended by a signal",
@@ -68,43 +68,43 @@ def _rouge() -> Any:
 
 
 def with_boxed_answers(rows: Any) -> Any:
-    """MATH documents with the answer their solution boxes: lm-eval's function, which cannot take an empty part."""
+    """MATH documents with the boxed answer of their solution, by lm-eval's function, which takes no empty split."""
     from lm_eval.tasks.hendrycks_math.utils import process_docs
 
     return process_docs(rows) if len(rows) else rows
 
 
 def world_code_results(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
-    """Whether the generated line makes a function that passes its asserts; decided without running it."""
+    """``acc``: whether the generated line completes a function that passes its asserts, without running it."""
     example = Example("code", doc["prompt"], doc["answer"], "runs", check=doc["check"])
     return {"acc": float(passes_asserts(example, results[0]))}
 
 
 def truncate_completion(completion: str) -> str:
-    """``completion`` up to the first stop sequence. A stop that would begin in the prompt is none."""
+    """``completion`` up to the first stop sequence in it; one that begins in the prompt does not count."""
     return completion[: min(at for stop in STOPS if (at := (completion + stop).find(stop)) >= 0)]
 
 
 def humaneval_program(doc: TaskRow, completion: str) -> str:
-    """The program that is judged; ``completion`` as generated, it is cut here."""
+    """The program to judge: prompt and truncated ``completion``."""
     return f"{doc['prompt']}{truncate_completion(completion)}\n"
 
 
 def humaneval_check(doc: TaskRow) -> FunctionTask:
-    """The check. It may use the helpers that the prompt defines, as the prompt defines them."""
+    """The check, which may use the helpers that the prompt defines."""
     definitions = doc["prompt"]
     try:
         ast.parse(definitions)
-    except SyntaxError:  # a prompt that ends at a colon: its function has no docstring
+    except SyntaxError:  # a prompt without a docstring ends at a colon
         definitions += doc["canonical_solution"]
     return FunctionTask(doc["entry_point"], definitions, f"{doc['test']}\ncheck({doc['entry_point']})\n")
 
 
 def humaneval_results(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
-    """``pass@1`` of one completion, run in the sandbox, and whether it was ended there, for want of time or memory.
+    """``pass@1`` of one completion, run in the sandbox, and whether time, memory or a signal ended it.
 
     Raises:
-        SandboxUnavailable: nothing is executed where it cannot be confined.
+        SandboxUnavailable: this machine cannot confine programs.
     """
     outcome = check_program(humaneval_check(doc), humaneval_program(doc, results[0])).outcome
     return {"pass@1": float(outcome == "passed")} | {how: float(outcome == how) for how in ENDING_TEXT}

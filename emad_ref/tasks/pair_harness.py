@@ -1,20 +1,19 @@
-"""Published tasks answered by two models: the lm-eval model over a ``Way`` (switching, speculation, either alone).
+"""Published tasks answered by two models: lm-eval over an ``AnswerStrategy`` (switching, speculation, one model).
 
-lm-eval's requests, tokens, truncation and stop strings are ``EmadLM``'s; who writes the tokens is the way's business:
+Requests, tokens, truncation and stop strings are those of ``EmadLM``; the strategy decides which model writes a token:
 
-``generate_until``   the way writes the text
-``loglikelihood``    the way reads every option token by token, the model in charge deciding each (multiple choice)
+``generate_until``   the strategy writes the text
+``loglikelihood``    the strategy scores every option token by token (multiple choice)
 
-Published tasks have one split for judging and a rule must not be judged on what chose it. So documents are dealt into
-two halves by a checksum of the question (``half_of``): the same question, however often it stands in a file, lies on
-one side, whatever its place, its neighbours or the seed.
+Published tasks have one split for judging, and a rule must not be judged on documents that chose it. So a checksum of
+the question puts each document into one of two halves (``half_of``): repeated questions always share a half.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,11 @@ from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 from emad_ref.text.documents import Split
 
 HALVES: tuple[Split, Split] = ("validate", "evaluate")
-ALL_REQUESTS = 1_000_000  # requests that the way is given at once: it has batches of its own
+ALL_REQUESTS = 1_000_000  # requests given to the strategy at once: it makes its own batches
 
 
 def half_of(question: str) -> Split:
-    """The half that a question lies in: by the parity of its sha256.
+    """The half of a question: the parity of its sha256.
 
     >>> half_of("Who put the tea in the red box?")
     'validate'
@@ -50,7 +49,7 @@ def half_of(question: str) -> Split:
 
 @dataclass(frozen=True)
 class TaskDocument:
-    """One document of a task: the ``member`` of the task's group it belongs to, its ``index`` there, its question."""
+    """One document of a task: the ``member`` of the task's group, its ``index`` there, its question."""
 
     member: str
     index: int
@@ -62,10 +61,10 @@ def task_documents(
 ) -> list[TaskDocument]:
     """At most ``count`` documents of one half, in the order of their questions' checksums: members well mixed.
 
-    ``limit``: of each member, only its first so many are looked at.
+    ``limit``: documents read of each member, from its first.
 
     Raises:
-        BadArgument: a split other than the two halves, and what the data's reader refuses.
+        BadArgument: a split other than the two halves, or invalid data.
     """
     if split not in HALVES:
         raise BadArgument("split", split, f"one of {', '.join(HALVES)}", "published tasks are dealt into two halves")
@@ -82,8 +81,11 @@ def task_documents(
 
 @dataclass(frozen=True, eq=False)
 class PairTaskOutcome:
-    """Documents in the order asked for: bool [documents] ``right``, and what was written for each: a text, or every
-    option; ``wanted``: the texts as they were asked for, one per document; none of multiple choice."""
+    """Outcome in the order of the documents.
+
+    ``right``: bool [documents]. ``written``: the text of each, or all its options. ``wanted``: the request for each
+    text; empty for multiple choice.
+    """
 
     right: Bools
     written: list[list[WrittenAnswer]]
@@ -98,10 +100,10 @@ def answer_documents(
     data: Path | None,
     run_code: bool,
 ) -> PairTaskOutcome:
-    """``documents`` answered by ``way``, scored by lm-eval. ``models``: small and large; the tokenizer is theirs.
+    """``documents`` answered by ``way`` and scored by lm-eval. ``models``: small and large, with one tokenizer.
 
     Raises:
-        Unsupported: options are to be ranked, and the way ranks none.
+        Unsupported: multiple choice, and the strategy scores no options.
         BadArgument: as ``evaluate_tasks``.
     """
     members = list(dict.fromkeys(document.member for document in documents))
@@ -118,18 +120,10 @@ def answer_documents(
 Key = tuple[str, int]  # member of a group, place of a document among those asked for
 
 
-@dataclass(eq=False)
-class _AnswerLedger:
-    """What was asked and written, request by request, until lm-eval's requests say which document each belongs to."""
-
-    texts: dict[tuple[Any, ...], tuple[TextRequest, WrittenAnswer]] = field(default_factory=dict)
-    options: list[WrittenAnswer] = field(default_factory=list)
-
-
 class PairLM(EmadLM):
-    """A ``way`` of two models, small and large, as lm-eval asks for it.
+    """lm-eval model that answers by the strategy ``way`` over two models, small and large.
 
-    ``written``  what was written for each document, ``asked`` the text wanted, by (task, place of the document).
+    ``written``  (task, place of a document) → what was written for it; ``asked`` → the request for its text.
 
     Raises:
         BadArgument: as ``EmadLM``.
@@ -138,7 +132,10 @@ class PairLM(EmadLM):
     def __init__(self, way: AnswerStrategy, models: tuple[LoadedModel, LoadedModel]):
         longest = min(model.stepper.max_positions for model in models)
         super().__init__(models[1], batch_size=ALL_REQUESTS, max_length=longest)
-        self._way, self._ledger = way, _AnswerLedger()
+        self._way = way
+        # what was asked and written, until lm-eval's requests name the document of each
+        self._texts: dict[tuple[Any, ...], tuple[TextRequest, WrittenAnswer]] = {}
+        self._options: list[WrittenAnswer] = []
         self.written: dict[Key, list[WrittenAnswer]] = {}
         self.asked: dict[Key, TextRequest] = {}
 
@@ -146,25 +143,21 @@ class PairLM(EmadLM):
         """[requests] texts, cut before their first stop string. Raises as ``EmadLM``."""
         texts = super().generate_until(requests, disable_tqdm=True)
         for request in requests:
-            wanted, written = self._ledger.texts[self._generation(*request.args[:2])[0]]
+            wanted, written = self._texts[self._generation(*request.args[:2])[0]]
             self.asked[_document_key(request)] = wanted
             self.written.setdefault(_document_key(request), []).append(written)
         return texts
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[Answer]:
-        """[requests] log p of an option and whether greedy decoding gives it; each token by the model in charge."""
+        """[requests] log p of an option and whether greedy decoding gives it, token by token."""
         answers = super().loglikelihood(requests, disable_tqdm=True)
-        for request, written in zip(requests, self._ledger.options, strict=True):
+        for request, written in zip(requests, self._options, strict=True):
             self.written.setdefault(_document_key(request), []).append(written)
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Refused: EAD decides who writes an answer; a text that is only read has none.
-
-        Raises:
-            Unsupported: always.
-        """
-        raise Unsupported("perplexity of a given text: nobody writes it, so there is nothing to switch or to speculate")
+        """Raises Unsupported: EAD decides which model writes a token; a given text is not written."""
+        raise Unsupported("perplexity of a given text: no token is written, so there is nothing to switch or speculate")
 
     def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
         def text(tokens: Sequence[int]) -> str:
@@ -177,14 +170,14 @@ class PairLM(EmadLM):
         wanted = [TextRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
         written = self._way.write(wanted)
         for context, one, done in zip(contexts, wanted, written, strict=True):
-            self._ledger.texts[tuple(context), tuple(stops), max_new] = one, done
+            self._texts[tuple(context), tuple(stops), max_new] = one, done
         return [postprocess_generated_text(written_text(done.tokens.tolist()), list(stops), None) for done in written]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **ignored: Any
     ) -> list[Answer]:
         if self._way.read is None:
-            raise Unsupported("options are read, not written: this way to decode ranks none")
+            raise Unsupported("multiple choice: this decoding strategy scores no options")
         wanted = [self._fitted(context, continuation) for _, context, continuation in requests]
         self._shortened = [
             len(tokens) < len(context) + len(continuation)
@@ -192,7 +185,7 @@ class PairLM(EmadLM):
         ]
         split = [(np.array(tokens[: at + 1]), np.array(tokens[at + 1 :])) for tokens, at in wanted]
         read = self._way.read(split)
-        self._ledger.options = [one.written for one in read]
+        self._options = [one.written for one in read]
         return [(one.log_p, one.greedy) for one in read]
 
 

@@ -1,26 +1,24 @@
-"""Runs a program nobody has read, such as a model's answer to a programming task, where it can do no harm.
+"""Run an untrusted program, such as a model's answer to a programming task, in a sandbox.
 
 ``run_program`` gives the program one process and one thread on Linux with
 
 - a file system of its own: the interpreter, its standard library and the system's libraries, all read-only, and one
-  empty scratch folder in memory, which is its cwd, HOME and TMPDIR and vanishes with it; no /proc, no site-packages,
+  empty scratch folder in memory, which is its cwd, HOME and TMPDIR; no /proc, no site-packages,
 - user, mount, pid, network, ipc, uts and cgroup namespaces of its own, no privilege, no way to gain one,
-- a system-call filter against new processes, sockets, memory that no limit counts, and the kernel's sharper tools,
-- limits on memory, CPU time, file size and open files; a wall clock that ends everything that was started,
+- a system-call filter against new processes, sockets, uncounted memory and calls that often have holes,
+- limits on memory, CPU time, file size and open files; a wall clock that kills every process of the sandbox,
 - an environment of five fixed variables; bounded output.
 
-The backends are rows of one table: ``namespaces`` does it with the kernel's own calls, ``bwrap`` with bubblewrap's, for
-systems that permit namespaces to bubblewrap only. A backend counts as available once it has run a program that tries
-the above (``PROBE``) and seen it refused. Without one ``run_program`` raises SandboxUnavailable: code is either
-confined or not executed.
+There are two backends: ``namespaces`` uses the kernel's calls, ``bwrap`` uses bubblewrap, for systems that permit
+namespaces to bubblewrap only. A backend is available once it has run a program that tries all of the above (``PROBE``)
+and every attempt failed. Without a backend ``run_program`` raises SandboxUnavailable: code is confined or not executed.
 
-``check_program`` decides whether a function of such a program is right. The check, whose text is trusted, runs in a
-second confined process and calls the function through pipes; only plain values come back (``exchange``). The verdict is
-the exit code of the check's process. Nothing in the program's process leads to it: not code that runs after a failed
-assert, not a result that equals everything, not the memory of the interpreter. What remains possible is to answer the
-calls rightly.
+``check_program`` decides whether a function of such a program is right. The trusted check runs in a second confined
+process and calls the function through pipes; only plain values come back (``sandbox_protocol``). The verdict is the
+exit code of the check's process, which the program cannot reach: neither by code that runs after a failed assert, nor
+by a result that equals everything, nor by the interpreter's memory. It can only answer the calls correctly.
 
-This module knows nothing of tasks, models, or whether the user has allowed code to be run: its caller asks for that.
+The caller must ask the user for permission to run code.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict from run to run
 }
 
-# Succeeds only where everything that matters is refused.
+# Succeeds only if the sandbox refuses every attempt.
 PROBE = """
 import os, socket
 def refused(attempt, *arguments):
@@ -88,22 +86,21 @@ open("file", "w").write("text")
 
 
 class SandboxUnavailable(EmadError):
-    """This machine cannot confine a program, so none is run."""
+    """This machine cannot confine a program, so the program is not run."""
 
 
 @dataclass(frozen=True)
 class SandboxResult:
     """How a program ended.
 
-    ``outcome``    ``passed``: its check ran to the last line (``check_program`` alone says so). ``ended``: with exit
-                   code 0, which says nothing of what it did. ``failed``: an exception, or an answer that the check
-                   refuses. ``timeout``: wall-clock or CPU time was up. ``memory``: ended by MemoryError. ``killed``: by
-                   a signal (a crash, as a rule). The program's own exit code tells the last four apart, so a hostile
-                   program chooses among them.
-    ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced; of a check that did not pass its
-                   standard error, too.
-    ``exit_code``  0 if passed, 128 + signal if killed, None if the wall clock ended it.
-    ``truncated``  whether output was left out.
+    ``outcome``    ``passed``: the check ran to its last line (``check_program`` only). ``ended``: exit code 0.
+                   ``failed``: an exception, or a wrong answer. ``timeout``: wall-clock or CPU time was up. ``memory``:
+                   a MemoryError. ``killed``: a signal, usually a crash. The last four follow from the program's own
+                   exit code, so a hostile program can choose among them.
+    ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced; ``stderr`` includes that of a
+                   check that did not pass.
+    ``exit_code``  0 if passed, 128 + signal if killed, None after the wall-clock limit.
+    ``truncated``  whether output was dropped.
     """
 
     outcome: Ending
@@ -116,21 +113,21 @@ class SandboxResult:
 def run_program(
     source: str, *, seconds: float = 5.0, memory_bytes: int = 512 << 20, output_bytes: int = 64 << 10
 ) -> SandboxResult:
-    """Run Python ``source`` confined, for at most ``seconds`` of wall-clock time, the interpreter's start included.
+    """Run Python ``source`` in the sandbox, for at most ``seconds`` of wall-clock time, interpreter start included.
 
-    ``memory_bytes`` limits the address space of the one process; ``SCRATCH_BYTES`` of files in memory come on top.
-    The program ends with its caller, even a killed one (bwrap has a moment at its start when it does not notice).
+    ``memory_bytes`` limits the address space of the process; files in memory may take ``SCRATCH_BYTES`` more.
+    The program is killed when its caller dies (bwrap misses that for a moment at its start).
 
     Raises:
-        SandboxUnavailable: no backend of this machine confines (``sandbox_obstacle()`` says why), or it broke.
-        BadArgument: no time, less memory than an interpreter needs, a negative amount of output.
+        SandboxUnavailable: no backend confines on this machine (``sandbox_obstacle()`` says why), or it failed.
+        BadArgument: ``seconds`` or ``output_bytes`` out of range, or less memory than an interpreter needs.
     """
     return run_in(available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
 
 
 @dataclass(frozen=True)
 class FunctionTask:
-    """What a program is to do: ``check`` holds of its function ``name``. ``definitions``: what the check may use."""
+    """A task: ``check`` must run without error with the program's function ``name``; it may use ``definitions``."""
 
     name: str
     definitions: str
@@ -145,11 +142,11 @@ def check_program(
     memory_bytes: int = 512 << 20,
     output_bytes: int = 64 << 10,
 ) -> SandboxResult:
-    """Run the check of ``task`` in one process, in which the function's name calls that of ``program`` in another.
+    """Run the check of ``task`` in one process; it calls the function of ``program`` in another process.
 
-    ``program`` is trusted with nothing; the check is confined as the program is, and decides. Arguments and results are
-    plain values (``sandbox_protocol.encode_value``) and go by value: what the program does to its arguments, the check
-    does not see. Limits are those of ``run_program``, for each of the two processes.
+    Both processes are confined; the check decides. Arguments and results are plain values
+    (``sandbox_protocol.encode_value``), passed by value: the check does not see changes that the program makes to its
+    arguments. The limits of ``run_program`` hold for each process.
 
     Raises:
         SandboxUnavailable, BadArgument: as ``run_program``.
@@ -160,7 +157,7 @@ def check_program(
 
 
 def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
-    """The first backend that confines. Raises SandboxUnavailable, and BadArgument for limits that limit nothing."""
+    """The first backend that confines programs here. Raises SandboxUnavailable, and BadArgument for invalid limits."""
     if not (0 < seconds < math.inf):
         raise BadArgument("seconds", seconds, "a positive, finite time")
     if memory_bytes < LEAST_MEMORY_BYTES:
@@ -174,13 +171,13 @@ def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> S
 
 
 def sandbox_obstacle() -> str:
-    """Empty if programs can be confined here; otherwise what is missing, backend by backend, and the remedy."""
+    """ "" if programs can be confined here, else what each backend lacks, and the remedy."""
     refusals = {backend.name: backend_refusal(backend) for backend in BACKENDS}
     if not all(refusals.values()):
         return ""
     listed = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     return (
-        f"generated programs cannot be confined on this machine, so none is run ({listed}); use Linux with "
+        f"this machine cannot confine generated programs, so none is run ({listed}); use Linux with "
         "unprivileged user namespaces (sysctl user.max_user_namespaces > 0, kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0), or install bubblewrap, or let the container have "
         "CAP_SYS_ADMIN and the unshare, mount and pivot_root calls"
@@ -199,7 +196,7 @@ class FilesystemView:
 
 @dataclass(frozen=True)
 class SandboxPlan:
-    """One run: what the program sees, what is started, and the files that stay open for the backend."""
+    """One run: the program's file system, its command, and the files that stay open for the backend."""
 
     view: FilesystemView
     command: tuple[str, ...]
@@ -210,7 +207,7 @@ class SandboxPlan:
 
 
 def interpreter() -> str:
-    """The real executable, not a virtual environment's link to it: it finds its library by its own place."""
+    """The real executable, not a virtual environment's link: it finds its library relative to itself."""
     return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
@@ -238,7 +235,7 @@ def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:
     """Per process; only one process is possible, so also per program."""
     return {
         "RLIMIT_AS": memory_bytes,
-        "RLIMIT_CPU": math.ceil(seconds) + 1,  # the wall clock is first; this holds if whoever watches it is gone
+        "RLIMIT_CPU": math.ceil(seconds) + 1,  # the wall clock comes first; this holds if the caller has died
         "RLIMIT_FSIZE": FILE_BYTES,
         "RLIMIT_NOFILE": OPEN_FILES,
         "RLIMIT_NPROC": 16,  # a second line: the filter refuses the first new process already
@@ -271,14 +268,12 @@ def check_in(
         words, others = ["check", task.name], [into_calls, answers]
         judge = stack.enter_context(start_confined(backend, bounds, words, trusted, others))
         for end_of_pipe in (*channels, *others):
-            end_of_pipe.close()  # now the two processes alone hold them: when one ends, the other one notices
+            end_of_pipe.close()  # now only the two processes hold them: when one ends, the other one notices
         in_time = collect([judged, judge], bounds.deadline)
         own = judged.exit_code() if in_time and judged.has_ended else None
         code = judge.exit_code() if in_time else None
     if code == sandbox_protocol.UNFIT:
-        raise BadArgument(
-            "check", judge.stderr.strip(), "calls with plain values", "docs of exchange.encoded list them"
-        )
+        raise BadArgument("check", judge.stderr.strip(), "calls with plain values", "sandbox_protocol.KINDS lists them")
     truncated = judged.truncated or judge.truncated
     if code == sandbox_protocol.PASSED:
         return SandboxResult("passed", judged.stdout, judged.stderr, 0, truncated)
@@ -292,7 +287,7 @@ def check_in(
 
 @contextlib.contextmanager
 def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Both ends, for reading and for writing."""
+    """(read end, write end) of a pipe."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as target:
         yield source, target
@@ -313,7 +308,7 @@ class ResourceLimits:
 
 @dataclass
 class ConfinedProcess:
-    """A process that a backend confines. ``room``: how many more bytes of each stream are kept, by descriptor."""
+    """A confined process. ``room``: stream descriptor → how many more bytes of it are kept."""
 
     backend: SandboxBackend
     process: subprocess.Popen[bytes]
@@ -325,7 +320,7 @@ class ConfinedProcess:
         self._kept = dict.fromkeys(self.room, b"")
 
     def read(self, descriptor: int) -> bool:
-        """Take what a stream holds; whether it goes on."""
+        """Read what a stream holds; False at its end."""
         chunk = os.read(descriptor, 1 << 16)
         kept = chunk[: self.room[descriptor]]
         self._kept[descriptor] += kept
@@ -350,7 +345,7 @@ class ConfinedProcess:
 
     @property
     def has_ended(self) -> bool:
-        """By itself, or it never began: the backend has said which."""
+        """Whether the backend has reported that the program ended by itself or could not start."""
         return bool(self._told)
 
     @property
@@ -358,10 +353,10 @@ class ConfinedProcess:
         return self._told.get("exit-code") == sandbox_protocol.GONE
 
     def exit_code(self) -> int:
-        """Of the program, as shells count; of a backend that was killed with it, the signal.
+        """Exit code of the program, 128 + signal if it or its backend was killed.
 
         Raises:
-            SandboxUnavailable: it never came to the program.
+            SandboxUnavailable: the program did not start.
         """
         if "exit-code" in self._told and "failed" not in self._told:
             return int(self._told["exit-code"])
@@ -372,7 +367,7 @@ class ConfinedProcess:
         return 128 - self.process.returncode
 
     def end(self) -> None:
-        """Kill the group; with the first process of its pid namespace every other one in there dies."""
+        """Kill the process group; the kernel then kills every process of its pid namespace."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it ended between the two calls
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -387,9 +382,9 @@ def start_confined(
     content: bytes,
     channels: Sequence[IO[bytes]] = (),
 ) -> Iterator[ConfinedProcess]:
-    """A process in one of the roles of ``exchange`` (``words``: role and name), from its start to its end.
+    """Start a process in a role of ``sandbox_protocol`` (``words``: role and name); end it at the end of the block.
 
-    ``content``: what it reads from standard input. ``channels``: files that it gets open.
+    ``content``: its standard input. ``channels``: open files that it inherits.
     """
     role, *rest = words
     given = " ".join(f"{name}={value}" for name, value in require_settable(bounds.limits).items())
@@ -423,14 +418,15 @@ def start_confined(
 
 @cache
 def launcher() -> str:
-    """The source of ``exchange``, and the call that begins it."""
+    """The source of ``sandbox_protocol``, and the call that starts it."""
     return f"{Path(sandbox_protocol.__file__).read_text(encoding='utf-8')}\nbegin(*sys.argv[1:])\n"
 
 
 def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
-    """Read every stream to its end; end all processes at the deadline, or once the last of them has ended.
+    """Read every stream to its end; end all processes at the deadline, or when the last of them has ended.
 
-    Whether that was in time. One that gave the last no answer has a moment to end by itself: it may be about to.
+    Returns whether the last ended in time. A process that left it without an answer may be about to end, and gets
+    ``EXIT_GRACE_S`` to do so.
     """
     *others, last = running
     ends, in_time = deadline, False
@@ -459,7 +455,7 @@ def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
 
 
 def failed_ending(code: int | None) -> Ending:
-    """Of a program that did not pass. ``code`` as shells count: 128 + signal; None: the wall clock."""
+    """Outcome of a program that did not pass. ``code``: exit code, 128 + signal, or None after the time limit."""
     told: dict[int | None, Ending] = {None: "timeout", sandbox_protocol.OUT_OF_MEMORY: "memory"}
     told |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
     told |= {128 + signal.SIGXCPU: "timeout"}
@@ -467,7 +463,7 @@ def failed_ending(code: int | None) -> Ending:
 
 
 def require_settable(wanted: dict[str, int]) -> dict[str, int]:
-    """The limits themselves, if this process may set them: a lower limit of its own would pass for the program's."""
+    """``wanted``, if this process may set these limits: a lower limit of its own would be taken for the program's."""
     import resource  # absent on Windows, where this module can still be asked for its availability
 
     for name, value in wanted.items():
@@ -479,7 +475,7 @@ def require_settable(wanted: dict[str, int]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def sealed_file(name: str, content: bytes) -> Iterator[Any]:
-    """A file in memory that holds ``content``, at its start, and can never change again."""
+    """An immutable file in memory that holds ``content``, positioned at its start."""
     import fcntl
 
     with os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b", buffering=0) as file:
@@ -493,7 +489,7 @@ def sealed_file(name: str, content: bytes) -> Iterator[Any]:
 
 
 def namespaces_command(plan: SandboxPlan) -> list[str]:
-    """This module again, in a process of its own: threads and open files of the caller's must not come along."""
+    """This module in a new process, which inherits no threads and open files of the caller."""
     root = str(Path(__file__).resolve().parents[2])
     entry = f"import sys; sys.path.append({root!r}); from emad_ref.tasks.sandbox import enter; enter(sys.argv[1])"
     return [interpreter(), "-IS", "-c", entry, json.dumps(asdict(plan))]
@@ -519,7 +515,7 @@ def bwrap_command(plan: SandboxPlan) -> list[str]:
 
 @dataclass(frozen=True)
 class SandboxBackend:
-    """``command`` makes the words that run a plan; raises SandboxUnavailable when something is not installed."""
+    """``command`` gives the command line that runs a plan; it raises SandboxUnavailable for a missing program."""
 
     name: str
     command: Callable[[SandboxPlan], list[str]]
@@ -530,13 +526,13 @@ BACKENDS = (SandboxBackend("namespaces", namespaces_command), SandboxBackend("bw
 
 @cache
 def backend_refusal(backend: SandboxBackend) -> str:
-    """Empty if ``backend`` ran the probe and the probe was refused everything; otherwise the reason."""
+    """ "" if ``backend`` ran the probe and refused all that it tried, else the reason."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
     if platform.machine() not in MACHINES:
         return f"no system-call filter for {platform.machine()}, only for {', '.join(MACHINES)}"
     with tempfile.NamedTemporaryFile() as outside:
-        os.chmod(outside.name, 0o644)  # so that only its being out of sight can hide it
+        os.chmod(outside.name, 0o644)  # readable for all: only the sandbox hides it
         probe = PROBE.format(outside=outside.name, parent=os.getpid())
         try:
             result = run_in(backend, probe, seconds=20.0, memory_bytes=512 << 20, output_bytes=4096)
@@ -553,7 +549,7 @@ def backend_refusal(backend: SandboxBackend) -> str:
 
 @dataclass(frozen=True)
 class SeccompTarget:
-    """An architecture: the kernel's audit number of it, its pivot_root, its column of ``REFUSED``."""
+    """An architecture: its audit number in the kernel, its pivot_root call, its column of ``REFUSED``."""
 
     audit: int
     pivot_root: int
@@ -561,7 +557,7 @@ class SeccompTarget:
 
 
 MACHINES = {"x86_64": SeccompTarget(0xC000003E, 155, 0), "aarch64": SeccompTarget(0xC00000B7, 41, 1)}
-# Only what a process without privilege could use: mount, chroot, reboot … the kernel refuses by itself.
+# Only calls that an unprivileged process could use: the kernel itself refuses mount, chroot, reboot …
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),  # one process: its limits are the program's
     "clone3": (435, 435),
@@ -592,7 +588,7 @@ X32 = 0x40000000  # x86-64's second table of the same calls; no number of anothe
 
 
 def system_call_filter(machine: str) -> bytes:
-    """The filter as ``struct sock_filter[]``: foreign tables kill, refused calls give EPERM, the rest goes through."""
+    """The filter as ``struct sock_filter[]``: calls of another table kill, refused calls give EPERM, others pass."""
     here = MACHINES[machine]
     steps = [(LOAD, 0, 0, 4), (EQUALS, 1, 0, here.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
@@ -611,7 +607,7 @@ READ_ONLY = 1  # attributes of mount_setattr(2) have the same numbers as these f
 
 
 def enter(plan_json: str) -> NoReturn:
-    """Outside → first process of the new namespaces → the program. Each waits for the next; the first one reports."""
+    """Outer process → first process of the new namespaces → the program. The second reports to the caller."""
     plan = json.loads(plan_json)
     os.umask(0o022)
     try:
@@ -636,7 +632,7 @@ def enter(plan_json: str) -> NoReturn:
         report_line(plan, {"exit-code": status if status >= 0 else 128 - status})
     except SandboxUnavailable as error:
         report_line(plan, {"failed": str(error)})
-    except Exception as error:  # in any of the three, and whatever it is: the caller raises it
+    except Exception as error:  # in any of the three processes: the caller raises it
         report_line(plan, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
 
@@ -646,7 +642,7 @@ def report_line(plan: dict[str, Any], what: dict[str, Any]) -> None:
 
 
 def leave_namespaces() -> bool:
-    """Leave all of the caller's namespaces; whether real root's privilege did it, or that over a new user namespace."""
+    """Enter new namespaces. True if that took root's privilege, False if it took a new user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         if user == 0:
@@ -663,7 +659,7 @@ def leave_namespaces() -> bool:
 
 
 def why_no_namespaces(error: OSError) -> str:
-    """The kernel says "no space left on device" where an administrator set their number to 0."""
+    """Reason in words: the kernel says "no space left on device" if an administrator set the limit to 0."""
     if error.errno == errno.ENOSPC:
         return "user namespaces are off, or all are in use: sysctl user.max_user_namespaces says how many there may be"
     if error.errno == errno.EPERM:
@@ -672,7 +668,7 @@ def why_no_namespaces(error: OSError) -> str:
 
 
 def build_root(seen: dict[str, Any], root: str) -> None:
-    """Mount what is seen below ``root``, all read-only but the scratch folder, and make it this process's /."""
+    """Mount the paths of ``seen`` below ``root``, read-only but for the scratch folder, as this process's /."""
     mount("none", "/", "", RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "mode=755,size=1m")
     for path in [*seen["shared"], *seen["devices"]]:
@@ -705,10 +701,10 @@ def create_mount_point(path: str, target: str) -> None:
 
 
 def exec_program(plan: dict[str, Any], privileged: bool) -> NoReturn:
-    """Give up every privilege, install the filter, be the program. Not root after exec: no capability survives it."""
+    """Give up every privilege, install the filter, become the program. Not root after exec: capabilities are lost."""
     os.set_inheritable(plan["report"], False)
     os.set_inheritable(plan["filter"], False)
-    os.setsid()  # its signals to "my group" must not reach those who wait for it
+    os.setsid()  # its signals to its group must not reach the processes that wait for it
     if privileged:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -734,7 +730,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def restrict(target: str, attributes: int, *, recursive: bool) -> None:
-    """mount_setattr(2): unlike a remount it reaches the mounts below a mount, and keeps the flags that are locked."""
+    """mount_setattr(2): unlike a remount it also reaches mounts below a mount, and keeps locked flags."""
     wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
     c_call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, wanted, len(wanted))
 

@@ -1,10 +1,10 @@
-"""Both ends of a judged call: one interpreter runs the program, another one its check, and plain values go between.
+"""Protocol of the sandbox: one interpreter runs the program, another its check, and plain values cross between them.
 
-Neither interpreter sees an installed package, so each runs the source of this module: the standard library is all that
-it may import. The program's end is in the program's hands. Whatever that sends, the check's end makes a plain value or
-an exception of it, or ends with code ``GONE``: what a program changes in its own process changes nothing here.
+Neither interpreter sees an installed package, so each runs the source of this module, which imports the standard
+library only. The program can change everything in its own process. Whatever it sends, the check's end reads a plain
+value or an exception, or exits with code ``GONE``.
 
-    check → program    [arguments, keyword arguments]       one line of JSON each, values by ``encoded``
+    check → program    [arguments, keyword arguments]       one line of JSON each, values by ``encode_value``
     program → check    ["value", value] or ["raised", name of a built-in exception, its arguments]
 """
 
@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NoReturn
 
-# exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check asks no more
+# exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check sends no more calls
 PASSED, OUT_OF_MEMORY, GONE, UNFIT, OVER = range(93, 98)
 LINE_BYTES = 16 << 20  # of one call or answer
 ITEMS = 1 << 20  # of an iterator: one that never ends is cut there
@@ -26,9 +26,9 @@ EXACT = 2**53  # longer whole numbers are sent in hexadecimal: Python limits the
 
 
 class OpaqueValue:
-    """Stands for an object of the program that is no plain value: equal to itself alone, with that object's truth.
+    """Stands for an object of the program that is no plain value: equal only to itself, with that object's truth value.
 
-    ``items``: what the object gives when it is iterated over, once; None if it cannot be.
+    ``items``: the items of an iterable object, given once; None for other objects.
     """
 
     def __init__(self, name: str, truth: bool, items: list[Any] | None):
@@ -48,10 +48,10 @@ class OpaqueValue:
 
 
 def encode_value(value: Any) -> Any:
-    """``value`` as JSON, of which ``decoded`` makes an equal value of the same type.
+    """``value`` as JSON; ``decode_value`` gives an equal value of the same type.
 
-    A value of a subclass becomes one of the class in ``KINDS``; anything that is of none becomes a ``OpaqueValue``. A
-    ``OpaqueValue`` itself has no way back to the program: what is written of it cannot be decoded.
+    A value of a subclass becomes one of its class in ``KINDS``; any other object becomes an ``OpaqueValue``. An
+    ``OpaqueValue`` cannot be sent back to the program: its JSON cannot be decoded.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -68,7 +68,7 @@ def encode_value(value: Any) -> Any:
 
 
 def decode_value(plain: Any) -> Any:
-    """The value that ``encoded`` wrote; for anything else an exception of any kind."""
+    """The value that ``encode_value`` wrote; raises any exception for anything else."""
     if plain is None or isinstance(plain, bool | int | float | str):
         return plain
     ((name, content),) = plain.items()
@@ -121,19 +121,18 @@ READERS["foreign"] = lambda parts: OpaqueValue(
 
 
 def begin(role: str, limits: str, *words: str) -> None:
-    """What an interpreter does: ``role`` is one of ``ROLES``. The limits bind what follows alone."""
+    """Set ``limits`` for this process, then act as ``role``, one of ``ROLES``."""
     import resource  # absent on Windows, where this module can still be imported
 
     sys.excepthook = _handle_uncaught
     for limit in limits.split():
         name, value = limit.split("=")
-        over = 1 if name == "RLIMIT_CPU" else 0  # at the first limit a signal that says why, at the second the end
+        over = 1 if name == "RLIMIT_CPU" else 0  # SIGXCPU at the soft limit names the reason, SIGKILL at the hard one
         resource.setrlimit(getattr(resource, name), (int(value), int(value) + over))
     ROLES[role](*words)
 
 
 def _handle_uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """What becomes of an exception that nothing caught."""
     if issubclass(kind, MemoryError):
         os._exit(OUT_OF_MEMORY)
     sys.__excepthook__(kind, error, trace)
@@ -144,7 +143,7 @@ def _run() -> None:
 
 
 def _answer(name: str, calls: str, answers: str) -> None:
-    """Run the program on standard input, then call its function ``name`` as the check asks, until it asks no more."""
+    """Run the program on standard input, then call its function ``name`` for each call that the check sends."""
     names = _new_main_module()
     _execute(sys.stdin.buffer.read(), "<program>", names)
     if name not in names:
@@ -163,9 +162,9 @@ def _answer(name: str, calls: str, answers: str) -> None:
 
 
 def _check(name: str, calls: str, answers: str) -> NoReturn:
-    """Run the check on standard input, in which ``name`` calls the program; exit with ``PASSED`` behind its last line.
+    """Run the check on standard input, where ``name`` calls the program; exit with ``PASSED`` after its last line.
 
-    The input: two texts in JSON, what the check may use (``name`` in it is replaced), and the check.
+    The input is JSON, [definitions, check]; a definition of ``name`` is replaced.
     """
     definitions, check = json.load(sys.stdin)
     names = _new_main_module()
@@ -186,7 +185,7 @@ def _remote_function(name: str, asked: IO[bytes], answered: IO[bytes]) -> Callab
         call = [encode_value([*positional]), encode_value(named)]
         written = json.dumps(call)
         if '{"returned": ' in written:  # within a text its quotes would be escaped
-            _exit(1, f"{name} is called with what it gave before, which is no plain value")
+            _exit(1, f"{name} is called with an object that it returned before, which is no plain value")
         if '{"foreign": ' in written:
             _exit(UNFIT, f"{name} is called with something that is no plain value")
         try:
@@ -194,7 +193,7 @@ def _remote_function(name: str, asked: IO[bytes], answered: IO[bytes]) -> Callab
         except OSError as error:
             _exit(GONE, f"the program reads no calls: {error}")
         value, raised = _receive(answered)
-        if isinstance(raised, StopIteration):  # `all(map(f, inputs))` would take it for the end of the inputs
+        if isinstance(raised, StopIteration):  # `all(map(f, inputs))` would see the end of the inputs
             raise RuntimeError(f"{name} raised StopIteration") from raised
         if raised is not None:
             raise raised
@@ -210,9 +209,9 @@ def _send(stream: IO[bytes], what: Any) -> None:
 
 
 def _receive(answered: IO[bytes]) -> tuple[Any, Exception | None]:
-    """The value that the program returns, or the exception that it raises.
+    """(value that the program returns, exception that it raises).
 
-    No answer ends the process: a check that expects an exception must not see one.
+    Without an answer the process exits, because a check that expects an exception must not see one.
     """
     line = answered.readline(LINE_BYTES)
     if not line:

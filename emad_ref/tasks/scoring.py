@@ -160,7 +160,7 @@ def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example])
 
 
 def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
-    """[items] correctness when every position of ``trace``, of ``sequences_of(items)``, has ``depth`` [tokens].
+    """[items] whether each is right at ``depth`` [tokens], given a ``trace`` of ``token_sequences(items)``.
 
     Raises:
         BadArgument: a trace or depths of something else, or an item whose program has to be generated.
@@ -168,7 +168,7 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
     expected = sum(len(item.continuations) for item in items)
     if trace.sequences != expected:
         raise BadArgument(
-            "trace.sequences", trace.sequences, f"{expected}, one per continuation", "trace sequences_of()"
+            "trace.sequences", trace.sequences, f"{expected}, one per continuation", "trace token_sequences(items)"
         )
     if np.shape(depth) != (len(trace),):
         raise BadArgument(
@@ -185,7 +185,8 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
         elif item.example.scoring == "exact":
             verdicts[i] = bool(hit[options][0])
         else:
-            raise BadArgument("scoring", item.example.scoring, "choice or exact", "a program is generated: use runs()")
+            remedy = "generate the program and use passes_asserts()"
+            raise BadArgument("scoring", item.example.scoring, "choice or exact", remedy)
         at = options.stop
     return verdicts
 

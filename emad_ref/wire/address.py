@@ -1,6 +1,6 @@
-"""Where a decoder is, as a user writes it: ``exec:COMMAND``, a program, or ``tcp:HOST:PORT``, a server.
+"""Parse the address of a decoder: ``exec:COMMAND`` is a program, ``tcp:HOST:PORT`` a server.
 
-What is written is checked, nothing is started. A command is split as a shell would split it, and never given to one.
+Nothing is started. A command is split as a shell would split it, but no shell runs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PORTS = range(1, 65536)
 
 @dataclass(frozen=True)
 class ProgramAddress:
-    """A command as words, the first of them a file that can be run; it runs in ``folder``."""
+    """A command to run in ``folder``; its first word is an executable file."""
 
     text: str
     words: tuple[str, ...]
@@ -42,11 +42,11 @@ Address = ProgramAddress | ServerAddress
 
 
 def parse_address(text: str, base: Path, where: str) -> Address:
-    """Read an address; ``base`` is the folder that a program's path starts from, and where it runs.
+    """The address in ``text``; a program's path is relative to ``base``, where it runs.
 
     Raises:
-        BadArgument: naming ``where``: another scheme, an empty command, a program that is not there or cannot be run,
-            something that is no host and port.
+        BadArgument: with the name ``where``: another scheme, an empty command, a program that is missing or not
+            executable, no host and port.
     """
     scheme, _, rest = text.strip().partition(":")
     if scheme == "exec":
@@ -64,7 +64,7 @@ def _parse_program(text: str, command: str, base: Path, where: str) -> ProgramAd
     if not words or not words[0]:
         raise BadArgument(where, text, "a command behind exec:", "e.g. exec:./decoder --threads 1")
     program = words[0]
-    # a bare name is looked up as a shell would; anything with a slash is a path, from the folder it was written for
+    # a bare name is looked up along PATH, as a shell does; a name with a slash is relative to base
     found = shutil.which(str(base / program) if "/" in program else program)
     if found is None:
         looked = f"looked at {base / program}" if "/" in program else "looked along PATH; ./NAME means this folder"

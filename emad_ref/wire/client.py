@@ -1,7 +1,7 @@
-"""The judge's side: ``Decoder`` and ``Session`` of ``emad_ref.protocol`` over a connection to another process.
+"""Client side of the wire protocol: ``Decoder`` and ``Session`` of ``emad_ref.protocol`` in another process.
 
-Each call has a time limit. Whatever comes in place of its reply breaks the connection for good: what was sent since
-cannot be told from what was meant, so nothing is read from it again, and a program is killed with all it started.
+Each call has a time limit. Anything else than its reply breaks the connection for good, because later bytes cannot be
+assigned to a call: nothing more is read, and a program is killed with all processes that it started.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from emad_ref.wire.transport import StreamEnded, StreamTimedOut, Transport, open
 
 
 class DecoderFailed(EmadError):
-    """A call that did not come to its reply: where, which call, what came instead, what to do, and what it last said.
+    """A call got no valid reply; the message has the address, the call, what came instead, and a remedy.
 
-    ``said``: the last lines of standard error, where there is one.
+    ``said``: the last lines of the program's standard error; empty for a server.
     """
 
     def __init__(self, where: str, call: str, came: str, remedy: str, said: Sequence[str] = ()):
@@ -52,14 +52,14 @@ BYE_TIMEOUT_S = 5.0  # for the last call, and for a program to end after it
 
 T = TypeVar("T")
 
-TIMEOUT_REMEDY = "raise the time limit (--emad-decoder-timeout), or mend what hangs"
-ENDED_REMEDY = "what it wrote to standard error may say why"
-GARBAGE_REMEDY = "nothing but frames may be written there: send prints and logs to standard error"
+TIMEOUT_REMEDY = "raise the time limit (--emad-decoder-timeout), or fix the decoder if it hangs"
+ENDED_REMEDY = "its standard error may say why"
+GARBAGE_REMEDY = "write only frames there; send prints and logs to standard error"
 MISFIT_REMEDY = "docs/wire.md says what each reply holds"
 
 
 class DecoderRefusal(BadArgument):
-    """``BadArgument`` in the words of a decoder elsewhere."""
+    """A ``BadArgument`` whose message comes from the remote decoder."""
 
     def __init__(self, message: str):
         self.name, self.value = "request", None
@@ -67,7 +67,7 @@ class DecoderRefusal(BadArgument):
 
 
 class ConnectionBroken(EmadError):
-    """What ended a connection, before it has a call and an address: ``came`` and ``remedy``."""
+    """Why a connection ended; ``Connection`` adds call and address. ``came``: what came instead of a reply."""
 
     def __init__(self, came: str, remedy: str):
         self.came, self.remedy = came, remedy
@@ -83,10 +83,10 @@ FAILURE = "Failure"
 
 
 class Connection:
-    """From ``hello`` to ``bye`` with the decoder at ``address``. ``name``: how it calls itself.
+    """A connection to the decoder at ``address``, from ``hello`` to ``bye``. ``name``: the decoder's own name.
 
     Raises:
-        DecoderFailed: the program cannot be started, nobody listens, or hello is answered by another version.
+        DecoderFailed: the program cannot be started, no server listens, or the other side has another version.
     """
 
     def __init__(self, address: Address, seconds: float):
@@ -101,7 +101,7 @@ class Connection:
         try:
             self.name = self.call("hello", WireFrame({"wire": WIRE}), _parse_hello)
         except EmadError as error:
-            if self.failed is None:  # it answers, and says no
+            if self.failed is None:  # the decoder refused
                 raise self._broken("hello", ConnectionBroken(f"it refuses: {error}", MISFIT_REMEDY)) from error
             raise
 
@@ -113,8 +113,8 @@ class Connection:
         """Send ``frame`` as the call ``name``, and ``read`` the reply.
 
         Raises:
-            Unsupported, InadmissibleDepth, BadArgument: the decoder refuses; the connection stays.
-            DecoderFailed: it says that it failed, and stays; or it broke, now or in an earlier call.
+            Unsupported, InadmissibleDepth, BadArgument: the decoder refuses; the connection stays usable.
+            DecoderFailed: the decoder reports a failure, and stays usable; or the connection broke, now or earlier.
         """
         if self.failed is not None:
             came = f"the connection broke before, in call {self.failed.call!r}: {self.failed.came}"
@@ -131,18 +131,18 @@ class Connection:
         except BadArgument as error:
             raise self._broken(name, ConnectionBroken(f"a reply in which {error}", MISFIT_REMEDY)) from error
         except BaseException:
-            # interrupted half way through: whatever comes next belongs to this call
+            # interrupted half way through: the next bytes still belong to this call
             self._broken(name, ConnectionBroken("it was interrupted", "open a decoder anew"))
             raise
         if refusal is not None:
             kind, message = refusal
             if kind in REFUSALS:
                 raise REFUSALS[kind](message)
-            raise DecoderFailed(str(self.address), name, f"it says that it failed: {message}", "see its own log")
+            raise DecoderFailed(str(self.address), name, f"the decoder reports a failure: {message}", "see its own log")
         return found  # type: ignore[return-value]  # None only where a refusal was raised
 
     def close(self) -> None:
-        """Say goodbye, leave nothing running. Idempotent; whatever the other side makes of it."""
+        """Send ``bye`` and end the program. Idempotent; errors of the other side are ignored."""
         if self._closed:
             return
         grace_s = BYE_TIMEOUT_S
@@ -150,7 +150,7 @@ class Connection:
             if self.failed is None:
                 self.call("bye", WireFrame(), lambda reply: None, min(self._seconds, BYE_TIMEOUT_S))
         except EmadError:
-            grace_s = 0.0  # whatever it has to say, it goes
+            grace_s = 0.0  # end it anyway
         finally:
             self._closed = True
             self._transport.close(grace_s)
@@ -173,7 +173,7 @@ class Connection:
         except StreamEnded as error:
             so_far = f" after {error.received!r}" if error.received else ""
             raise ConnectionBroken(f"no reply: {self._transport.ended()}{so_far}", ENDED_REMEDY) from error
-        except OSError as error:  # nobody reads, or the socket was torn down
+        except OSError as error:  # the other side does not read, or the socket was closed
             raise ConnectionBroken(f"no reply: {self._transport.ended()} ({error})", ENDED_REMEDY) from error
         if reply.header.get("reply") != name and "error" not in reply.header:
             raise ConnectionBroken(f"a reply to {reply.header.get('reply')!r}", MISFIT_REMEDY)
@@ -186,7 +186,7 @@ class Connection:
 
 
 def _parse_refusal(reply: WireFrame) -> tuple[str, str] | None:
-    """(kind, message) of a reply that says no."""
+    """(kind, message) of a refusal; None for any other reply."""
     if "error" not in reply.header:
         return None
     kind, message = reply.header["error"], reply.header.get("message")
@@ -200,7 +200,8 @@ def _parse_hello(reply: WireFrame) -> str:
     wire, name = reply.header.get("wire"), reply.header.get("name")
     if wire != WIRE or isinstance(wire, bool):
         raise ConnectionBroken(
-            f"it speaks version {wire!r} of the wire protocol", f"this judge speaks {WIRE}: install what fits"
+            f"it speaks version {wire!r} of the wire protocol",
+            f"pytest-emad speaks version {WIRE}: install versions that fit",
         )
     if not isinstance(name, str):
         raise BadArgument("name", name, "how reports call the decoder")
@@ -208,9 +209,9 @@ def _parse_hello(reply: WireFrame) -> str:
 
 
 class DecoderClient:
-    """Opens decoders over one connection, which is made when first needed, and anew after one that broke.
+    """Opens decoders over one connection, which is made when first needed and again after a break.
 
-    ``seconds``: the time limit of each call.
+    ``seconds``: time limit of each call.
     """
 
     def __init__(self, address: Address, seconds: float):
@@ -223,7 +224,7 @@ class DecoderClient:
         Raises:
             Unsupported: the decoder declines.
             BadArgument: it cannot serve such a request.
-            DecoderFailed: it cannot be reached, or fails.
+            DecoderFailed: it is out of reach, or it failed.
         """
         if self._connection is None or not self._connection.usable:
             self.close()
@@ -267,7 +268,7 @@ class RemoteDecoder:
         self._connection.call("synchronize", self._asked(), lambda reply: None)
 
     def close(self) -> None:
-        """Idempotent; after a failure there is nothing left to close."""
+        """Idempotent; does nothing after a failure."""
         if self.is_open and self._connection.usable:
             self._connection.call("close", self._asked(), lambda reply: None)
         self.is_open = False
@@ -281,7 +282,7 @@ class RemoteDecoder:
 
 
 class RemoteSession:
-    """Rows of one batch elsewhere. Length, cap and work are those that came with the last reply."""
+    """A session of a remote decoder. Length, cap and work are those of the last reply."""
 
     def __init__(
         self, decoder: RemoteDecoder, connection: Connection, number: int, sizes: ReplyShapes, state: RemoteState
@@ -327,7 +328,7 @@ class RemoteSession:
         self._changed("drop", WireFrame(arrays={"rows": gone}), self._rows - len(np.unique(gone)))
 
     def close(self) -> None:
-        """Idempotent; after a failure, or with its decoder closed, there is nothing left to end."""
+        """Idempotent; does nothing after a failure or once the decoder is closed."""
         if self._open and self._decoder.is_open and self._connection.usable:
             self._connection.call("end", self._asked(), lambda reply: None)
         self._open = False

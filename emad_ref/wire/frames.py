@@ -2,8 +2,8 @@
 
     EMW1 | header bytes, uint32 | payload bytes, uint64 | header | payload
 
-The header's ``arrays`` are what its payload holds, one after the other, in C order, little-endian. What a header says
-is held against the limits, and against itself, before a byte of its payload is read.
+The header's ``arrays`` lists the arrays of the payload in order: C order, little-endian. The header is checked against
+the limits and for consistency before a byte of the payload is read.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Read = Callable[[int], NDArray[np.uint8]]  # exactly so many bytes
 
 
 class BadFrame(EmadError):
-    """A header above its limit, that is no JSON, or that contradicts itself or its payload."""
+    """A header that exceeds a limit, is not JSON, or is inconsistent with itself or its payload."""
 
 
 class NotAFrame(BadFrame):
-    """Bytes that begin no frame: ``magic`` are the first of them."""
+    """Bytes that do not begin a frame. ``magic``: the first of them."""
 
     def __init__(self, magic: bytes):
         self.magic = magic
@@ -47,7 +47,7 @@ class NotAFrame(BadFrame):
 
 @dataclass(frozen=True)
 class WireFrame:
-    """``header``: JSON values by name, ``arrays`` apart. Two frames add up to one with the parts of both."""
+    """``header``: JSON values by name. ``a + b`` is a frame with the fields and arrays of both."""
 
     header: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def encode_frame(frame: WireFrame) -> list[bytes | memoryview]:
     """The frame's bytes, in parts: large arrays are not copied.
 
     Raises:
-        BadArgument: an array of a dtype that does not travel; a header or payload above its limit.
+        BadArgument: an array of an unsupported dtype; a header or payload above its limit.
     """
     arrays = {name: np.asarray(array) for name, array in frame.arrays.items()}
     for name, array in arrays.items():
@@ -83,9 +83,9 @@ def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> WireFrame:
     ``payload_limit``: bytes, at most PAYLOAD_BYTES.
 
     Raises:
-        NotAFrame: another magic.
+        NotAFrame: other bytes than ``MAGIC``.
         BadFrame: sizes above the limits, a header that is not JSON or does not fit its payload.
-        whatever ``read`` raises.
+        Exceptions of ``read``.
     """
     magic = read(len(MAGIC)).tobytes()
     if magic != MAGIC:

@@ -1,9 +1,8 @@
-"""What stands in a frame: prompts, steps, states, work and records, as header fields and arrays, and back.
+"""Prompts, steps, states, work and records as header fields and arrays of frames, and back.
 
-Writers return a ``Frame`` with the part that is theirs; frames add up. Readers hold every field against its type, and
-every array against its dtype and shape, and raise ``BadArgument`` with its name: from a request that is an answer, from
-a reply a failure. What the numbers mean is for audits to say, as of any decoder, as long as they can be looked up:
-depths are layers, sequences are rows.
+Writers return a ``WireFrame`` with their part; frames add up. Readers check the type of every field and the dtype and
+shape of every array, and raise ``BadArgument`` with its name: the server answers with it, the client fails. Values are
+checked only as far as they serve as indices (depths are layers, sequences are rows); audits check what they mean.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ COUNTS = ("encoder_tokens", "encoder_context")  # fields of Work that are number
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model that a decoder is wanted for: where its weights lie, and what the judge itself runs in.
+    """The model to decode with: where its weights are, and the client's own dtype and device.
 
     ``folder``: absolute, with config.json and safetensors. ``fingerprint``: as ``models.loading.fingerprint_of``.
     """
@@ -45,7 +44,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ReplyShapes:
-    """What the shapes of replies follow from. ``vocabulary``: V; ``counted``: whether work comes with each reply."""
+    """Sizes that replies depend on. ``vocabulary``: V; ``counted``: whether work comes with each reply."""
 
     layers: int
     probes: int
@@ -57,10 +56,10 @@ class ReplyShapes:
 
 
 def read_array(frame: WireFrame, name: str, dtypes: Sequence[str], shape: Sequence[int | None]) -> Array:
-    """An array of one of ``dtypes`` and of ``shape``, None standing for any size.
+    """The array ``name``, of one of ``dtypes`` and of ``shape``, where None is any size.
 
     Raises:
-        BadArgument: it is not there, or another.
+        BadArgument: it is missing, or of another dtype or shape.
     """
     expected = f"{' or '.join(dtypes)} [{', '.join('n' if size is None else str(size) for size in shape)}]"
     if name not in frame.arrays:
@@ -83,7 +82,7 @@ def read_floats(frame: WireFrame, name: str, *shape: int | None) -> Floats:
 
 
 def as_int64(name: str, values: Any) -> Ints:
-    """``values`` as int64. Raises BadArgument for floats and flags, which a cast would quietly change."""
+    """``values`` as int64. Raises BadArgument for floats and booleans, which a cast would change silently."""
     found = np.asarray(values)
     if found.size and found.dtype.kind not in "iu":
         raise BadArgument(name, found.dtype.name, "integers", "cast them if that is what they are")
@@ -94,7 +93,7 @@ def as_int64(name: str, values: Any) -> Ints:
 
 
 def request_frame(request: Request, model: ServedModel) -> WireFrame:
-    """What ``open`` carries."""
+    """The fields of ``open``."""
     return WireFrame(
         {
             "model": asdict(model),
@@ -107,7 +106,7 @@ def request_frame(request: Request, model: ServedModel) -> WireFrame:
 
 
 def request_of(frame: WireFrame) -> Request:
-    """The request of an ``open``; its model's ``load`` gives the ``ServedModel`` that the judge described."""
+    """The request of an ``open``; ``load()`` of its model gives the ``ServedModel`` that the client described."""
     described = field(frame.header, "model", mapping)
     model = ServedModel(**{part.name: field(described, part.name, text) for part in fields(ServedModel)})
     return Request(
@@ -138,10 +137,10 @@ def capabilities_of(header: Mapping[str, Any]) -> Capabilities:
 
 
 def prompts_frame(prompts: Sequence[Prompt]) -> WireFrame:
-    """Rows one after the other, and how long each is.
+    """The concatenated rows and their lengths.
 
     Raises:
-        BadArgument: prompts that are no vectors of integers; sources for some rows and not for others.
+        BadArgument: a prompt that is no vector of integers; sources for some rows only.
     """
     frame = _ragged_frame(
         "tokens", "lengths", [_token_row(f"prompts[{i}]", prompt.tokens) for i, prompt in enumerate(prompts)]
@@ -213,7 +212,7 @@ def state_frame(length: Ints, cap: Ints, work: Work | None) -> WireFrame:
 
 @dataclass(frozen=True)
 class RemoteState:
-    """``length``, ``cap`` int64 [rows]; ``work`` None where the decoder does not count."""
+    """``length``, ``cap`` int64 [rows]; ``work`` None if the decoder does not count."""
 
     length: Ints
     cap: Ints
@@ -237,7 +236,7 @@ def work_frame(work: Work | None, prefix: str) -> WireFrame:
 def work_of(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
     rows = {"readout_rows": (len(READOUTS),), "readout_macs": (len(READOUTS),), "fills": (len(FILLS),)}
     names = [part.name for part in fields(Work) if part.name not in COUNTS]
-    # a decoder without state translators need not say so
+    # a decoder without state translators may leave this out
     frame = WireFrame(arrays={f"{prefix}.fill_macs": np.zeros(sizes.layers, dtype=np.int64)}) + frame
     parts: dict[str, Any] = {
         name: read_ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names
@@ -247,7 +246,7 @@ def work_of(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
 
 
 def record_frame(record: Record) -> WireFrame:
-    """A record of one model: of several, it is not a decoder's. Raises BadArgument for work of others."""
+    """A record of a decoder, which has one model. Raises BadArgument for work of several models."""
     columns = {f"token.{name}": getattr(record.tokens, name).astype(np.int64) for name in COLUMNS}
     frame = WireFrame({"stop": list(record.stop)}, columns | {"signal": _as_float(record.signal)})
     frame += _ragged_frame("emitted", "emitted_lengths", [np.asarray(row, dtype=np.int64) for row in record.emitted])

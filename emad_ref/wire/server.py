@@ -1,9 +1,8 @@
-"""The decoder's side: what answers the calls of one judge with decoders of any factory.
+"""Server side of the wire protocol: answer the calls of one client (the judge) with decoders of any factory.
 
-``DecoderServer`` knows no model: ``make`` turns a request into a decoder, or refuses. What the judge says of the model
-is
-``request.model.load()``, a ``messages.Model``. Errors of ours become refusals of their kind, any other a failure whose
-traceback goes to standard error; the loop goes on.
+``DecoderServer`` knows no model: ``make`` turns a request into a decoder, or refuses. ``request.model.load()`` gives
+the client's description of the model, a ``messages.ServedModel``. An ``EmadError`` becomes a refusal of its kind. Any
+other exception becomes a failure, with its traceback on standard error, and the loop continues.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ REFUSAL_KINDS: tuple[tuple[type[EmadError], str], ...] = (
 )
 
 REQUEST_BYTES = 64 << 20  # of one request's arrays: tokens and depths, never logits
-MESSAGE_CHARACTERS = 2000  # of one refusal, which quotes what it refuses
+MESSAGE_CHARACTERS = 2000  # of one refusal, which quotes the refused value
 
 T = TypeVar("T")
 
 
 class IdleTimeout(EmadError):
-    """A judge that is silent for longer than the server waits."""
+    """The client sent no call for longer than ``idle_s``."""
 
 
 class LimitExceeded(EmadError):
-    """One judge wants more than a server gives to one: ``name=value, but expected <limit>; <remedy>``."""
+    """A client exceeds a limit of the server: ``name=value, but expected <limit>; <remedy>``."""
 
     def __init__(self, name: str, value: int, most: int, option: str):
         remedy = f"close what is done with, or start the server with a larger {option}"
@@ -60,7 +59,7 @@ class LimitExceeded(EmadError):
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one judge may take of a server; ``inf`` is without end.
+    """Limits for one client; ``inf`` is no limit.
 
     ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction.
     ``sessions``: open at once, and as many decoders. ``tokens``: positions that all open sessions hold, over all rows,
@@ -74,9 +73,9 @@ class ServerLimits:
 
 
 class DecoderServer:
-    """The decoders and sessions of one judge, by the numbers they were given.
+    """The decoders and sessions of one client, by number.
 
-    ``turn``: entered around each call, for those who share a model between several judges.
+    ``turn``: a context manager entered around each call, for example a lock on a model that several clients share.
     """
 
     def __init__(
@@ -112,9 +111,9 @@ class DecoderServer:
         Raises:
             IdleTimeout: no call for too long.
             StreamTimedOut: a request that is not sent to its end, or a reply that is not read, in time.
-            Ended: the stream ended within a request.
+            StreamEnded: the stream ended within a request.
             BadFrame: something else than a request: nothing can be read after it.
-            OSError: the judge reads no longer.
+            OSError: the client does not read any more.
         """
         try:
             while True:
@@ -142,7 +141,7 @@ class DecoderServer:
             self._closed(number)
 
     def _answered(self, asked: WireFrame) -> list[bytes | memoryview]:
-        """The reply's bytes; a refusal where there is none."""
+        """The bytes of the reply, or of a refusal."""
         name = asked.header.get("call")
         try:
             if not isinstance(name, str) or name not in self._calls:
@@ -152,7 +151,7 @@ class DecoderServer:
         except EmadError as error:
             kind = next((kind for family, kind in REFUSAL_KINDS if isinstance(error, family)), FAILURE)
             return _encode_refusal(kind, str(error) if kind != FAILURE else f"{type(error).__name__}: {error}")
-        except Exception as error:  # a decoder's own: the judge hears what, standard error where
+        except Exception as error:  # a decoder's own: the client gets the message, standard error the traceback
             traceback.print_exc(file=sys.stderr)
             return _encode_refusal(FAILURE, f"{type(error).__name__}: {error}")
 

@@ -1,9 +1,8 @@
 """Byte streams with deadlines, over a program's pipes or a socket. POSIX only: descriptors, process groups.
 
-Every wait ends at the stream's deadline. A transport says, once its stream breaks, how the other side ended. A program
-dies with all that it started, also in sessions of their own (``supervisor``; systems other than Linux know its process
-group alone). Its standard error is drained all the time, so that it never waits for a reader, and its last lines are
-kept.
+Every wait ends at the stream's deadline. Once a stream breaks, its transport can tell how the other side ended. A
+program is killed with all processes that it started, in any session (``supervisor``; only its process group on systems
+other than Linux). A thread reads its standard error, so that it never blocks, and keeps the last lines.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from emad_ref.errors import EmadError
 from emad_ref.wire.address import Address, ProgramAddress, ServerAddress
 from emad_ref.workers import supervisor
 
-QUIET_MS = 100  # a line that is printed may come in several pieces
-CHUNK_BYTES = 1 << 20  # bytes of one read or write: a wait is looked at after each
+QUIET_MS = 100  # a printed line may come in several pieces
+CHUNK_BYTES = 1 << 20  # bytes of one read or write: the deadline is checked before each
 
 
 class StreamEnded(EmadError):
@@ -64,10 +63,10 @@ class Stream:
         """Exactly ``count`` bytes, in memory of their own.
 
         Raises:
-            Ended, TimedOut: with what came until then.
+            StreamEnded, StreamTimedOut: with the bytes received until then.
             OSError: the stream broke.
         """
-        # pages are taken as they are written: a size that is announced and never sent costs nothing
+        # memory is committed as it is written: a size that is announced and never sent costs nothing
         try:
             buffer = np.empty(count, dtype=np.uint8)
         except MemoryError as error:
@@ -86,11 +85,11 @@ class Stream:
         return buffer
 
     def arrives(self) -> bool:
-        """Whether something comes, or the other side closes, before the deadline."""
+        """Whether bytes come, or the other side closes, before the deadline."""
         return self._wait(self.incoming, select.POLLIN)
 
     def write(self, parts: Iterable[bytes | memoryview]) -> None:
-        """All bytes of all parts. Raises StreamTimedOut, or OSError where nobody reads them."""
+        """Write all parts. Raises StreamTimedOut, or OSError if the other side does not read."""
         for part in parts:
             view = memoryview(part).cast("B")
             while view:
@@ -102,7 +101,7 @@ class Stream:
                     continue
 
     def rest(self, most: int = 80) -> bytes:
-        """What else comes, until it is quiet for a moment: at most so many bytes. A broken stream holds none."""
+        """Further bytes, at most ``most``, until none come for ``QUIET_MS``; none from a broken stream."""
         ready, found = select.poll(), b""
         ready.register(self.incoming, select.POLLIN)
         try:
@@ -124,20 +123,20 @@ class Stream:
 
 
 LINES, LETTERS = 20, 400  # of standard error: the last lines, and as much of each
-GRACE_S = 2.0  # for a program whose output has ended to end, too, and for what it wrote last to arrive
+GRACE_S = 2.0  # for a program to exit after its output has ended, and for its last bytes to arrive
 
 
 class Transport(Protocol):
     stream: Stream
 
     def ended(self) -> str:
-        """How the other side came to close the stream, in words."""
+        """Why the other side closed the stream, in words."""
 
     def said(self) -> list[str]:
-        """The last lines of standard error, where there is one; complete once the transport is closed."""
+        """The last lines of standard error, complete once the transport is closed; empty for a server."""
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Leave nothing running and nothing open, after ``grace_s`` for the other side to go by itself. Idempotent."""
+        """Close every file and end the program, after ``grace_s`` for it to exit by itself. Idempotent."""
 
 
 def open_transport(address: Address, seconds: float) -> Transport:
@@ -170,7 +169,7 @@ class ProgramTransport:
 
     def ended(self) -> str:
         status = self._wait(GRACE_S)
-        return "it closed its standard output and runs on" if status is None else _exit_text(status)
+        return "it closed its standard output and still runs" if status is None else _exit_text(status)
 
     def said(self) -> list[str]:
         return list(self._lines)
@@ -187,7 +186,7 @@ class ProgramTransport:
         self._process.wait()
         self._output.close()
         self._drain.join(GRACE_S)
-        if not self._drain.is_alive():  # else somebody outside the group holds the other end, and the thread the pipe
+        if not self._drain.is_alive():  # else a process outside the group holds the other end of the pipe
             self._errors.close()
 
     def _wait(self, seconds: float) -> int | None:
@@ -198,9 +197,9 @@ class ProgramTransport:
         return status
 
     def _kill(self) -> None:
-        """What the program started goes with it: on Linux all of it, elsewhere its group.
+        """Kill the program with all that it started; elsewhere than on Linux, with its process group.
 
-        The group is left where its supervisor was killed: by the program itself, or for want of memory.
+        The group remains if the supervisor was killed, by the program itself or for lack of memory.
         """
         if supervisor.is_available():
             supervisor.kill_process(self._process)
@@ -218,7 +217,7 @@ class ProgramTransport:
 
 
 def _require_pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None, "each of the three was asked for"
+    assert pipe is not None, "Popen made all three pipes"
     return pipe
 
 
@@ -238,7 +237,7 @@ def _exit_text(status: int) -> str:
 class SocketTransport:
     def __init__(self, server: ServerAddress, seconds: float):
         self._socket = socket.create_connection((server.host, server.port), timeout=seconds)
-        # a call is a small request and a small reply: neither may wait for more to send
+        # a call is a small request and a small reply: send them at once
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
         self.stream = Stream(self._socket.fileno(), self._socket.fileno())

@@ -1,1 +1,1 @@
-"""Where long work runs: units handed to a ``concurrent.futures.Executor``, their results taken in the units' order."""
+"""Run long work in other processes: units dispatched to executors, child processes, supervision."""

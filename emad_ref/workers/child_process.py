@@ -1,8 +1,8 @@
-"""A program in a process of its own, with a time limit; it ends with all that it started, and with its parent.
+"""Run a program as a child process with a time limit; it dies with its parent and takes all its processes along.
 
-It stays in the group of its parent: what interrupts or ends that group ends both. A program that is out of time is
-interrupted first, so that it can close what it opened, and killed after ``GRACE_S`` with all that it started, also in
-sessions of their own (``supervisor``: on Linux; elsewhere those find that nobody reads them any more).
+The child stays in its parent's process group, so a signal to the group reaches both. After the time limit the child is
+interrupted, so that it can clean up, and killed after ``GRACE_S`` with all processes that it started, in any session
+(``supervisor``, on Linux only; elsewhere processes in other sessions survive).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from emad_ref.workers import supervisor
 
-GRACE_S = 5.0  # for finally blocks, and for what they wait for themselves
-# The child reads a pipe whose other end its parent holds: when the parent dies, however that happens, the read returns.
+GRACE_S = 5.0  # for finally blocks and their own waits
+# A killed parent cannot clean up, so the child reads a pipe that the parent holds open: the read returns at its death.
 CHILD_CODE = """import os, runpy, sys, threading
 end, module = int(sys.argv.pop(1)), sys.argv.pop(1)
 threading.Thread(target=lambda: (os.read(end, 1), os._exit(1)), daemon=True).start()
@@ -28,10 +28,10 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)"""
 def run_module(
     module: str, words: Sequence[str], log: Path, seconds: float | None = None, folder: Path | None = None
 ) -> int:
-    """Exit status of ``python -m module words…`` in ``folder``; its output goes to ``log``, and it ends with us.
+    """Exit status of ``python -m module words…``, run in ``folder``; its output goes to ``log``.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than ``seconds``, and was ended.
+        subprocess.TimeoutExpired: it took longer than ``seconds``, and was killed.
     """
     end, held = os.pipe()
     try:
@@ -51,12 +51,12 @@ def run_command(
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> int:
-    """Exit status of ``command``, a signal as its negative; its output goes to ``output``, its input is empty.
+    """Exit status of ``command``, −n for signal n; its output goes to ``output``, its input is empty.
 
-    ``seconds`` None: as long as it takes. ``descriptors``: open files that it inherits beside those three.
+    ``seconds`` None: no time limit. ``descriptors``: further open files that it inherits.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than ``seconds``, and was ended.
+        subprocess.TimeoutExpired: it took longer than ``seconds``, and was killed.
     """
     with open(output, "wb") as file:
         process = subprocess.Popen(

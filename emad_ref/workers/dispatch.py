@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 
 class WorkersLost(EmadError):
-    """Workers died one after another, and no unit was finished in between."""
+    """Workers died several times in a row on the same unit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class WorkerPool:
     ``name``    for messages: ``4 processes``, ``dask://10.0.0.1:8786``.
     ``open``    opens an executor of them.
     ``ahead``   units submitted at once: enough that no worker waits, few enough to hold in memory.
-    ``deaths``  exceptions that say that a worker died and not that its function failed.
+    ``deaths``  exceptions that mean that a worker died, not that its function failed.
     """
 
     name: str
@@ -95,8 +95,8 @@ def dispatch_in_order(
                 if losses >= MAX_LOSSES:
                     raise WorkersLost(
                         f"{pool.name}: workers died {losses} times in a row on the same unit ({type(death).__name__}: "
-                        f"{str(death).strip().partition(chr(10))[0]}), but expected them to stay; is there memory "
-                        "enough? what was kept can be resumed"
+                        f"{str(death).strip().partition(chr(10))[0]}), but expected a result; is there enough memory? "
+                        "finished units are kept: resume the command"
                     ) from death
                 if isinstance(death, BrokenExecutor):  # it has lost every unit that is out
                     executor.shutdown(wait=False)

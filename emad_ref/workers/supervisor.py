@@ -1,11 +1,12 @@
-"""A process that runs one program and outlives all that the program starts, so that nothing of it is left behind.
+"""A supervisor process: it runs one program, and kills all processes that the program started.
 
-The system makes orphans of the program children of the supervisor, also those in sessions of their own. So all of them
-are found below the supervisor, in ``/proc``, and killed before the supervisor is. Linux alone has both; elsewhere a
-program is started as it is, and what it puts into a session of its own stays behind.
+Orphans of the program become children of the supervisor (a subreaper), even if they run in other sessions. So the
+supervisor finds all of them below itself in ``/proc`` and kills them before it exits. Only Linux has both. Elsewhere a
+program is started without a supervisor, and its processes in other sessions survive.
 
-Run as a script by ``command``, without packages: standard library only. The supervisor ignores SIGINT, which a terminal
-sends to the program, too; ``INTERRUPT`` it passes on to the program as SIGINT. It ends as the program ends.
+``supervised_command`` runs this module as a script, with the standard library only. The supervisor ignores SIGINT,
+which a terminal also sends to the program, and passes ``INTERRUPT`` on to the program as SIGINT. It exits as the
+program exits.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:  # a supervisor starts sooner without it
     import subprocess
 
 PROCESSES = Path("/proc")
-INTERRUPT = getattr(signal, "SIGUSR1", signal.SIGINT)  # Windows, which has none, has no supervisor either
+INTERRUPT = getattr(signal, "SIGUSR1", signal.SIGINT)  # Windows has no SIGUSR1, and no supervisor either
 CHILD_SUBREAPER = 36  # of prctl(2)
-KILL_S = 5.0  # for killed processes to be gone; one that belongs to another user stays
+KILL_S = 5.0  # for killed processes to disappear; those of other users cannot be killed
 
 
 def is_available() -> bool:
@@ -33,12 +34,12 @@ def is_available() -> bool:
 
 
 def supervised_command(words: Sequence[str]) -> list[str]:
-    """``words`` under a supervisor; ``words`` themselves where there can be none."""
+    """The command line that runs ``words`` under a supervisor; ``words`` itself on systems other than Linux."""
     return [sys.executable, "-IS", __file__, *words] if is_available() else [*words]
 
 
 def supervise(words: list[str]) -> None:
-    """Run ``words``, kill what is left of them once the program has ended, and end as it did."""
+    """Run ``words``; when the program has exited, kill its remaining processes and exit as it did."""
     import ctypes
 
     ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -57,7 +58,7 @@ def supervise(words: list[str]) -> None:
     except OSError as error:
         sys.exit(f"{words[0]} cannot be started: {error.strerror}")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # its end of a pipe would hide that the program has closed its own
+    for stream in range(3):  # an open end here would hide that the program has closed its own
         os.dup2(nothing, stream)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     ended = 0
@@ -74,7 +75,7 @@ def supervise(words: list[str]) -> None:
 
 
 def kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill what was started by ``command``, and all that it started."""
+    """Kill a process of ``supervised_command`` and all processes that it started."""
     if process.poll() is None:
         kill_descendants(process.pid)
         process.kill()
@@ -82,7 +83,7 @@ def kill_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_descendants(ancestor: int) -> None:
-    """Kill the processes below ``ancestor``, and those that they start meanwhile."""
+    """Kill all processes below ``ancestor``, and those that they start meanwhile."""
     until = time.monotonic() + KILL_S
     while (found := descendants(ancestor)) and time.monotonic() < until:
         for descriptor in open_pidfds(found).values():
@@ -90,14 +91,14 @@ def kill_descendants(ancestor: int) -> None:
 
 
 def _kill_descriptor(descriptor: int) -> None:
-    """SIGKILL to the process that ``descriptor`` stands for; closes it."""
-    with suppress(ProcessLookupError, PermissionError):  # it has gone by itself, or is not ours any more
+    """Send SIGKILL to the process of a pidfd, and close the descriptor."""
+    with suppress(ProcessLookupError, PermissionError):  # it has exited, or belongs to another user now
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     os.close(descriptor)
 
 
 def descendants(ancestor: int) -> set[int]:
-    """Ids of its living children, of theirs, and so on; none where the system has no ``/proc``."""
+    """Ids of the living children of ``ancestor``, of their children, and so on; none without ``/proc``."""
     parents = {int(folder.name): _parent(folder) for folder in PROCESSES.glob("[0-9]*")}
     found, youngest = set[int](), {ancestor}
     while youngest := {child for child, parent in parents.items() if parent in youngest} - found:
@@ -110,12 +111,12 @@ def _parent(folder: Path) -> int | None:
         said = (folder / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:  # it ended while the list was read
         return None
-    state, parent = said.rpartition(")")[2].split()[:2]  # the program's name, in brackets, may hold anything
+    state, parent = said.rpartition(")")[2].split()[:2]  # the program's name, in brackets, may hold any character
     return None if state in "ZX" else int(parent)
 
 
 def open_pidfds(ids: set[int]) -> dict[int, int]:
-    """Id → a descriptor that stands for this very process: an id may be another's by the time it is sent a signal."""
+    """Process id → pidfd. An id may belong to another process by the time of a signal; a pidfd never does."""
     found = {}
     for each in ids:
         with suppress(ProcessLookupError):

@@ -152,7 +152,7 @@ def test_repeated_questions_are_one_item(models, data) -> None:
 
 def test_a_gate_ranks_no_options(models, data) -> None:
     pair = paired(models, data, "arc_easy")
-    with pytest.raises(Unsupported, match="options are read, not written"):
+    with pytest.raises(Unsupported, match="this decoding strategy scores no options"):
         pair.answers.speculated("arc_easy", "evaluate", 3, gate_bits=1.0)
     alone = pair.answers.alone(LARGE, "arc_easy", "evaluate", 3)
     assert pair.answers.speculated("arc_easy", "evaluate", 3) is alone, "lossless: the large model's own ranks"
@@ -162,7 +162,7 @@ def test_a_gate_ranks_no_options(models, data) -> None:
 
 def test_perplexity_is_nobodys_to_write(models) -> None:
     lm = PairLM(AnswerStrategy(lambda wanted: [], None), models)
-    with pytest.raises(Unsupported, match="nobody writes it"):
+    with pytest.raises(Unsupported, match="no token is written"):
         lm.loglikelihood_rolling([])
 
 

@@ -255,7 +255,7 @@ def test_a_check_whose_calls_cannot_be_sent_is_refused(check):
 def test_an_object_that_comes_back_to_the_program_fails_the_program_and_not_the_check(check, given):
     result = check("def f(a): return object()", f"try: f({given})\nexcept TypeError: pass")
     assert (result.outcome, result.exit_code) == ("failed", 1)
-    assert "f is called with what it gave before, which is no plain value" in result.stderr
+    assert "f is called with an object that it returned before, which is no plain value" in result.stderr
 
 
 # --- time, memory, output -----------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_a_refusal_is_an_answer(kind, error):
 
 def test_a_failure_that_is_told_leaves_the_connection():
     with session_of(feed=WireFrame({"error": "Failure", "message": "NotFinite: layer 3"})) as (_, session, _):
-        with pytest.raises(DecoderFailed, match="call 'feed': it says that it failed: NotFinite: layer 3"):
+        with pytest.raises(DecoderFailed, match="call 'feed': the decoder reports a failure: NotFinite: layer 3"):
             session.feed(TOKENS)
         session.rollback(np.array([2, 2]))
 
@@ -246,7 +246,10 @@ def test_a_reply_that_stalls_ends_with_the_time_limit():
 @pytest.mark.parametrize(
     ("hello", "said"),
     [
-        (WireFrame({"reply": "hello", "wire": 2, "name": "x"}), "it speaks version 2 of the wire protocol; this judge"),
+        (
+            WireFrame({"reply": "hello", "wire": 2, "name": "x"}),
+            "it speaks version 2 of the wire protocol; pytest-emad",
+        ),
         (WireFrame({"reply": "hello", "name": "x"}), "it speaks version None"),
         (WireFrame({"reply": "hello", "wire": 1}), "name=None, but expected how reports call the decoder"),
         (
@@ -348,7 +351,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path):
 def test_a_program_that_closes_its_output_and_runs_on_is_killed(tmp_path):
     with script(tmp_path, "told(os.getpid()); os.close(1); time.sleep(60)") as connection:
         said = failing(connection)
-        assert "no reply: it closed its standard output and runs on" in said
+        assert "no reply: it closed its standard output and still runs" in said
         assert gone(int(said.splitlines()[-1]))
 
 
