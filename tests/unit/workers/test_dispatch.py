@@ -102,7 +102,7 @@ def test_a_unit_that_kills_every_worker_is_an_error() -> None:
 
     results = dispatch_in_order(WorkerPool("mortals", lambda: DyingExecutor(deadly), 2), lambda unit: unit, range(5))
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
-    with pytest.raises(WorkersLost, match=rf"mortals: workers died {MAX_LOSSES} times in a row.*can be resumed"):
+    with pytest.raises(WorkersLost, match=rf"mortals: workers died {MAX_LOSSES} times in a row.*resume the command"):
         next(results)
     assert asked.count(2) == MAX_LOSSES
 
