@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,62 @@ EDGES_NATS: Floats = np.concatenate([[0.0], np.geomspace(LOWEST_NATS, HIGHEST_NA
 
 
 @dataclass(frozen=True, eq=False)
+class DocumentMoments:
+    """Second moments over documents: the clustered standard error of every mean entropy follows from them.
+
+    v_d = (tokens, Σ H after each layer) of document d; ``products`` float64 [1 + L, 1 + L] = Σ_d v_d v_dᵀ over
+    ``count`` documents. ``first`` and ``last``: (number, v) of the documents at both ends, whose other windows may
+    stand in the neighbouring batch.
+    """
+
+    count: int
+    products: Floats
+    first: tuple[int, Floats] | None = None
+    last: tuple[int, Floats] | None = None
+
+    @staticmethod
+    def none(layers: int) -> DocumentMoments:
+        """Of no documents yet."""
+        return DocumentMoments(0, np.zeros((1 + layers, 1 + layers)))
+
+    @staticmethod
+    def of(entropy: Floats, document: Ints) -> DocumentMoments:
+        """Of ``entropy`` [tokens, L], nats, whose tokens belong to ``document`` [tokens]."""
+        numbers, place = np.unique(document, return_inverse=True)
+        sums = np.stack([np.bincount(place), *(np.bincount(place, weights=column) for column in entropy.T)], axis=1)
+        first, last = (int(numbers[0]), sums[0]), (int(numbers[-1]), sums[-1])
+        return DocumentMoments(len(numbers), sums.T @ sums, first, last)
+
+    def __add__(self, other: DocumentMoments) -> DocumentMoments:
+        """Of both texts in a row; a document that ends one and begins the other is one document."""
+        count, products = self.count + other.count, self.products + other.products
+        first, last = self.first or other.first, other.last or self.last
+        if self.last and other.first and self.last[0] == other.first[0]:
+            (number, ours), (_, theirs) = self.last, other.first
+            count, products = count - 1, products + np.outer(ours, theirs) + np.outer(theirs, ours)
+            first = (number, ours + theirs) if self.count == 1 else first
+            last = (number, ours + theirs) if other.count == 1 else last
+        return DocumentMoments(count, products, first, last)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, DocumentMoments)
+            and self.count == other.count
+            and np.array_equal(self.products, other.products)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # holds an array
+
+    def closed(self) -> DocumentMoments:
+        """The same of a text that ended: the next one begins with another document, whatever its number."""
+        return DocumentMoments(self.count, self.products)
+
+
+@dataclass(frozen=True, eq=False)
 class EntropyStatistics:
     """``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64
-    [bins, L, BUCKETS]; ``sequences`` counts the windows they come from.
+    [bins, L, BUCKETS]; ``sequences`` counts the windows they come from. ``documents``: None where the text was read
+    without its documents.
     """
 
     tokens: Ints
@@ -48,6 +101,7 @@ class EntropyStatistics:
     squares: Floats
     histogram: Ints
     sequences: int
+    documents: DocumentMoments | None = None
 
     @staticmethod
     def none(bins: int, layers: int) -> EntropyStatistics:
@@ -58,10 +112,15 @@ class EntropyStatistics:
             np.zeros((bins, layers)),
             np.zeros((bins, layers, BUCKETS), dtype=np.int64),
             0,
+            DocumentMoments.none(layers),
         )
 
     def __add__(self, other: EntropyStatistics) -> EntropyStatistics:
-        return EntropyStatistics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        known = self.documents is not None and other.documents is not None
+        return EntropyStatistics(
+            *(getattr(self, name) + getattr(other, name) for name in ADDED),
+            self.documents + other.documents if known else None,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EntropyStatistics) and all(
@@ -74,6 +133,10 @@ class EntropyStatistics:
     def layers(self) -> int:
         return self.sums.shape[1]
 
+    def closed(self) -> EntropyStatistics:
+        """The same of a corpus that ended (``DocumentMoments.closed``)."""
+        return self if self.documents is None else replace(self, documents=self.documents.closed())
+
     def is_of(self, bins: int, layers: int) -> bool:
         """Whether every array has the shape and dtype that statistics of ``bins`` and ``layers`` have."""
         model = EntropyStatistics.none(bins, layers)
@@ -81,7 +144,7 @@ class EntropyStatistics:
             getattr(getattr(self, f.name), kind, None) == getattr(getattr(model, f.name), kind, None)
             for f in fields(self)
             for kind in ("shape", "dtype")
-        )
+        ) and (self.documents is None or self.documents.products.shape == (1 + layers, 1 + layers))
 
     def pooled(self, group: Ints) -> EntropyStatistics:
         """Of groups of bins: ``group`` int64 [bins] numbers the one each bin joins, 0…groups − 1, none left out."""
@@ -91,9 +154,8 @@ class EntropyStatistics:
             np.add.at(out, group, values)
             return out
 
-        return EntropyStatistics(
-            joined(self.tokens), joined(self.sums), joined(self.squares), joined(self.histogram), self.sequences
-        )
+        pooled = (joined(getattr(self, name)) for name in ADDED[:-1])
+        return EntropyStatistics(*pooled, self.sequences, self.documents)
 
     def mean_nats(self) -> Floats:
         """[bins, L]; NaN for a bin without tokens."""
@@ -129,6 +191,9 @@ class EntropyStatistics:
         return level
 
 
+ADDED = ("tokens", "sums", "squares", "histogram", "sequences")  # fields of statistics that add up as numbers do
+
+
 def require_quantile(quantile: float) -> None:
     """Refuse a share outside (0, 1): the ends are no order statistics of a stream that could go on."""
     if not 0 < quantile < 1:
@@ -141,7 +206,7 @@ class BatchEntropies:
     sequence.
 
     ``top1`` int32, ``top1_probability`` float32 [tokens]: what the first probe shows, for bins that ask for it.
-    ``sequences`` counts the windows.
+    ``sequences`` counts the windows; ``document`` int64 [tokens] numbers the text of each token, None where unknown.
     """
 
     entropy_nats: NDArray[np.float32]
@@ -149,6 +214,7 @@ class BatchEntropies:
     top1: NDArray[np.int32]
     top1_probability: NDArray[np.float32]
     sequences: int
+    document: Ints | None = None
 
 
 def needs_first_probe(spec: BinSpec) -> bool:
@@ -162,10 +228,13 @@ def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
         raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
 
 
-def trace_statistics(trace: Trace, spec: BinSpec, first_probe: int | None) -> EntropyStatistics:
+def trace_statistics(
+    trace: Trace, spec: BinSpec, first_probe: int | None, document: Ints | None = None
+) -> EntropyStatistics:
     """Statistics of one trace (or batch of it) in the bins of ``spec``.
 
     ``first_probe``: the layer at which confidence and predicted token are read; None if ``spec`` needs neither.
+    ``document``: [tokens] the text each token belongs to, where it is known.
 
     Raises:
         BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
@@ -173,7 +242,8 @@ def trace_statistics(trace: Trace, spec: BinSpec, first_probe: int | None) -> En
     require_first_probe(spec, first_probe)
     column = (first_probe or 1) - 1
     top1, probability = trace.top1[:, column], trace.top1_probability[:, column]
-    return count_entropies(BatchEntropies(trace.entropy_nats, trace.position, top1, probability, trace.sequences), spec)
+    read = BatchEntropies(trace.entropy_nats, trace.position, top1, probability, trace.sequences, document)
+    return count_entropies(read, spec)
 
 
 def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
@@ -198,6 +268,7 @@ def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
         statistics.squares,
         np.bincount(cells.ravel(), minlength=int(np.prod(shape))).reshape(shape).astype(np.int64),
         read.sequences,
+        None if read.document is None else DocumentMoments.of(entropy, read.document),
     )
 
 
@@ -255,7 +326,8 @@ def batch_entropies(
         if layer == shown_after:
             top1 = read_in_blocks(logits, _top1).cpu().numpy()
             probability = read_in_blocks(logits, _top1_probability).cpu().numpy()
-    return BatchEntropies(np.stack(columns, axis=1), position, top1, probability, len(batch))
+    document = np.repeat([s.document for s in batch], [len(s.tokens) - 1 - s.adaptive_from for s in batch])
+    return BatchEntropies(np.stack(columns, axis=1), position, top1, probability, len(batch), document)
 
 
 def fast_entropy_nats(logits: Tensor) -> Tensor:

@@ -19,7 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.calibration.entropy_statistics import BUCKETS, EDGES_NATS, EntropyStatistics, trace_statistics
+from emad_ref.calibration.entropy_statistics import (
+    ADDED,
+    BUCKETS,
+    EDGES_NATS,
+    DocumentMoments,
+    EntropyStatistics,
+    trace_statistics,
+)
 from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument, EmadError
@@ -54,12 +61,15 @@ def bins_from_json(data: Mapping[str, Any]) -> BinSpec:
 def statistics_to_json(statistics: EntropyStatistics) -> dict[str, Any]:
     """Sums as numbers; the histogram, mostly zeros, as base64 of zlib of little-endian int64."""
     packed = zlib.compress(statistics.histogram.astype("<i8").tobytes(), 6)
+    moments = statistics.documents
+    known = {} if moments is None else {"documents": {"count": moments.count, "products": moments.products.tolist()}}
     return {
         "tokens": statistics.tokens.tolist(),
         "sums": statistics.sums.tolist(),
         "squares": statistics.squares.tolist(),
         "histogram": base64.b64encode(packed).decode("ascii"),
         "sequences": statistics.sequences,
+        **known,
     }
 
 
@@ -75,7 +85,19 @@ def _statistics_from_json(data: Mapping[str, Any], bins: int, layers: int) -> En
         np.array(data["squares"], dtype=np.float64),
         np.frombuffer(packed, dtype="<i8").astype(np.int64).reshape(bins, layers, BUCKETS),
         data["sequences"],
+        _moments_from_json(data["documents"], layers) if "documents" in data else None,
     )
+
+
+def _moments_from_json(data: Mapping[str, Any], layers: int) -> DocumentMoments:
+    """ValueError for what no documents can give."""
+    count, products = data["count"], np.array(data["products"], dtype=np.float64)
+    if set(data) != {"count", "products"} or not _is_count(count) or products.shape != (1 + layers, 1 + layers):
+        raise ValueError(f"moments of {count!r:.20} documents, not of {layers} layers")
+    smallest = float(np.linalg.eigvalsh(products)[0]) if np.isfinite(products).all() else -math.inf
+    if not np.array_equal(products, products.T) or smallest < -1e-9 * float(np.trace(products)):
+        raise ValueError("moments that no documents have")
+    return DocumentMoments(count, products)
 
 
 def are_probes(value: Any, layers: int) -> bool:
@@ -151,11 +173,11 @@ def _are_fallbacks(value: Any, data: Mapping[str, Any]) -> bool:
 def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
     """None for what is not statistics of the profile's bins and layers read."""
     value, bins, layers = data["statistics"], _bins_of(data).count, len(data["read"])
-    if not isinstance(value, dict) or set(value) != {f.name for f in fields(EntropyStatistics)}:
+    if not isinstance(value, dict) or set(value) - {"documents"} != set(ADDED):  # earlier files have no documents
         return None
     try:
         parsed = _statistics_from_json(value, bins, layers)
-    except (ValueError, TypeError, OverflowError, zlib.error):
+    except (ValueError, TypeError, KeyError, OverflowError, zlib.error):
         return None
     shapes = parsed.tokens.shape, parsed.sums.shape, parsed.squares.shape
     if shapes != ((bins,), (bins, layers), (bins, layers)) or type(parsed.sequences) is not int:
@@ -175,10 +197,20 @@ def _are_statistics(data: Mapping[str, Any]) -> bool:
     if int(parsed.tokens.sum()) != data["tokens"] or parsed.sequences != data["sequences"]:
         return False
     counted = (parsed.histogram.sum(axis=-1) == parsed.tokens[:, None]).all()
+    if parsed.documents is not None and not _are_moments(parsed.documents, parsed):
+        return False
     means = parsed.sums.sum(axis=0) / data["tokens"]
     if not (counted and np.allclose(means, data["mean_nats"], rtol=MEAN_AGREEMENT, atol=0)):
         return False
     return _is_within(parsed.sums, parsed, EDGES_NATS) and _is_within(parsed.squares, parsed, EDGES_NATS**2)
+
+
+def _are_moments(moments: DocumentMoments, parsed: EntropyStatistics) -> bool:
+    """Whether as many documents can have these sums: (Σ v)² ≤ count · Σ v², which is at most (Σ v)²."""
+    totals = np.concatenate([[parsed.tokens.sum()], parsed.sums.sum(axis=0)])
+    squares, slack = np.diag(moments.products), 1 + 1e-6
+    within = (totals**2 <= slack * moments.count * squares + 1e-6) & (squares <= slack * totals**2 + 1e-6)
+    return moments.count <= parsed.sequences and bool(within.all())
 
 
 def _is_within(total: Floats, parsed: EntropyStatistics, edges: Floats) -> bool:
@@ -405,14 +437,17 @@ def profile_of(
     dtype: str,
     bins: BinSpec = ONE_BIN,
     minimum_tokens: int = MINIMUM_TOKENS,
+    document: Ints | None = None,
 ) -> Profile:
     """Mean over all traced positions, isotonic over ``probes``, for all tokens and in each of ``bins``.
+
+    ``document``: [tokens] the text each token belongs to, where it is known.
 
     Raises:
         BadArgument: probes that are not ascending layers below the last; none, for bins by what the first one says.
     """
     require_probes(probes, trace.layers)
-    statistics = trace_statistics(trace, bins, probes[0] if probes else None)
+    statistics = trace_statistics(trace, bins, probes[0] if probes else None, document)
     return profile_from(
         statistics,
         probes,
@@ -467,7 +502,7 @@ def profile_from(
         corpora=dict(corpora),
         minimum_tokens=minimum_tokens,
     )
-    return _fit_profile(blank, bins, statistics)
+    return _fit_profile(blank, bins, statistics.closed())
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:

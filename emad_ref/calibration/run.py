@@ -22,7 +22,13 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from emad_ref.calibration.entropy_statistics import BUCKETS, EntropyStatistics, batch_statistics
+from emad_ref.calibration.entropy_statistics import (
+    ADDED,
+    BUCKETS,
+    DocumentMoments,
+    EntropyStatistics,
+    batch_statistics,
+)
 from emad_ref.calibration.profile import (
     MINIMUM_TOKENS,
     Profile,
@@ -57,8 +63,8 @@ class BadCheckpoint(EmadError):
 class CalibrationPlan:
     """What a calibration is of; two runs with equal plans and texts have equal profiles.
 
-    ``every_layer``  read entropies after every layer, not at the probes alone: a curve to choose probes by, which
-                     thresholds need none of, and which takes a head more for each.
+    ``every_layer``  read entropies after every layer, not at the probes and the last alone: a curve to choose probes
+                     by, which thresholds need none of, and which takes a head more for each.
     ``window``, ``documents``  how the windows were cut, for the record: tokens each, and their limit per corpus.
     ``tokens``  decided positions to take from each corpus; None takes all.
     """
@@ -76,8 +82,11 @@ class CalibrationPlan:
     every_layer: bool = False
 
     def read(self, layers: int) -> tuple[int, ...]:
-        """After which of a model's ``layers`` entropies are read; without a probe, after all of them."""
-        return tuple(range(1, layers + 1)) if self.every_layer or not self.probes else self.probes
+        """After which of a model's ``layers`` entropies are read, the last among them; without a probe, after all.
+
+        No threshold needs the last, but a profile that rises at the end is seen nowhere else.
+        """
+        return tuple(range(1, layers + 1)) if self.every_layer or not self.probes else (*self.probes, layers)
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name as JSON gives it back, and the libraries' versions: they change the last digits."""
@@ -198,6 +207,8 @@ def _read_corpus(
 ) -> Iterator[_CalibrationState]:
     """The state after each further unit of one corpus."""
     stream = limit_tokens(windows, plan.tokens)
+    if name not in state.places:
+        state = replace(state, statistics=state.statistics.closed())
     digest, place = hashlib.sha256(), state.places.get(name, CorpusPosition())
     for window in islice(stream, place.windows):
         digest.update(window_bytes(window))
@@ -308,12 +319,29 @@ def _save_checkpoint(path: Path, configuration: dict[str, Any], state: _Calibrat
     """Write as .npz; the file is complete or as it was."""
     places = {name: [place.windows, place.tokens, place.digest] for name, place in state.places.items()}
     about = json.dumps({"plan": configuration, "places": places})
+    statistics = state.statistics
+    assert statistics.documents is not None, "windows know their documents"
     with open_atomic(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to those
         np.savez(
             file,
             about=np.array(about),
-            **{f.name: getattr(state.statistics, f.name) for f in fields(EntropyStatistics)},
+            **{name: getattr(statistics, name) for name in ADDED},
+            documents=_pack_moments(statistics.documents),
         )
+
+
+def _pack_moments(moments: DocumentMoments) -> Floats:
+    """[3 + L, 1 + L]: the count and the last document's number; its sums; the products."""
+    head = np.zeros((2, len(moments.products)))
+    head[0, :2] = moments.count, -1
+    if moments.last is not None:
+        head[0, 1], head[1] = moments.last
+    return np.concatenate([head, moments.products])
+
+
+def _unpack_moments(packed: Floats) -> DocumentMoments:
+    count, number = int(packed[0, 0]), int(packed[0, 1])
+    return DocumentMoments(count, packed[2:], last=(number, packed[1]) if number >= 0 else None)
 
 
 def _position_from_json(held: Any) -> CorpusPosition:
@@ -328,8 +356,9 @@ def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
     try:
         with open_regular(path, "checkpoint") as file, np.load(file, allow_pickle=False) as held:
             about = parse_json(str(held["about"]))
-            arrays = {f.name: held[f.name] for f in fields(EntropyStatistics)}
-        statistics = EntropyStatistics(**(arrays | {"sequences": int(arrays["sequences"])}))
+            arrays = {name: held[name] for name in ADDED}
+            documents = _unpack_moments(held["documents"])
+        statistics = EntropyStatistics(**(arrays | {"sequences": int(arrays["sequences"])}), documents=documents)
         places = {str(name): _position_from_json(place) for name, place in about["places"].items()}
         plan: dict[str, Any] = about["plan"]
         if not isinstance(plan, dict):
@@ -350,14 +379,16 @@ T = TypeVar("T")
 @dataclass(frozen=True, eq=False)
 class PackedStatistics:
     """Statistics of a unit's batches, in little: ``tokens`` int64 [batches, bins]; ``sums``, ``squares`` float64
-    [batches, bins, L]; ``sequences`` int64 [batches]. Of the histogram, whose counts add up in any order, the cells of
-    all batches together that hold something: ``cells`` int64 of it flattened, and their ``counts``.
+    [batches, bins, L]; ``sequences`` int64 [batches]; ``documents`` of each batch. Of the histogram, whose counts add
+    up in any order, the cells of all batches together that hold something: ``cells`` int64 of it flattened, and their
+    ``counts``.
     """
 
     tokens: Ints
     sums: Floats
     squares: Floats
     sequences: Ints
+    documents: tuple[DocumentMoments | None, ...]
     cells: Ints
     counts: Ints
 
@@ -370,6 +401,7 @@ class PackedStatistics:
             np.array([each.sums for each in batches]),
             np.array([each.squares for each in batches]),
             np.array([each.sequences for each in batches]),
+            tuple(each.documents for each in batches),
             cells,
             together.ravel()[cells],
         )
@@ -381,9 +413,9 @@ class PackedStatistics:
         together.ravel()[self.cells] = self.counts
         last = len(self.sequences) - 1
         return [
-            EntropyStatistics(tokens, sums, squares, together if number == last else empty, int(sequences))
-            for number, (tokens, sums, squares, sequences) in enumerate(
-                zip(self.tokens, self.sums, self.squares, self.sequences, strict=True)
+            EntropyStatistics(tokens, sums, squares, together if number == last else empty, int(sequences), documents)
+            for number, (tokens, sums, squares, sequences, documents) in enumerate(
+                zip(self.tokens, self.sums, self.squares, self.sequences, self.documents, strict=True)
             )
         ]
 

@@ -125,7 +125,8 @@ def requested_bins(args: argparse.Namespace, fingerprint: str, dtype: str, corpo
 
 
 def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
-    """Print what was learnt of every layer read, and of every bin."""
+    """Print what was learnt of every layer read, and of every bin; a warning where entropy does not fall with depth."""
+    from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 
     together = profile.coarser(len(profile.bins.features))
     assert together.statistics is not None, "what was just calibrated or merged keeps its statistics"
@@ -135,9 +136,13 @@ def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
     for place, (layer, mean) in enumerate(zip(profile.read, profile.mean_nats, strict=True)):
         line = f"layer {layer:3d}  mean {mean:7.4f} nats  sd {deviations[place]:7.4f}"
         line += "".join(f"  q{quantile:g} {levels[place]:.4f}" for quantile, levels in columns)
-        print(line + (f"  target {targets[layer]:7.4f}" if layer in targets else ""))
+        print(line + (f"  target {targets[layer]:7.4f} ({targets[layer] - mean:+.4f})" if layer in targets else ""))
     if profile.bins.features:
         print_bins(profile)
+    if moved := correction_text(profile):
+        print(moved)
+    for said in profile_warnings(profile):
+        print(f"warning: {said}")
 
 
 def print_bins(profile: Profile) -> None:
@@ -184,8 +189,8 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     read.add_argument("--probes", type=int, nargs="+", metavar="LAYER", help="layers to probe, ascending")
     read.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every so many layers")
     sub.add_argument("--every-layer", action="store_true",
-                     help="read entropies after every layer, a curve to choose probes by; thresholds need none of it, "
-                          "and each layer takes a head more")  # fmt: skip
+                     help="read entropies after every layer, not the probes and the last alone: a curve to choose "
+                          "probes by; each layer takes a head more")  # fmt: skip
     sorted_by = sub.add_mutually_exclusive_group()
     sorted_by.add_argument("--bins", default="none", help="one or two of position,confidence,frequency")
     sorted_by.add_argument("--bins-of", type=Path, metavar="PROFILE", help="its bins, so that the two can be merged")

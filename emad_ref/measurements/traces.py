@@ -38,8 +38,11 @@ class LensTraces:
     @cached_property
     def calibration(self) -> Trace:
         self._require_plain()
-        sequences = self.subject.sequences("calibrate", self.subject.budget.calibrate)
-        return self.subject.trace(sequences, f"calibrate, {self.subject.corpus}")
+        return self.subject.trace(self.calibrated_on, f"calibrate, {self.subject.corpus}")
+
+    @cached_property
+    def calibrated_on(self) -> list[TokenSequence]:
+        return self.subject.sequences("calibrate", self.subject.budget.calibrate)
 
     @cached_property
     def validation(self) -> Trace:
@@ -111,6 +114,7 @@ class LensTraces:
             corpus=self.subject.corpus,
             dtype=self.subject.dtype,
             bins=BinSpec(features, frequency=frequency),
+            document=tokens_of(self.calibration, self.calibrated_on).number,
         )
 
 

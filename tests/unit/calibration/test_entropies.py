@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -39,7 +40,7 @@ def batch(nano: LoadedModel) -> Sequence[TokenSequence]:
     """Windows of several lengths, some with a prompt."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(1, nano.stepper.vocabulary, length) for length in LENGTHS]
-    return [TokenSequence(row, adaptive_from=len(row) // 3) for row in rows]
+    return [TokenSequence(row, adaptive_from=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("features", [(), ("position",), ("confidence",), ("position", "frequency")], ids=str)
@@ -53,9 +54,14 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
     table = frequency_buckets(counts) if "frequency" in features else b""
     spec = BinSpec(features, position_edges=(5, 20), frequency=table)
     found = batch_statistics(nano.stepper, batch, spec, PROBE, layers)
-    traced = trace_statistics(trace_batch(nano.stepper, batch), spec, PROBE)
+    trace = trace_batch(nano.stepper, batch)
+    document = np.array([sequence.document for sequence in batch])[trace.sequence]
+    traced = trace_statistics(trace, spec, PROBE, document)
     there = (each[:, columns] for each in (traced.sums, traced.squares, traced.histogram))
-    assert found == EntropyStatistics(traced.tokens, *there, traced.sequences)
+    assert replace(found, documents=None) == EntropyStatistics(traced.tokens, *there, traced.sequences)
+    assert found.documents.count == traced.documents.count == len({sequence.document for sequence in batch})
+    products = traced.documents.products[np.ix_([0, *layers], [0, *layers])]
+    assert found.documents.products == pytest.approx(products, rel=1e-12)
     assert found.tokens.sum() == sum(length - 1 - length // 3 for length in LENGTHS)
     assert found.sequences == len(LENGTHS)
     assert found != EntropyStatistics.none(spec.count, len(layers))

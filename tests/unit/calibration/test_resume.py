@@ -91,14 +91,14 @@ def test_the_profile_is_that_of_the_whole_trace(stepper, uninterrupted):
     whole = profile_of(
         trace, (2, 4), model="small", fingerprint="f00d", corpus="a + b", dtype="float64", bins=GRID, minimum_tokens=20
     )
-    assert uninterrupted.read == (2, 4)
+    assert uninterrupted.read == (2, 4, 6)
     assert whole.read == tuple(range(1, stepper.layers + 1))
     # the same sums in another order
-    assert uninterrupted.mean_nats == pytest.approx([whole.mean_nats[layer - 1] for layer in (2, 4)], rel=1e-12)
+    assert uninterrupted.mean_nats == pytest.approx([whole.mean_nats[layer - 1] for layer in (2, 4, 6)], rel=1e-12)
     assert uninterrupted.targets_nats == pytest.approx(whole.targets_nats, rel=1e-12)
     assert uninterrupted.bin_targets_nats == pytest.approx(np.array(whole.bin_targets_nats), rel=1e-12)
     assert uninterrupted.fallbacks == whole.fallbacks
-    assert np.array_equal(uninterrupted.statistics.histogram, whole.statistics.histogram[:, [1, 3]])
+    assert np.array_equal(uninterrupted.statistics.histogram, whole.statistics.histogram[:, [1, 3, 5]])
     assert (uninterrupted.tokens, uninterrupted.sequences) == (whole.tokens, whole.sequences) == (len(trace), 23)
     assert uninterrupted.corpora == {
         name: sum(len(window.tokens) - 1 for window in read()) for name, read in CORPORA.items()
@@ -320,7 +320,9 @@ def test_memory_does_not_grow_with_the_corpus(stepper):
 
 @pytest.mark.parametrize(
     ("every", "probes", "read"),
-    [(False, (2, 4), (2, 4)), (True, (2, 4), (1, 2, 3, 4, 5)), (False, (), (1, 2, 3, 4, 5))],
+    [(False, (2, 4), (2, 4, 5)), (True, (2, 4), (1, 2, 3, 4, 5)), (False, (), (1, 2, 3, 4, 5))],
 )
-def test_entropies_are_read_at_the_probes_or_where_there_is_none_after_every_layer(every, probes, read) -> None:
+def test_entropies_are_read_at_the_probes_and_the_last_or_without_a_probe_after_every_layer(
+    every, probes, read
+) -> None:
     assert replace(PLAN, probes=probes, every_layer=every).read(5) == read
