@@ -1,8 +1,8 @@
 """EMAD-E1: does mean entropy under teacher forcing fall from each layer to the next? (EMAD, Introduction and Method)
 
-All layers of the trace, not probes only. An adjacent rise that is shown to be above zero falsifies; a step that is flat
-within its interval leaves the row inconclusive. It does not apply to weights without quality; the decoder under test
-plays no part in it.
+All layers of the trace, the last among them, not probes only. An adjacent rise that is shown to be above zero
+falsifies; a step that is flat within its interval leaves the row inconclusive. It does not apply to weights without
+quality; the decoder under test plays no part in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import AttachedTable, Attachments
@@ -37,7 +38,7 @@ def decide(found: EntropyProfileEvidence, asked: ClaimContext) -> Verdict:
     threshold = asked.claim.thresholds["entropy_rise_nats"]
     steps = profile_steps(found.entropy_sums, found.tokens, threshold=threshold, rng=asked.rng)
     tests = [
-        leg_test(f"layer {layer} → {layer + 1}", step, "above", threshold, asked.claim.minimum)
+        leg_test(step_name(layer), step, "above", threshold, asked.claim.minimum)
         for layer, step in enumerate(steps, start=1)
     ]
     slope = profile_slope(found.entropy_sums, found.tokens, threshold=threshold, rng=asked.rng)
@@ -45,23 +46,32 @@ def decide(found: EntropyProfileEvidence, asked: ClaimContext) -> Verdict:
     return combine_verdict(asked.claim, asked.model, legs)
 
 
+def step_name(layer: int) -> str:
+    """The leg of the step from ``layer`` to the next."""
+    return f"layer {layer} → {layer + 1}"
+
+
 def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From the evaluation trace; beside it what each layer's readout is worth."""
+    """From the evaluation trace; beside it what each layer's readout is worth, and where the run's profile rises."""
     if reason := evidence.subject.without_quality:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
     verdict = decide(EntropyProfileEvidence(traces.entropy_sums, traces.lengths), asked)
-    targets = dict(zip(traces.profile.probes, traces.profile.targets_nats, strict=True))
-    table = AttachedTable(
-        f"readouts by layer on {evidence.corpus}", readouts(traces.evaluation, targets), "entropy profile"
-    )
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,)))
+    profile = traces.profile
+    targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
+    rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
+    rows = readouts(traces.evaluation, targets, rises)
+    table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
+    said = [each for each in (*profile_warnings(profile), correction_text(profile)) if each]
+    notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,), notes))
 
 
-def readouts(trace: Trace, targets: Mapping[int, float]) -> list[dict[str, Any]]:
+def readouts(trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]) -> list[dict[str, Any]]:
     """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last.
 
-    ``targets``: probe layer → isotonic target of the calibration text, nats.
+    ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, where
+    it is shown to be one.
     """
     columns = zip(
         trace.entropy_nats.mean(axis=0), echo_rate(trace), agreement_rate(trace), agreement_auroc(trace), strict=True
@@ -70,6 +80,7 @@ def readouts(trace: Trace, targets: Mapping[int, float]) -> list[dict[str, Any]]
         {
             "layer": layer,
             "mean entropy, nats": float(entropy),
+            "shown rise, nats": rises.get(step_name(layer - 1)),
             "target, nats": targets.get(layer),
             "echo %": float(echo),
             "agrees with last %": float(agrees),

@@ -48,6 +48,7 @@ LINE_STYLES = ("-", "--", ":", "-.")
 FORWARD = "points put forward"
 QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.diagnostics`` names them
 FLAT_LAYERS = 1e-3  # a smaller difference of depth is rounding
+RISE = "shown rise, nats"  # of the entropy profile: from the layer before, where EMAD-E1 shows it
 LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity that savings are told at
 SAVING_COLUMNS = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
 FLOP_PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
@@ -139,7 +140,7 @@ def saving_against_loss(canvas: Figure, rows: Rows) -> None:
 
 
 def entropy_profile(canvas: Figure, rows: Rows) -> None:
-    """Entropy above; below, what it is worth: 0.5 is an AUROC that says nothing."""
+    """Entropy above, steps that are shown to rise in red; below, its worth: 0.5 is an AUROC that says nothing."""
     entropy, worth = canvas.subplots(2, sharex=True)
     layers = [row["layer"] for row in rows]
     entropy.plot(layers, _column(rows, "mean entropy, nats"), **_series_style(0), label="mean entropy")
@@ -147,6 +148,11 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     if targets:
         hollow = {"linestyle": "--", "markerfacecolor": "none", "markersize": 9}
         entropy.plot(*zip(*targets, strict=True), marker="D", **hollow, label="target of a probe")
+    for number, row in enumerate(_rising_rows(rows)):
+        step = [before for before in rows if before["layer"] == row["layer"] - 1] + [row]
+        label = "_" if number else "rises from the layer before"
+        where = [each["layer"] for each in step], _column(step, "mean entropy, nats")
+        entropy.plot(*where, color="crimson", linewidth=3.5, alpha=0.6, label=label)
     entropy.set(ylabel="entropy, nats")
     entropy.legend(fontsize="small")
     columns = {
@@ -159,6 +165,11 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     worth.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
     worth.set(xlabel="layer", ylabel="share, AUROC", ylim=(-0.05, 1.05))
     worth.legend(fontsize="small")
+
+
+def _rising_rows(rows: Rows) -> list[Mapping[str, Any]]:
+    """Layers to which entropy is shown to rise; reports of earlier versions tell of none."""
+    return [row for row in rows if row.get(RISE)]
 
 
 def depth_by_position(canvas: Figure, rows: Rows) -> None:
@@ -422,8 +433,16 @@ def oracle_caption(rows: Rows) -> str:
 
 
 def entropy_caption(rows: Rows) -> str:
-    """How a probe decides."""
-    return "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
+    """How a probe decides, and whether entropy falls as that assumes."""
+    decides = "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
+    if not (rising := _rising_rows(rows)):
+        return decides
+    lowest = min(rows, key=lambda row: row["mean entropy, nats"])
+    return (
+        f"{decides} Entropy does not fall with depth: it rises at {len(rising)} of {len(rows) - 1} steps and is lowest "
+        f"after layer {lowest['layer']}, whose likeliest token is the final one for "
+        f"{_share(lowest['agrees with last %'])} of tokens."
+    )
 
 
 def collapse_caption(rows: Rows) -> str:

@@ -229,6 +229,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
     for model in report["models"]:
         remarks = model.get("remarks")
         yield from (f"{model['name']}: {remark}" for remark in (remarks if isinstance(remarks, list) else ()))
+    yield from _profile_remarks(report)
     undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
     for check in dict.fromkeys(audit["check"] for audit in undecided):
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
@@ -237,6 +238,28 @@ def _run_remarks(report: Report) -> Iterator[str]:
     yield from deselection_lines(report.get("deselected", ()))
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
+
+
+def _profile_remarks(report: Report) -> Iterator[str]:
+    """Models whose entropy does not fall with depth: where it is lowest, and what that layer's readout is worth."""
+    for table in report["tables"]:
+        if table.get("figure") != "entropy profile":
+            continue
+        rows = [row for row in table["rows"] if row["mean entropy, nats"] is not None]
+        lowest, last = min(rows, key=lambda row: row["mean entropy, nats"]), rows[-1]
+        rising = [row for row in rows if row.get("shown rise, nats")]
+        if lowest is last and not rising:
+            continue
+        said = (
+            f"entropy is lowest after layer {lowest['layer']} of {last['layer']}, {lowest['mean entropy, nats']:.2f} "
+            f"nats (its top-1 is the final one for {lowest['agrees with last %']:.0%} of tokens), and "
+            f"{last['mean entropy, nats']:.2f} after the last"
+        )
+        if rising:
+            most = max(rising, key=lambda row: row["shown rise, nats"])
+            step = f"layer {most['layer'] - 1} → {most['layer']} by {most['shown rise, nats']:.2f} nats"
+            said = f"entropy rises with depth (EMAD-E1), most from {step}; {said.removeprefix('entropy ')}"
+        yield f"{table['model']}: {said}"
 
 
 def id_ranges(ids: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from emad_ref.report.figures import (
     QUANTILES,
     NothingToDraw,
     PlotsMissing,
+    caption_of,
     draw_figure,
     open_figure,
     require_drawable,
@@ -197,6 +198,16 @@ def test_the_entropy_profile_marks_the_targets_and_leaves_gaps():
         assert math.isnan(found["AUROC of low entropy for that"][-1][1])
     with open_figure("entropy profile", [row | {"target, nats": None} for row in PROFILE], "t") as canvas:
         assert list(labelled(canvas.axes[0])) == ["mean entropy"]
+
+
+def test_the_entropy_profile_marks_steps_that_are_shown_to_rise():
+    rising = [row | {"shown rise, nats": 0.2 if row["layer"] in (3, 5) else None} for row in PROFILE]
+    with open_figure("entropy profile", rising, "t") as canvas:
+        marked = [line.get_xdata().tolist() for line in canvas.axes[0].lines if line.get_color() == "crimson"]
+        assert marked == [[2, 3], [4, 5]]
+        assert "rises from the layer before" in [text.get_text() for text in canvas.axes[0].get_legend().get_texts()]
+    assert "it rises at 2 of 4 steps and is lowest after layer 5" in caption_of("entropy profile", rising)
+    assert "rises" not in caption_of("entropy profile", PROFILE)
 
 
 def test_depth_and_entropy_stand_over_the_same_positions():

@@ -75,6 +75,45 @@ def test_what_is_remarked_of_a_models_files_is_said_once(remarks):
     assert said == ([f"emad: m: {remark}" for remark in remarks] if isinstance(remarks, list) else [])
 
 
+def profile_table(entropies, rises=()):
+    rows = [
+        {
+            "layer": layer,
+            "mean entropy, nats": entropy,
+            "target, nats": None,
+            "echo %": 0.0,
+            "agrees with last %": layer / len(entropies),
+            "AUROC of low entropy for that": 0.5,
+        }
+        | ({"shown rise, nats": dict(rises).get(layer)} if rises != "older" else {})
+        for layer, entropy in enumerate(entropies, start=1)
+    ]
+    return {"title": "readouts", "model": "m", "rows": rows, "figure": "entropy profile"}
+
+
+def test_a_profile_that_rises_is_named_with_its_largest_step_and_its_lowest_layer():
+    rising = profile_table([1.5, 0.6, 1.1, 1.9], [(3, 0.5), (4, 0.8)])
+    (said,) = [line for line in text(report([claim("EMAD-E1")], tables=[rising]), 400) if line.startswith("emad: m: ")]
+    assert "entropy rises with depth (EMAD-E1), most from layer 3 → 4 by 0.80 nats" in said
+    assert "is lowest after layer 2 of 4, 0.60 nats (its top-1 is the final one for 50% of tokens)" in said
+    assert said.endswith("and 1.90 after the last")
+
+
+@pytest.mark.parametrize(
+    ("table", "begins"),
+    [
+        (profile_table([2.0, 1.0, 0.5]), None),
+        (profile_table([2.0, 1.0, 0.5], "older"), None),
+        (profile_table([2.0, 0.5, 1.0], "older"), "emad: m: entropy is lowest after layer 2 of 3"),
+        (profile_table([2.0, 0.5, 1.0]), "emad: m: entropy is lowest after layer 2 of 3"),
+        (profile_table([2.0, 2.1, 1.0], [(2, 0.1)]), "emad: m: entropy rises with depth (EMAD-E1)"),
+    ],
+)
+def test_a_falling_profile_is_not_mentioned_and_what_is_not_shown_is_not_called_a_rise(table, begins):
+    said = [line for line in text(report([claim("EMAD-E1")], tables=[table]), 400) if line.startswith("emad: m: ")]
+    assert [line[: len(begins or "")] for line in said] == ([begins] if begins else [])
+
+
 @WIDTHS
 @pytest.mark.parametrize("verdict", ["survived", "falsified", "inconclusive", "measured", "not applicable"])
 def test_forty_lines_none_too_wide_whatever_came_out(width, verdict):
