@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from emad_ref.calibration.profile import Profile
+from emad_ref.record import Floats
 
 LEVEL = 0.05
 SHOWN_NATS = 5e-5  # a smaller correction is none in the four digits that are printed
@@ -57,7 +58,7 @@ def largest_rise(profile: Profile) -> EntropyRise | None:
     return EntropyRise(profile.read[a], profile.read[b], means[a], means[b], at_least)
 
 
-def rise_bounds(profile: Profile) -> np.ndarray | None:
+def rise_bounds(profile: Profile) -> Floats | None:
     """[read, read] lower bounds of θ_b − θ_a at (a, b), nats; None without the sums of two documents."""
     moments = None if profile.statistics is None else profile.statistics.documents
     layers = len(profile.read)
@@ -71,7 +72,7 @@ def rise_bounds(profile: Profile) -> np.ndarray | None:
     covariance = away @ moments.products @ away.T * moments.count / (moments.count - 1) / profile.tokens**2
     variance = np.diag(covariance)[:, None] + np.diag(covariance) - 2 * covariance
     quantile = stats.t.ppf(1 - LEVEL / (layers * (layers - 1) / 2), effective - 1)
-    bounds: np.ndarray = means - means[:, None] - quantile * np.sqrt(np.maximum(variance, 0.0))
+    bounds: Floats = means - means[:, None] - quantile * np.sqrt(np.maximum(variance, 0.0))
     return bounds
 
 
