@@ -116,10 +116,14 @@ class EntropyStatistics:
         )
 
     def __add__(self, other: EntropyStatistics) -> EntropyStatistics:
-        known = self.documents is not None and other.documents is not None
+        mine, theirs = self.documents, other.documents
         return EntropyStatistics(
-            *(getattr(self, name) + getattr(other, name) for name in ADDED),
-            self.documents + other.documents if known else None,
+            self.tokens + other.tokens,
+            self.sums + other.sums,
+            self.squares + other.squares,
+            self.histogram + other.histogram,
+            self.sequences + other.sequences,
+            None if mine is None or theirs is None else mine + theirs,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -154,8 +158,8 @@ class EntropyStatistics:
             np.add.at(out, group, values)
             return out
 
-        pooled = (joined(getattr(self, name)) for name in ADDED[:-1])
-        return EntropyStatistics(*pooled, self.sequences, self.documents)
+        sums, squares, histogram = joined(self.sums), joined(self.squares), joined(self.histogram)
+        return EntropyStatistics(joined(self.tokens), sums, squares, histogram, self.sequences, self.documents)
 
     def mean_nats(self) -> Floats:
         """[bins, L]; NaN for a bin without tokens."""
