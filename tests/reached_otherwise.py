@@ -18,7 +18,7 @@ translator_tensors, translators_from_tensors  # for files that hold translators 
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
-ticks, label_y, x_label, y_label, layouts, embedded, explorers  # the page's template
+explorers  # the page's template
 
 # for readers of a result, or of the papers
 process_seconds  # of a timing, beside the wall clock: benchmarks read it

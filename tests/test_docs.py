@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from itertools import takewhile
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.cli import parser
+import emad_ref
+import pytest_emad.fixtures
+from emad_ref.cli import VERBS, parser
 from emad_ref.models.loading import load
 from emad_ref.statistics.goldens import (
     MACHINE_BOUND,
@@ -245,3 +248,19 @@ def test_navigation_has_every_page_once() -> None:
     trees = [block.text for block in blocks(PAGES["docs/index.md"]) if block.language == "{toctree}"]
     named = [line for tree in trees for line in tree.splitlines() if line.endswith(".md")]
     assert sorted(named) == sorted({path.name for path in DOCS.glob("*.md")} - {"index.md"})
+
+
+def test_the_reference_lists_every_name_option_fixture_and_command() -> None:
+    """``docs/api.py`` fills the page when the site is built."""
+    spec = importlib.util.spec_from_file_location("api", DOCS / "api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    api = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(api)
+    page = api.filled(PAGES["docs/reference.md"])
+    assert "<!-- generated" not in page
+    fixtures = re.findall(r"^def (emad_\w+)\(", Path(pytest_emad.fixtures.__file__).read_text("utf-8"), re.MULTILINE)
+    verbs = [f"`emad {verb.__name__}`" for verb, _ in VERBS]
+    wanted = [*(f":: emad_ref.{name}\n" for name in emad_ref.__all__[1:]), *(option.flag for option in OPTIONS)]
+    assert [name for name in (*wanted, *fixtures, *verbs) if name not in page] == []
+    assert len(fixtures) > 10

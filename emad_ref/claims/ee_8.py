@@ -60,7 +60,7 @@ def decide(found: GainFormulaEvidence, asked: ClaimContext) -> Verdict:
 def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the paper's geometry; no text is read."""
     if not evidence.subject.seq2seq:
-        reason = "a decoder-only model: the formula is decided where an encoder-decoder is under test"
+        reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
     geometry = geometry_named(PAPERS)
     gains = tuple(gain_at(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA)

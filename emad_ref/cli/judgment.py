@@ -147,7 +147,7 @@ def _choose_claims(args: argparse.Namespace, docket: RunPlan, pair: tuple[str, s
     if left and len(left) == len(asked):
         raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(left)}: about a pair")
     if left:
-        print_error(f"{', '.join(left)}: not applicable: {NO_PAIR}; --pair SMALL,LARGE")
+        print_error(f"skipped {', '.join(left)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
     return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about)) if name not in left]
 
 

@@ -417,7 +417,9 @@ class EarlyExitMeasurements:
         """The first premise of all claims about early exits that is absent; None where items can be asked."""
         loaded = self.subject.loaded
         if not self.subject.seq2seq:
-            return MissingPremise("not applicable", "a decoder-only model: the claim is about encoder-decoders")
+            return MissingPremise(
+                "not applicable", "the claim needs an encoder-decoder model, not a decoder-only model"
+            )
         if not loaded.trained:
             return MissingPremise("not applicable", "random weights: confidence and score of noise say nothing")
         if loaded.tokenizer is None:

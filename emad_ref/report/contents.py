@@ -203,7 +203,7 @@ def _waiver_text(waiver: Mapping[str, Any]) -> str:
 
 
 def quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
-    """Rows of the figure "cost against quality": EMAD by margin, the points put forward, and each family's best points.
+    """Rows of the figure "cost against quality": EMAD by margin, the selected points, and each family's best points.
 
     Families come from the first Pareto table alone: later ones are of other text.
     """

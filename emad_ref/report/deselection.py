@@ -1,5 +1,6 @@
-"""The tests that this version ships, and why a run left some of them out. A shipped test is named by file and
-function, whatever its parameters. Nothing is imported to find them.
+"""Tests that this version ships, and sentences about those that a run skipped.
+
+A shipped test is named by file and function, without parameters. It is found by reading its file, not by importing it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import emad_ref
 
 ABOVE_BUDGET = "above the budget"
 NO_PAIR = "no pair was named"
-NO_EXIT = "no exit was brought"  # not told: nothing is missing where nobody has one
+NO_EXIT = "no exit was brought"  # not printed: most runs have no exit
 LEFT_OUT = "left out by --emad-only"
 
 MAX_CLAIMS = 12  # claims that are named; more are counted
 REASON_TEXTS = {
     LEFT_OUT: LEFT_OUT,
-    NO_PAIR: f"not applicable: {NO_PAIR}; --emad-pair SMALL,LARGE",
-    ABOVE_BUDGET: "gate nothing and take long; asked with --emad-all-claims or a larger --emad-budget",
+    NO_PAIR: "no pair was named; name one by --emad-pair SMALL,LARGE",
+    ABOVE_BUDGET: "slow, and they do not gate; run them with --emad-all-claims or a larger --emad-budget",
 }
 
 
 def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One line for each reason, with the claims it concerns. ``deselected``: as ``report.json`` has them."""
+    """One sentence for each reason to skip tests, with their claims. ``deselected``: that part of ``report.json``."""
     entries = list(deselected)
     for why, words in REASON_TEXTS.items():
         left = [entry for entry in entries if entry["why"] == why]
@@ -33,9 +34,10 @@ def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         others = sum(not entry["claim"] for entry in left)
         named = ", ".join(claims) if len(claims) <= MAX_CLAIMS else f"{len(claims)} claims"
         parts = [named] if claims else []
-        parts += [f"{others} test{'s' if others > 1 else ''} of no claim"] if others else []
+        other = "other " if claims else ""
+        parts += [f"{others} {other}test{'s' if others > 1 else ''}"] if others else []
         if parts:
-            yield f"{' and '.join(parts)}: {words}"
+            yield f"skipped {' and '.join(parts)}: {words}"
 
 
 HOME = Path(emad_ref.__file__).resolve().parents[1]
@@ -44,7 +46,7 @@ PREFIX = "suites"
 
 
 def shipped_name(path: Path, suites: Iterable[Path] = SUITES) -> str | None:
-    """``suites/…`` for a file or folder of ours, None for any other."""
+    """``suites/…`` for a file or folder of this package, None for any other."""
     for folder in suites:
         if path.is_relative_to(folder):
             return "/".join((PREFIX, *path.relative_to(folder).parts))
@@ -52,7 +54,7 @@ def shipped_name(path: Path, suites: Iterable[Path] = SUITES) -> str | None:
 
 
 def shipped_tests(suites: Iterable[Path] = SUITES) -> list[str]:
-    """Every test function below the first of ``suites`` that exists, by name and in order."""
+    """Names of all test functions below the first of ``suites`` that exists, in order."""
     folder = next((folder for folder in suites if folder.is_dir()), None)
     if folder is None:
         return []
@@ -61,12 +63,12 @@ def shipped_tests(suites: Iterable[Path] = SUITES) -> list[str]:
 
 
 def suite_names(suites: Iterable[Path] = SUITES) -> list[str]:
-    """``invariants``, ``fidelity`` and so on: the folders of shipped tests."""
+    """Folders of shipped tests: ``invariants``, ``fidelity``, …"""
     return list(dict.fromkeys(name.split("/")[1] for name in shipped_tests(suites)))
 
 
 def is_below(name: str, asked: Iterable[str]) -> bool:
-    """Whether the shipped test ``name`` is, or lies in, a function, file or folder of ``asked``."""
+    """Whether the shipped test ``name`` is in ``asked``, a list of functions, files and folders."""
     return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in asked)
 
 

@@ -45,7 +45,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 MARKERS = "os^vDP*X<>"
 LINE_STYLES = ("-", "--", ":", "-.")
-FORWARD = "points put forward"
+FORWARD = "selected points"
 QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.diagnostics`` names them
 FLAT_LAYERS = 1e-3  # a smaller difference of depth is rounding
 RISE = "shown rise, nats"  # of the entropy profile: from the layer before, where EMAD-E1 shows it

@@ -1,16 +1,11 @@
-"""What a run says in forty lines: gates, the points put forward, the rest counted and named, and what follows from it.
+"""The summary of a run, at most forty lines: gates, selected operating points, and counts and ids of the other claims.
 
-Read from ``report.json`` alone, so that the run that wrote it, ``emad report --text`` and a job summary say the same.
-Nothing is sorted by merit: gates and ids stand in the register's order. Whatever else is left out for want of room, the
-ids of what was falsified are not.
+It is made from ``report.json`` alone, so the run that wrote the report, ``emad report --text`` and a job summary print
+the same. Gates and ids stand in the order of the register.
 
-The summary as lines of text: at most forty, none wider than the terminal.
-
-``DETAIL_LEVELS`` say in which order things give way where room is short: survivors beside the gates, reasons, then
-points and lines on the run. Gates that do not hold keep their numbers, and ids of falsified rows stay at every level:
-forty lines may be passed for them alone.
-
-The summary as Markdown, for a page that shows what a job of continuous integration found.
+``DETAIL_LEVELS`` say what is dropped first when room is short: ids of survived claims, then reasons, then points and
+lines about the run. Gates that do not hold keep their numbers. Ids of falsified claims are printed at every level, even
+if that takes more than forty lines.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
 @dataclass(frozen=True)
 class GateSummary:
-    """One row that gates. ``of``: its model where it is not the run's only one; ``why``: what would decide it."""
+    """A gating claim. ``of``: its model, "" in a run of that model alone; ``why``: what would decide it."""
 
     id: str
     of: str
@@ -44,23 +39,14 @@ class GateSummary:
     measured: str
     why: str
 
-    @property
-    def told(self) -> tuple[str, str]:
-        """What was found and needed, and what would decide it."""
-        return self.measured, self.why
-
-
-@dataclass(frozen=True)
-class PointSummary:
-    """An operating point put forward, ``said`` its cost and quality."""
-
-    name: str
-    said: str
+    def facts(self) -> list[str]:
+        """What was found and needed, and what would decide the claim."""
+        return [text for text in (self.measured, self.why) if text]
 
 
 @dataclass(frozen=True)
 class ClaimGroup:
-    """Rows of one outcome that share a reason, ``why``; "" where none is told."""
+    """Claims of one outcome that share the reason ``why``, which may be ""."""
 
     ids: tuple[str, ...]
     why: str
@@ -68,31 +54,28 @@ class ClaimGroup:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """``rest``: outcome → its groups, rows beside the gates. ``more``: what would decide some of them, in a sentence.
+    """Everything that the summary can print.
 
-    ``record``, ``about``: lines on known verdicts and on the run. ``failures``: why the run fails though no test may.
+    ``points``    name of each selected operating point → its roles, cost and quality.
+    ``rest``      outcome → groups of claims that do not gate.
+    ``more``      how to read more text, if that would decide a claim.
+    ``record``    lines about known verdicts.
+    ``about``     lines about the run.
+    ``failures``  reasons for which the run as a whole fails.
     """
 
     models: str
     gates: tuple[GateSummary, ...]
-    points: tuple[PointSummary, ...]
+    points: Mapping[str, str]
     rest: Mapping[Outcome, tuple[ClaimGroup, ...]]
     more: str
     record: tuple[str, ...]
     about: tuple[str, ...]
     failures: tuple[str, ...]
 
-    def without_gates(self) -> RunSummary:
-        """All else, for a page that shows the gates by itself."""
-        return replace(self, gates=())
-
 
 def run_summary(report: Report) -> RunSummary:
-    """Everything the summary has to say; how much of it fits is decided where it is set.
-
-    Args:
-        report: of either schema; parts that schema 1 lacks are left out.
-    """
+    """Everything that the summary of ``report``, of either schema, can print."""
     register = load_register()
     order = {name: place for place, name in enumerate(register)}
     claims = sorted(report["claims"], key=lambda claim: order.get(claim["id"], len(order)))
@@ -103,7 +86,7 @@ def run_summary(report: Report) -> RunSummary:
     return RunSummary(
         models=", ".join(models),
         gates=tuple(_gate_summary(claim, models, register) for claim in gating),
-        points=tuple(_point_summaries(report["points"])),
+        points=dict(_selected_points(report["points"])),
         rest=_group_rest(rest),
         more=_larger_budget(rest, report),
         record=tuple(_record_lines(report)),
@@ -113,7 +96,7 @@ def run_summary(report: Report) -> RunSummary:
 
 
 def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Claim]) -> bool:
-    """Held against the record every row gates: shown are then those that gate otherwise."""
+    """Whether the claim gates. Under ``--emad-gate known`` every claim does; then the register's own gates count."""
     if report["settings"].get("gate") != "known":
         return bool(claim["gate"])
     row, named = register.get(claim["id"]), report["settings"].get("gate_claims", ())
@@ -132,20 +115,20 @@ def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Map
 
 
 def _open_reason(claim: Mapping[str, Any]) -> str:
-    """Of a row that was left open; reports of earlier versions have no more than its whole reason."""
+    """Why a claim is undecided; reports of earlier versions lack ``why``."""
     return str(claim.get("why", claim["reason"]))
 
 
 # ---------------------------------------------------------------- operating points
 
 
-def _point_summaries(points: Sequence[Mapping[str, Any]]) -> Iterator[PointSummary]:
-    """Those with a role; where none has one, none was put forward."""
-    forward = [point for point in points if point.get("roles")]
+def _selected_points(points: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(name, roles with cost and quality) of each point that has a role."""
     several = len({point.get("model") for point in points}) > 1
-    for point in forward:
-        parts = [f"{point['model']}:" if several else "", point["name"]]
-        yield PointSummary(" ".join(filter(None, parts)), "; ".join([", ".join(point["roles"]), *_point_facts(point)]))
+    for point in points:
+        if point.get("roles"):
+            name = f"{point['model']}: {point['name']}" if several else point["name"]
+            yield name, "; ".join([", ".join(point["roles"]), *_point_facts(point)])
 
 
 def _point_facts(point: Mapping[str, Any]) -> Iterator[str]:
@@ -181,7 +164,7 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
 
 
 def _group_rest(claims: Sequence[Mapping[str, Any]]) -> dict[Outcome, tuple[ClaimGroup, ...]]:
-    """Rows by outcome, and of those left open by what would decide them; asked of several models, with its own."""
+    """Claims by outcome, undecided ones also by reason. A claim of several models is named with its model."""
     ids = [claim["id"] for claim in claims]
     outcomes: dict[Outcome, dict[str, list[str]]] = {}
     for claim in claims:
@@ -196,13 +179,13 @@ def _group_rest(claims: Sequence[Mapping[str, Any]]) -> dict[Outcome, tuple[Clai
 
 
 def _larger_budget(claims: Iterable[Mapping[str, Any]], report: Report) -> str:
-    """How more text is asked for, where that would decide something."""
+    """The option that reads more text, if more text would decide an inconclusive claim."""
     wanting = any(
         claim["verdict"] == "inconclusive" and claim.get("enough") is not None
         for claim in (*claims, *(claim for claim in report["claims"] if claim["gate"]))
     )
     larger = {"smoke": "standard", "standard": "full"}.get(report["settings"].get("budget", ""))
-    return f"--emad-budget {larger} reads more" if wanting and larger else ""
+    return f"More text may decide them: --emad-budget {larger}" if wanting and larger else ""
 
 
 # ---------------------------------------------------------------- the run
@@ -222,7 +205,7 @@ def _record_lines(report: Report) -> Iterator[str]:
 def _run_remarks(report: Report) -> Iterator[str]:
     decoder = report.get("decoder") or {"providers": ()}
     if any(provider["answered"] or provider["declined"] for provider in decoder["providers"]):
-        yield f"decoder judged: {decoder['name']}"
+        yield f"decoder under test: {decoder['name']}"
     if "tests" in report and (declined := declined_tests(report)):
         features = ", ".join(sorted(not_offered(decoder["providers"])))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
@@ -263,7 +246,7 @@ def _profile_remarks(report: Report) -> Iterator[str]:
 
 
 def id_ranges(ids: Sequence[str]) -> str:
-    """Ids in a row, three or more that follow one another as a range.
+    """``ids``, with three or more consecutive ones as a range.
 
     >>> id_ranges(["EE-1", "EE-2", "EE-3", "EE-5", "EMAD-E1"])
     'EE-1 to EE-3, EE-5, EMAD-E1'
@@ -287,12 +270,12 @@ def _is_next_id(before: str, name: str) -> bool:
 MAX_LINES = 40  # lines
 Tone = Literal["good", "bad", "open", ""]
 TONES: dict[Outcome, Tone] = {"survived": "good", "falsified": "bad", "inconclusive": "open"}
-NOT_DECIDED = "not decided"  # how not applicable and unmeasured rows are called together
+NOT_DECIDED = "not decided"  # not applicable and unmeasured claims together
 
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """``tone``: for a terminal that has colours."""
+    """``tone``: for a terminal with colours."""
 
     text: str
     tone: Tone = ""
@@ -300,19 +283,19 @@ class SummaryLine:
 
 @dataclass(frozen=True)
 class DetailLevel:
-    """How much is said.
+    """How much is printed.
 
-    ``survivors``  whether ids of what survived or was measured are named
+    ``survivors``  whether to print ids of claims that survived or were measured
     ``reason``     letters of a reason, 0 for none
     ``holding``    whether gates that hold show their numbers
-    ``few``        points that are shown
-    ``failures``   reasons of the run's own to fail
+    ``points``     number of operating points
+    ``failures``   number of reasons for which the run as a whole fails
     """
 
     survivors: bool
     reason: int
     holding: bool
-    few: int
+    points: int
     failures: int
 
 
@@ -325,43 +308,42 @@ DETAIL_LEVELS = (
     DetailLevel(False, 0, False, 4, 4),
     DetailLevel(False, 0, False, 1, 2),
 )
-GATE_LETTERS = 100  # letters that hold what any gate found and needs
+GATE_LETTERS = 100  # enough for what any gate found and needs
 
 
 def summary_lines(
     brief: RunSummary, width: int, places: Sequence[str] = (), most: int = MAX_LINES
 ) -> list[SummaryLine]:
-    """The fullest level that ``most`` lines hold, else the shortest.
+    """The summary at the fullest level that fits ``most`` lines, else at the shortest level.
 
     Args:
-        width: letters in a line; only a word longer than that, say a path, runs over.
-        places: where the report lies, one sentence each.
+        width: letters in a line; only a single longer word runs over.
+        places: sentences that say where the report is.
     """
     for level in DETAIL_LEVELS:
-        found = [line for part in _text_parts(brief, level, places) for line in _wrap_part(*part, width)]
+        found = [
+            SummaryLine(line, tone)
+            for text, indent, tone in _text_parts(brief, level, places)
+            for line in textwrap.wrap(
+                text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        ]
         if len(found) <= most:
             break
     return found
 
 
-TextPart = tuple[str, str, Tone]  # text, what its further lines begin with, tone
-
-
-def _wrap_part(text: str, indent: str, tone: Tone, width: int) -> list[SummaryLine]:
-    wrapped = textwrap.wrap(
-        text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return [SummaryLine(line, tone) for line in wrapped]
+TextPart = tuple[str, str, Tone]  # text, indent of its further lines, tone
 
 
 def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) -> Iterator[TextPart]:
     yield from _gate_lines(brief.gates, level)
     if brief.points:
-        yield "operating points put forward:", "", ""
-    for point in brief.points[: level.few]:
-        yield f"  {point.name}: {point.said}", "    ", ""
-    if len(brief.points) > level.few:
-        yield f"  and {len(brief.points) - level.few} more: see -v or the report", "    ", ""
+        yield "selected operating points:", "", ""
+    for name, facts in list(brief.points.items())[: level.points]:
+        yield f"  {name}: {facts}", "    ", ""
+    if len(brief.points) > level.points:
+        yield f"  {len(brief.points) - level.points} more: see -v or the report", "    ", ""
     yield from _rest_lines(brief, level)
     for text in (*brief.record, *brief.about):
         yield text if text in brief.record else f"emad: {text}", "  ", ""
@@ -369,7 +351,7 @@ def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) ->
         yield f"emad: FAILED: {failure}", "  ", "bad"
     if len(brief.failures) > level.failures:
         more = len(brief.failures) - level.failures
-        yield f"emad: FAILED: and for {more} more reason{'s' * (more > 1)}: see -v or the report", "  ", "bad"
+        yield f"emad: FAILED: {more} more reason{'s' * (more > 1)}: see -v or the report", "  ", "bad"
     for place in places:
         yield f"emad: {place}", "  ", ""
 
@@ -382,15 +364,12 @@ def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[Te
     for gate in gates:
         title = f"{gate.title} ({gate.of})" if gate.of else gate.title
         indent = " " * (names + 4)
-        yield f"  {gate.id:{names}}  {gate.verdict:{words}}  {title}", indent + " " * (words + 2), _tone(gate)
+        tone = TONES.get(gate.verdict, "")
+        yield f"  {gate.id:{names}}  {gate.verdict:{words}}  {title}", indent + " " * (words + 2), tone
         if level.holding or gate.verdict != "survived":
             room = max(level.reason, GATE_LETTERS)
-            told = [textwrap.shorten(text, room, placeholder=" …") for text in gate.told if text]
-            yield indent + "; ".join(told), indent, ""
-
-
-def _tone(gate: GateSummary) -> Tone:
-    return TONES.get(gate.verdict, "")
+            facts = [textwrap.shorten(text, room, placeholder=" …") for text in gate.facts()]
+            yield indent + "; ".join(facts), indent, ""
 
 
 def count_gates(gates: Sequence[GateSummary]) -> str:
@@ -405,7 +384,8 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
     if not brief.rest:
         return
     counts = {verdict: sum(len(group.ids) for group in groups) for verdict, groups in brief.rest.items()}
-    yield f"{count_outcomes(counts)}", "  ", ""
+    kind = "other claim" if brief.gates else "claim"
+    yield f"{sum(counts.values())} {kind}{'s' * (sum(counts.values()) > 1)}: {count_outcomes(counts)}", "  ", ""
     for words, outcomes in (
         ("falsified", ("falsified",)),
         ("inconclusive", ("inconclusive",)),
@@ -413,7 +393,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
     ):
         groups = [group for outcome in outcomes for group in brief.rest.get(outcome, ())]  # type: ignore[call-overload]
         if groups:
-            more = f" ({brief.more})" if brief.more and words == "inconclusive" else ""
+            more = f". {brief.more}" if brief.more and words == "inconclusive" else ""
             yield f"  {words}: {_list_ids(groups, level.reason)}{more}", "    ", ""
     if level.survivors:
         for outcome in ("survived", "measured"):
@@ -422,13 +402,11 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
 
 
 def count_outcomes(counts: dict[Outcome, int]) -> str:
-    """``of 36 claims 8 survived, 9 falsified, 5 inconclusive, 6 measured, 8 not decided``."""
+    """``8 survived, 9 falsified, 5 inconclusive, 6 measured, 8 not decided``."""
     undecided = sum(counts.get(outcome, 0) for outcome in UNDECIDED)
     shown = ("survived", "falsified", "inconclusive", "measured")
     parts = [f"{counts[outcome]} {outcome}" for outcome in shown if outcome in counts]
-    parts += [f"{undecided} {NOT_DECIDED}"] if undecided else []
-    total = sum(counts.values())
-    return f"of {total} claim{'s' * (total > 1)} {', '.join(parts)}"
+    return ", ".join(parts + ([f"{undecided} {NOT_DECIDED}"] if undecided else []))
 
 
 def _list_ids(groups: Sequence[ClaimGroup], reason: int) -> str:
@@ -440,30 +418,28 @@ def _list_ids(groups: Sequence[ClaimGroup], reason: int) -> str:
     )
 
 
-PARAGRAPH_LETTERS = 10_000  # letters in a line: paragraphs wrap by themselves
+PARAGRAPH_LETTERS = 10_000  # Markdown wraps paragraphs by itself
 TABLE_LINES = 6  # lines around the table of gates: heading, blanks, its own head
 
 
 def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
-    """At most forty lines: the gates as a table, the rest as the terminal has it, a list item per line.
+    """The summary as Markdown, at most forty lines: gates in a table, every other line as a list item.
 
     Args:
-        places: where the report lies, a sentence each.
+        places: sentences that say where the report is.
     """
     parts = [f"## emad: {escape_markdown(brief.models)}" + (f", {count_gates(brief.gates)}" if brief.gates else "")]
     if brief.gates:
         rows = [_gate_row(gate) for gate in brief.gates]
         parts.append(tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True))
-    rest = summary_lines(brief.without_gates(), PARAGRAPH_LETTERS, places, MAX_LINES - TABLE_LINES - len(brief.gates))
-    parts.append("\n".join(f"{_list_marker(line.text)}{escape_markdown(line.text.strip())}" for line in rest))
+    room = MAX_LINES - TABLE_LINES - len(brief.gates)
+    rest = summary_lines(replace(brief, gates=()), PARAGRAPH_LETTERS, places, room)
+    items = [("  - " if line.text.startswith("  ") else "- ") + escape_markdown(line.text.strip()) for line in rest]
+    parts.append("\n".join(items))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _list_marker(text: str) -> str:
-    return "  - " if text.startswith("  ") else "- "
 
 
 def _gate_row(gate: GateSummary) -> dict[str, str]:
     claim = f"{gate.id} ({gate.of})" if gate.of else gate.id
-    told = {"gate": claim, "verdict": gate.verdict, "asks": gate.title, "found": "; ".join(filter(None, gate.told))}
-    return {key: escape_markdown(text) for key, text in told.items()}
+    row = {"gate": claim, "verdict": gate.verdict, "claim": gate.title, "found": "; ".join(gate.facts())}
+    return {key: escape_markdown(text) for key, text in row.items()}

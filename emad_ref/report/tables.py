@@ -125,7 +125,7 @@ def _wrap_lines(text: str, width: int) -> str:
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per operating point.
 
-    Keys, all optional but ``name``: ``model``, ``roles`` (why it is put forward), ``mean_depth``, ``depth_p50``,
+    Keys, all optional but ``name``: ``model``, ``roles`` (why it was selected), ``mean_depth``, ``depth_p50``,
     ``depth_p90``, ``gross_reduction`` and ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a
     timed request, its prompt included), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
     ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``not_counted`` (task → why nothing is

@@ -1,7 +1,8 @@
-"""docs/claims.md: what the register and the record say of each row, written from them between its markers.
+"""docs/claims.md: the generated parts of each claim, from the register and the record.
 
-``<!-- row: EMAD-F1 -->`` … ``<!-- end of row -->`` is written here; what was found and why stands below each in a
-person's words, its verdicts in bold and as a list item, ``- `emad-tiny` on `world:premise`: **falsified**``.
+Generated are a claim's heading, ``### TITLE [ID]``, and the text from ``<!-- row: EMAD-F1 -->`` to
+``<!-- end of row -->``. A person writes what was found and why below it, each verdict in bold as a list item:
+``- `emad-tiny` on `world:premise`: **falsified**``.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from emad_ref.statistics.verdicts import OUTCOMES, Claim, load_register
 
 MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
 FOUND = re.compile(r"^- `(?P<model>[^`]+)`(?: on `(?P<corpus>[^`]+)`)?: \*\*(?P<verdict>[a-z -]+)\*\*", re.MULTILINE)
-SECTION = re.compile(r"^### (?P<claim>\S+)\n(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^### .*\[(?P<claim>\S+)\]$", re.MULTILINE)
+SECTION = re.compile(rf"{HEADING.pattern}(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 ORDER = (*OUTCOMES, SEED_DEPENDENT)
 
 Entry = Mapping[str, Any]
 
 
 def written(page: str) -> str:
-    """``page`` with every marked row as register and record have it."""
+    """``page`` with every heading and marked row as register and record have it."""
     register, record = load_register(), recorded()
+    page = HEADING.sub(lambda found: heading(register[found["claim"]]), page)
     return MARKED.sub(lambda found: f"{found['claim']}{found[2]}{row(register[found['claim']], record)}", page)
+
+
+def heading(claim: Claim) -> str:
+    """``### Decoding takes at least 10 % less time [EMAD-F2]``."""
+    return f"### {claim.plain or claim.title} [{claim.id}]"
 
 
 def recorded() -> list[Entry]:

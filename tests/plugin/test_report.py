@@ -61,9 +61,9 @@ def test_by_default_the_summary_is_all_there_is(project: pytest.Pytester, run: R
             "  EMAD-F1  falsified  Saving 15 % of FLOPs leaves quality as it was",
             "           found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs ≤ +1.00 %,",
             "           lower is better",
-            "operating points put forward:",
+            "selected operating points:",
             "  emad m=0.20: calibrated default; -41.0 % FLOPs net",
-            "of 1 claim 1 survived",
+            "1 other claim: 1 survived",
             "  survived: EMAD-E1",
             "*1 failed, 1 passed*",
         ]

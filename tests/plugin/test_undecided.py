@@ -100,7 +100,7 @@ def test_a_foreign_decoder_that_is_decided_passes(suites: Path, project: pytest.
     """Premises that are absent are no gap, nor is an extra, a larger budget, a table the decoder has no part in."""
     result = run("suites", "--emad-report", "out")
     assert (result.ret, failures(result)) == (OK, [])
-    result.stdout.fnmatch_lines(["emad: decoder: hook of conftest.py", "emad: decoder judged: hook of conftest.py"])
+    result.stdout.fnmatch_lines(["emad: decoder: hook of conftest.py", "emad: decoder under test: hook of conftest.py"])
     decoder = report_of(project.path / "out")["decoder"]
     assert decoder["foreign"]
     assert [(p["name"], p["answered"], p["declined"], p["none"]) for p in decoder["providers"]] == [
@@ -312,7 +312,7 @@ def test_a_hook_that_leaves_some_requests_to_ours_fails(
     said = "decoder: ours answered 2 of 2 requests, for which hook of conftest.py returned None; return a decoder"
     assert result.ret == FAILED
     assert failures(result)[0].startswith(said)
-    assert "decoder judged: reference (ours)" in result.stdout.str()
+    assert "decoder under test: reference (ours)" in result.stdout.str()
     provider = report_of(project.path / "out")["decoder"]["providers"][0]
     assert (provider["plugin"], provider["none"]) == (str(project.path / "conftest.py"), 2)
     assert run(SAMPLING, "--emad-waive", "decoder=half of it is written").ret == OK
@@ -411,7 +411,7 @@ def test_a_waiver_lets_a_gap_stand_and_is_shown(suites: Path, project: pytest.Py
     result.stdout.fnmatch_lines(
         [
             f"emad: waived {of}: no sampling yet",
-            "emad: decoder judged: hook of conftest.py",
+            "emad: decoder under test: hook of conftest.py",
             f"emad: waived {of}: no sampling yet",
             "emad: waiver not needed: EMAD-F2: not timed",
         ]

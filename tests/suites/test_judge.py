@@ -47,7 +47,7 @@ def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.
     asked = ["judge", str(reader), "--corpus", "self", "--only"]
     assert main([*asked, "EE-8,EAD-H*"]) == 0
     said = capsys.readouterr()
-    assert said.err.count("emad: EAD-H1, EAD-H2: not applicable: no pair was named; --pair SMALL,LARGE\n") == 1
+    assert said.err.count("emad: skipped EAD-H1, EAD-H2: no pair was named; name one by --pair SMALL,LARGE\n") == 1
     assert "EAD-H1" not in said.out
     assert main([*asked, "EAD-H1"]) == 4
     assert "--pair=None, but expected SMALL,LARGE; EAD-H1: about a pair" in capsys.readouterr().err

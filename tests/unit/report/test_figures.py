@@ -72,8 +72,8 @@ QUALITY = [
     for series, saved, rise, low, high in (
         ("EMAD, by margin", 0.2, 0.005, 0.004, 0.006),
         ("EMAD, by margin", 0.0, 0.0, None, None),
-        ("points put forward", 0.25, 0.006, None, None),
-        ("points put forward", 0.35, 0.02, None, None),
+        ("selected points", 0.25, 0.006, None, None),
+        ("selected points", 0.35, 0.02, None, None),
     )
 ]
 COST = [
@@ -137,7 +137,7 @@ def test_cost_against_quality_shades_what_the_claim_asks_for_and_joins_margins_a
         (axes,) = canvas.axes
         assert labelled(axes)["EMAD, by margin"] == [(0.0, 0.0), (20.0, 0.5)]
         looks = {line.get_label(): line.get_linestyle() for line in axes.lines}
-        assert looks == {"EMAD, by margin": "-", "points put forward": "None"}
+        assert looks == {"EMAD, by margin": "-", "selected points": "None"}
         intervals, region = axes.collections
         assert intervals.get_segments()[0].tolist() == [[20.0, 0.4], [20.0, 0.6]]
         low, high = region.get_paths()[0].get_extents().get_points()

@@ -61,12 +61,12 @@ def test_what_parts_found_is_there_once_and_in_order() -> None:
 def test_what_was_not_asked_is_that_of_the_whole() -> None:
     """A part is not asked what others are; the notes on it are no notes of the whole."""
     left = {"nodeid": "suites/cost/test_b.py::test_it[m]", "shipped": None, "claim": "EMAD-F2", "why": ABOVE_BUDGET}
-    said = "EMAD-F2: gate nothing and take long; asked with --emad-all-claims or a larger --emad-budget"
+    said = "skipped EMAD-F2: slow, and they do not gate; run them with --emad-all-claims or a larger --emad-budget"
     first = part("EMAD-E1", "claims/test_a.py", deselected=[left], notes=["of it", said])
     found = merge_reports({"claims": first, "cost": part("EMAD-F2", "cost/test_b.py")}, ASKED, [])
     assert found["deselected"] == [ABSENT]
     assert said not in found["notes"]
-    assert found["notes"][-1].startswith("1 test of no claim")
+    assert found["notes"][-1].startswith("skipped 1 test: slow")
 
 
 def test_machines_may_differ_and_are_named() -> None:

@@ -58,12 +58,12 @@ def test_the_rest_is_counted_and_named_with_what_would_decide_it():
         claim("EMAD-N1", "unmeasured", "no NVML device"),
     ]
     assert text(report(rest), 120) == [
-        "of 7 claims 1 falsified, 1 inconclusive, 1 measured, 4 not decided",
+        "7 claims: 1 falsified, 1 inconclusive, 1 measured, 4 not decided",
         "  falsified: EMAD-E1",
-        "  inconclusive: EMAD-E10 (about 887 items would decide it) (--emad-budget standard reads more)",
+        "  inconclusive: EMAD-E10 (about 887 items would decide it). More text may decide them: --emad-budget standard",
         "  not decided: EE-1 to EE-3 (no encoder-decoder); EMAD-N1 (no NVML device)",
         "  measured: EMAD-E11",
-        "emad: decoder judged: mine",
+        "emad: decoder under test: mine",
         "emad: report written to out/report.json",
     ]
 
@@ -200,7 +200,7 @@ def test_the_job_summary_is_a_table_of_gates_and_a_list():
     text = job_summary(run_summary(report([claim("EMAD-F1", "falsified", model="a|b"), claim("EMAD-E1")])), ["here"])
     assert text.startswith("## emad: a\\|b, m, 0 of 1 hold, 1 falsified\n\n| gate")
     assert "| EMAD-F1 (a\\|b) | falsified |" in " ".join(text.split())
-    assert "- of 1 claim 1 survived\n  - survived: EMAD-E1" in text
+    assert "- 1 claim: 1 survived\n  - survived: EMAD-E1" in text
     for verdict in ("falsified", "inconclusive", "not applicable"):
         assert len(job_summary(run_summary(report(everything(verdict)))).splitlines()) <= 40
 
