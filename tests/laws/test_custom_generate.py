@@ -164,9 +164,9 @@ def test_what_no_callable_is_given_is_still_not_given(model):
 
 def test_the_page_says_what_the_code_does():
     page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
-    rows = dict(re.findall(r"^\| (taken|no effect|refused|never arrives) \| (.*) \|$", page, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| (supported|no effect|refused|never arrives) \| (.*) \|$", page, flags=re.MULTILINE))
     said = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows.items()}
-    assert said == {"taken": TAKEN, "no effect": IDLE, "refused": set(REFUSED), "never arrives": UNHEARD}
+    assert said == {"supported": TAKEN, "no effect": IDLE, "refused": set(REFUSED), "never arrives": UNHEARD}
 
 
 VALUES = {  # that transformers itself lets through to a callable

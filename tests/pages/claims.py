@@ -16,7 +16,7 @@ from emad_ref.statistics.verdicts import OUTCOMES, Claim, load_register
 
 MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
 FOUND = re.compile(r"^- `(?P<model>[^`]+)`(?: on `(?P<corpus>[^`]+)`)?: \*\*(?P<verdict>[a-z -]+)\*\*", re.MULTILINE)
-HEADING = re.compile(r"^### .*\[(?P<claim>\S+)\]$", re.MULTILINE)
+HEADING = re.compile(r"^### [^\n]*\[(?P<claim>\S+)\]$", re.MULTILINE)
 SECTION = re.compile(rf"{HEADING.pattern}(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 ORDER = (*OUTCOMES, SEED_DEPENDENT)
 
