@@ -195,7 +195,7 @@ def test_an_interrupted_run_is_shown_as_far_as_it_got(project: pytest.Pytester, 
     ("rows", "figure", "message"),
     [
         ("[{'family': 'a'}]", "pareto", "*columns of row 0*expected 'net reduction %', which figure 'pareto' draws*"),
-        ("[{'family': 'a'}]", "pie", "*figure='pie', but expected one of pareto, *"),
+        ("[{'family': 'a'}]", "pie", "*figure='pie', but expected one of cost against quality, *"),
     ],
 )
 def test_a_figure_that_cannot_draw_its_rows_fails_where_it_is_recorded(
