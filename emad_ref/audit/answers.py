@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import SystemRandom
 from typing import Any
 
@@ -118,13 +118,13 @@ class AuditedDecoder:
         rows imply. Of one row of kept sessions depths, signals and logits are the rule's.
         """
         tally = Tally("answers", needed=0)
-        tolerance = tally.allow(self._tolerance, self.capabilities.logit_noise)
+        judge = Judge(tally, None, self.point, tally.allow(self._tolerance, self.capabilities.logit_noise))
         with tally:
             for number, answer in enumerate(self._answers):
-                self._judge_answer(tally, answer, tolerance, counted=self.capabilities.counted and not number)
+                self._judge_answer(judge, answer, counted=self.capabilities.counted and not number)
             for session in self._sessions:
                 if session.trajectory is not None:
-                    self._judge_row(tally, session.trajectory, session.prompt, None, tolerance)
+                    self._judge_row(judge, session.trajectory, session.prompt, None)
         return _all_excused("answers", tally, "of the answers that this verdict reads, ")
 
     # ------------------------------------------------------------ private
@@ -134,33 +134,31 @@ class AuditedDecoder:
         place = number - 1 if number <= kept else self._draw.randrange(number)
         return place if place < kept else None
 
-    def _judge_answer(self, tally: Tally, answer: AnsweredRequest, tolerance: float, *, counted: bool) -> None:
+    def _judge_answer(self, judge: Judge, answer: AnsweredRequest, *, counted: bool) -> None:
         prompts, record, point = answer.prompts, answer.record, self.point
-        trajectories = read_record(tally, record, prompts, answer.max_new, answer.stop, point)
+        trajectories = read_record(judge.tally, record, prompts, answer.max_new, answer.stop, point)
         last = len(prompts) - 1
         for row in (last, *self._draw.sample(range(last), min(JUDGED_ROWS - 1, last))):
-            self._judge_row(tally, trajectories[row], prompts[row], record.emitted[row], tolerance)
+            self._judge_row(judge, trajectories[row], prompts[row], record.emitted[row])
         if counted and point.schedule in EXACT_SCHEDULES and is_read_from_logits(point):
             readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
-            judge_work(Judge(tally, None, point, tolerance), record, trajectories, readouts)
+            judge_work(judge, record, trajectories, readouts)
 
-    def _judge_row(
-        self, tally: Tally, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None, tolerance: float
-    ) -> None:
+    def _judge_row(self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None) -> None:
         """One row's depths, signals and, where there are any, logits and ``emitted`` tokens."""
         if self.point.schedule not in EXACT_SCHEDULES:
-            self._compare_with_reference(tally, trajectory, prompt, emitted, tolerance)
+            self._compare_with_reference(judge, trajectory, prompt, emitted)
             return
-        judge = Judge(tally, self._lens(prompt.source), self.point, tolerance)
+        judge = replace(judge, lens=self._lens(prompt.source))
         reference = judge.trajectory(trajectory)
         if emitted is not None:
             judge.tokens(trajectory, emitted, reference)
 
     def _compare_with_reference(
-        self, tally: Tally, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None, tolerance: float
+        self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None
     ) -> None:
         """The same, position by position beside the decoder that is known to be right; up to a tie of a depth."""
-        point, first = self.point, trajectory.first
+        tally, tolerance, point, first = judge.tally, judge.tolerance, self.point, trajectory.first
         session, step = self._reference().start([Prompt(trajectory.tokens[: first + 1], prompt.source)])
         signals: list[Floats] = []
         for at, depth in enumerate(trajectory.depth.tolist()):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.exit_rules.rules import first_firing_probe
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
-from emad_ref.record import DECODE, Bools, Floats, Ints
+from emad_ref.record import DECODE, Floats, Ints
 from emad_ref.signals import SIGNALS
 
 MOST_PROBES = 8
@@ -33,7 +34,7 @@ THRESHOLD_STEP = 2.0**-15  # of a signal: an eighth of float16's spacing at leas
 UNREACHED_THRESHOLD = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
 
 DecoderOpening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
-Rounding = Callable[[Floats], Floats]
+Rounding = Callable[[Any], Any]
 
 
 def round_float32(values: Floats) -> Floats:
@@ -47,46 +48,22 @@ def round_bfloat16(values: Floats) -> Floats:
     return rounded.view(np.float32).astype(np.float64)
 
 
-def round_float16(values: Floats) -> Floats:
-    return np.asarray(values, dtype=np.float16).astype(np.float64)
-
-
-def round_float64(values: Floats) -> Floats:
-    return values
-
-
-def is_at_or_below(signal: Floats, threshold: Floats) -> Bools:
-    return np.asarray(signal <= threshold)
-
-
-def is_below(signal: Floats, threshold: Floats) -> Bools:
-    return np.asarray(signal < threshold)
-
-
-def next_threshold(threshold: Floats) -> Floats:
-    return np.append(threshold[1:], threshold[-1])
-
-
-def previous_threshold(threshold: Floats) -> Floats:
-    return np.append(threshold[0], threshold[:-1])
-
-
 # (of the signal, of the threshold, comparison)
-Comparison = tuple[Rounding, Rounding, Callable[[Floats, Floats], Bools]]
+Comparison = tuple[Rounding, Rounding, Callable[[Any, Any], Any]]
 HONEST_COMPARISONS: tuple[Comparison, ...] = (
-    (round_float32, round_float32, is_at_or_below),
-    (round_float64, round_float64, is_at_or_below),
+    (np.float32, np.float32, np.less_equal),
+    (np.float64, np.float64, np.less_equal),
 )
 CARELESS_COMPARISONS: dict[str, Comparison] = {
-    "bfloat16": (round_bfloat16, round_bfloat16, is_at_or_below),
-    "thresholds in bfloat16": (round_float32, round_bfloat16, is_at_or_below),
-    "signals in bfloat16": (round_bfloat16, round_float32, is_at_or_below),
-    "float16": (round_float16, round_float16, is_at_or_below),
-    "thresholds in float16": (round_float32, round_float16, is_at_or_below),
-    "signals in float16": (round_float16, round_float32, is_at_or_below),
-    "< for ≤": (round_float32, round_float32, is_below),
-    "the next probe's threshold": (round_float32, next_threshold, is_at_or_below),
-    "the last probe's threshold": (round_float32, previous_threshold, is_at_or_below),
+    "bfloat16": (round_bfloat16, round_bfloat16, np.less_equal),
+    "thresholds in bfloat16": (np.float32, round_bfloat16, np.less_equal),
+    "signals in bfloat16": (round_bfloat16, np.float32, np.less_equal),
+    "float16": (np.float16, np.float16, np.less_equal),
+    "thresholds in float16": (np.float32, np.float16, np.less_equal),
+    "signals in float16": (np.float16, np.float32, np.less_equal),
+    "< for ≤": (np.float32, np.float32, np.less),
+    "the next probe's threshold": (np.float32, lambda row: np.append(row[1:], row[-1]), np.less_equal),
+    "the last probe's threshold": (np.float32, lambda row: np.append(row[0], row[:-1]), np.less_equal),
 }
 
 
@@ -171,12 +148,8 @@ def _judge_comparisons(tally: Tally, how: str, point: OperatingPoint, depth: Int
             f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth {given[0][row]}: "
             f"after layer {point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
         )
-    return np.array(
-        [
-            (_compared_depths(point, signal, threshold, *each) != given[0]).sum()
-            for each in CARELESS_COMPARISONS.values()
-        ]
-    )
+    careless = CARELESS_COMPARISONS.values()
+    return np.array([(_compared_depths(point, signal, threshold, *each) != given[0]).sum() for each in careless])
 
 
 def _compared_depths(
@@ -185,7 +158,7 @@ def _compared_depths(
     threshold: Floats,
     of_signal: Rounding,
     of_threshold: Rounding,
-    compare: Callable[[Floats, Floats], Bools],
+    compare: Callable[[Any, Any], Any],
 ) -> Ints:
     """[rows] by one way of comparing; what was not read does not fire."""
     sense = 1.0 if SIGNALS[point.signal].sense == "falls" else -1.0

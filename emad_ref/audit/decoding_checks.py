@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from scipy.special import log_softmax
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import (
@@ -42,51 +43,37 @@ NO_STOP: frozenset[int] = frozenset()
 # ---------------------------------------------------------------- decisions on given tokens
 
 
-def decisions(
-    under_test: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    continuations: Ints,
-    *,
-    needed: int = MIN_DISCRIMINATING,
-    exact_context: bool = True,
-) -> Finding:
+def decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints) -> Finding:
     """Check signals, depths, logits and work on ``prompts`` followed by ``continuations`` int64 [rows, n].
 
     Each row must read the lens' signal at its probes and no other, take the depth that the rule gives, show the logits
     that the rule emits there, and count the work that its decisions imply. First every row is fed alone, where the
-    ledger is exact; then all together, where a row that follows its neighbours shows.
-
-    ``exact_context`` False asks of ``work.context`` only the causal minimum: for decoders that attend over padded
-    keys, or run the prompt in other pieces, and count so. Discriminating are positions at which a probe lay below the
-    cap; a point without probes needs none.
+    ledger is exact; then all together, where a row that follows its neighbours shows. Discriminating are positions at
+    which a probe lay below the cap; a point without probes needs none.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("decisions", under_test, needed if point.adaptive else 0, judges_work=True)
+    judge = Judge.of("decisions", under_test, MIN_DISCRIMINATING if point.adaptive else 0, judges_work=True)
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
-            rows = [prompts[row] for row in chosen]
-            judge_session(judge, decoder, rows, continuations[chosen], exact_context=exact_context)
+            judge_session(judge, decoder, [prompts[row] for row in chosen], continuations[chosen])
     return judge.tally.finding()
 
 
-def judge_session(
-    judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints, *, exact_context: bool
-) -> None:
+def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
     """One session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at depths of the rule's choosing.
 
     A row alone is fed token by token, several rows at once also by as many as a feed may hold.
     """
     widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
-    with Transcript(judge, decoder, prompts) as talk:
+    with Transcript(judge, decoder, prompts) as transcript:
         for columns in feed_slices(continuations.shape[1], widest):
-            talk.feed(continuations[:, columns])
-        trajectories = talk.trajectories()
+            transcript.feed(continuations[:, columns])
+        trajectories = transcript.trajectories()
         readouts = [judge.trajectory(trajectory).readouts for trajectory in trajectories]
         judge.tally.discriminating += sum(count_discriminating(each, judge.point) for each in trajectories)
         if judge.counted:
-            widest = min(widest, WIDEST_FEED)
-            judge_ledger(judge, talk.session.work, trajectories, readouts, exact_context=exact_context, widest=widest)
+            judge_ledger(judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED))
 
 
 # ---------------------------------------------------------------- generate
@@ -97,28 +84,22 @@ def generation(
     prompts: Sequence[Prompt],
     max_new: int,
     *,
-    stop: frozenset[int] = NO_STOP,
     needed: int = MIN_DISCRIMINATING,
-    exact_context: bool = True,
 ) -> Finding:
     """Check greedy ``generate`` on all ``prompts`` together, on the first alone, and with a stop token.
 
     A decoder may be honest in ``feed`` and emit full-depth tokens in ``generate``, so its record is judged by itself.
     The stop token of the last run is one that the first row emitted half-way, so that stopping is really exercised.
     Discriminating are tokens that are not full depth's argmax: where depth makes no difference the check has no power.
-    ``exact_context`` as in ``decisions``.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("generation", under_test, needed if point.adaptive else 0, judges_work=True)
     with judge.tally:
-        together = decoder.generate(prompts, max_new, stop)
-        halfway = int(together.emitted[0][len(together.emitted[0]) // 2]) if len(together.emitted[0]) else 0
-        for record, asked, stops in (
-            (together, prompts, stop),
-            (decoder.generate(prompts[:1], max_new, stop), prompts[:1], stop),
-            (decoder.generate(prompts, max_new, stop | {halfway}), prompts, stop | {halfway}),
-        ):
-            judge_record(judge, record, asked, max_new, stops, exact_context=exact_context)
+        together = decoder.generate(prompts, max_new, NO_STOP)
+        halfway = frozenset(together.emitted[0][len(together.emitted[0]) // 2 :][:1].tolist())
+        judge_record(judge, together, prompts, max_new)
+        judge_record(judge, decoder.generate(prompts[:1], max_new, NO_STOP), prompts[:1], max_new)
+        judge_record(judge, decoder.generate(prompts, max_new, halfway), prompts, max_new, halfway)
     return judge.tally.finding()
 
 
@@ -129,7 +110,6 @@ def judge_record(
     max_new: int,
     stop: frozenset[int] = NO_STOP,
     *,
-    exact_context: bool = False,
     rows: Collection[int] | None = None,
 ) -> None:
     """One record of ``generate``: complete, depths the rule's, tokens the argmax there, work what they imply.
@@ -152,7 +132,7 @@ def judge_record(
         judge.tally.discriminating += count_differing_tokens(reference, trajectories[row])
         readouts[row] = reference.readouts
     if judge.counted:
-        judge_work(judge, record, trajectories, readouts, exact_context=exact_context)
+        judge_work(judge, record, trajectories, readouts)
 
 
 def read_record(
@@ -211,14 +191,7 @@ def _row_trajectory(
     return trajectory
 
 
-def judge_work(
-    judge: Judge,
-    record: Record,
-    trajectories: list[Trajectory],
-    readouts: Sequence[ProbeReadouts],
-    *,
-    exact_context: bool = False,
-) -> None:
+def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadouts]) -> None:
     """The record's work is what its decisions imply, its prompt part what the prompts imply."""
     tally, point = judge.tally, judge.point
     tally.require(
@@ -226,7 +199,7 @@ def judge_work(
         f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
     )
     assert record.work is not None
-    judge_ledger(judge, record.work[0], trajectories, readouts, exact_context=exact_context)
+    judge_ledger(judge, record.work[0], trajectories, readouts)
     if record.prompt_work is None:
         return
     models = set(record.prompt_work)
@@ -240,14 +213,7 @@ def judge_work(
 # ---------------------------------------------------------------- rows of a batch
 
 
-def rows(
-    under_test: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    *,
-    stop: frozenset[int] = NO_STOP,
-    needed: int = 1,
-) -> Finding:
+def rows(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, *, needed: int = 1) -> Finding:
     """Check that ``generate`` on all ``prompts`` gives the tokens and depths of ``generate`` on each.
 
     Rows are compared up to their first difference, which must be a tie: two logits, or a signal and its threshold at
@@ -258,16 +224,16 @@ def rows(
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("rows", under_test, needed)
     with judge.tally:
-        record = decoder.generate(prompts, max_new, stop)
-        together = read_record(judge.tally, record, prompts, max_new, stop, point)
+        record = decoder.generate(prompts, max_new, NO_STOP)
+        together = read_record(judge.tally, record, prompts, max_new, NO_STOP, point)
         alone: list[tuple[Trajectory, Ints]] = []
         for prompt in prompts:
-            one = decoder.generate([prompt], max_new, stop)
-            alone += zip(read_record(judge.tally, one, [prompt], max_new, stop, point), one.emitted, strict=True)
+            one = decoder.generate([prompt], max_new, NO_STOP)
+            alone += zip(read_record(judge.tally, one, [prompt], max_new, NO_STOP, point), one.emitted, strict=True)
         for batched, single in zip(zip(together, record.emitted, strict=True), alone, strict=True):
             _compare_runs(judge, batched, single)
-        told = [trajectory.depth if point.adaptive else emitted for trajectory, emitted in alone]
-        judge.tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(told, 2))
+        outcomes = [trajectory.depth if point.adaptive else emitted for trajectory, emitted in alone]
+        judge.tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(outcomes, 2))
     return judge.tally.finding()
 
 
@@ -356,10 +322,10 @@ def bridge(
     with tally:
         for number, document in enumerate(replayed):
             opening = document.adaptive_from + 1
-            with Transcript(judge, decoder, [Prompt(document.tokens[:opening])], [f"document {number}"]) as talk:
+            with Transcript(judge, decoder, [Prompt(document.tokens[:opening])], [f"document {number}"]) as transcript:
                 for token in document.tokens[opening:-1]:
-                    talk.feed(np.array([[token]]))
-                (trajectory,) = talk.trajectories()
+                    transcript.feed(np.array([[token]]))
+                (trajectory,) = transcript.trajectories()
             tally.n += len(trajectory.depth)
             tally.discriminating += count_discriminating(trajectory, point)
             judge.depths(trajectory, document.signal, document.rows)
@@ -374,10 +340,11 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
     same = trajectory.depth == document.depth
     if (untied & ~same).any():
         at = int(np.argmax(untied & ~same))
-        gives = f"replay gives depth {document.depth[at]}, with no tie at or before it"
-        tally.require(False, f"{trajectory.place(at)}: {gives}")
+        complaint = f"replay gives depth {document.depth[at]}, with no tie at or before it"
+        tally.require(False, f"{trajectory.place(at)}: {complaint}")
     assert trajectory.logits is not None, "a transcript shows its logits"
-    found = _nll_nats(trajectory.logits, document.tokens[document.adaptive_from + 1 :])
+    target = document.tokens[document.adaptive_from + 1 :]
+    found = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
     with np.errstate(invalid="ignore"):  # a next token that both have pruned is lost in both
         off = np.where(same & (found != document.nll_nats), np.abs(found - document.nll_nats), 0.0)
     allowed = 2 * judge.tolerance * emission_noise(point)
@@ -386,10 +353,3 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
         bool((off <= allowed).all()),
         f"{trajectory.place(at)}: NLL off by {off[at]:.2g} nats from replay's, more than {allowed:g}",
     )
-
-
-def _nll_nats(logits: Floats, target: Ints) -> Floats:
-    """[m] −log softmax(logits [m, V])[target [m]]."""
-    z = logits - logits.max(axis=-1, keepdims=True)
-    nll: Floats = np.log(np.exp(z).sum(axis=-1)) - z[np.arange(len(target)), target]
-    return nll

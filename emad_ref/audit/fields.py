@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.comparisons import UNREACHED_THRESHOLD
+from emad_ref.audit.comparisons import UNREACHED_THRESHOLD, DecoderOpening
 from emad_ref.audit.decoding_checks import judge_record, judge_session
 from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.lens import Lens, LensReference, consult, emission_noise, headroom, rule_depths, signal_noise
@@ -42,8 +41,6 @@ MAX_JUMP_TOLERANCE = 0.01  # logits, beyond which tokens tie too often to compar
 DRAWS = 3  # of a variant's own numbers, until ignoring it shows
 ENOUGH = 3  # discriminating positions with which no better thresholds are looked for
 CLEAR = 2  # tolerances that a signal must lie off a threshold: nearer ones decide by rounding
-
-DecoderOpening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
 
 
 # ---------------------------------------------------------------- points that use a field
@@ -386,7 +383,7 @@ class FieldsCheck:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
                 raise SignalTooNoisyError(why)
             judge = Judge(tally, self.lens, point, allowed, decoder.capabilities.counted)
-            judge_session(judge, decoder, [prompt], continuation[None], exact_context=False)
+            judge_session(judge, decoder, [prompt], continuation[None])
             judge_record(judge, decoder.generate([prompt], self.new, frozenset()), [prompt], self.new)
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
@@ -408,48 +405,30 @@ class FieldsCheck:
         tokens = np.concatenate([prompt.tokens, continuation])
         if variant.unservable:
             return point, ENOUGH
-        if not variant.by_lens:
-            return self._choose_thresholds_by_decoding(variant, point, prompt, tokens)
-        # what is read and emitted does not depend on thresholds: one pass each serves all that are tried
-        mine = consult(self.lens, tokens, point, first, self.tolerance)
-        theirs = [consult(self.lens, tokens, ignoring(point), first, self.tolerance) for ignoring in variant.ignored]
+        # copied states change the signals; those of exact ones are near enough to choose thresholds by
+        exact = point if variant.by_lens else replace(point, schedule="monotone", period=None, floor=None)
+        mine = consult(self.lens, tokens, exact, first, self.tolerance)
+        if variant.by_lens:
+            # what is read and emitted does not depend on thresholds: one pass each serves all that are tried
+            theirs = [
+                consult(self.lens, tokens, ignoring(point), first, self.tolerance) for ignoring in variant.ignored
+            ]
+            most, least = None, len(EXIT_SHARES)
+        else:
+            most, least = (DECODED_THRESHOLDS if point.probes else 1), 0
         best, chosen = -1, point
-        for number, levels in enumerate(self._threshold_candidates(point, mine.signal)):
+        for number, levels in enumerate(islice(self._threshold_candidates(point, mine.signal), most)):
             candidate = _set_thresholds(point, levels)
-            honoured = _point_depths(candidate, mine)
-            differing = min(
-                self._count_differing(candidate, mine, honoured, other, _point_depths(ignoring(candidate), other))
-                for ignoring, other in zip(variant.ignored, theirs, strict=True)
-            )
-            if differing > best:
-                best, chosen = differing, candidate
-            if number >= len(EXIT_SHARES) and best >= ENOUGH:
-                break
-        return chosen, best
-
-    def _choose_thresholds_by_decoding(
-        self, variant: PointVariant, point: OperatingPoint, prompt: Prompt, tokens: Ints
-    ) -> tuple[OperatingPoint, int]:
-        """The same by what the reference decoder emits after ``prompt``, where the lens does not know the states."""
-
-        def emitted(at: OperatingPoint) -> Ints:
-            record = self.own(at).generate([prompt], self.new, frozenset())
-            return np.stack([record.emitted[0], record.tokens.depth[record.tokens.kept_of(0)][-self.new :]])
-
-        best, chosen = -1, point
-        # the states that it copies change its signals; those of exact ones are near enough to choose thresholds by
-        exact = replace(point, schedule="monotone", period=None, floor=None)
-        signal = consult(self.lens, tokens, exact, len(prompt.tokens) - 1, self.tolerance).signal
-        candidates = self._threshold_candidates(point, signal)
-        for levels in islice(candidates, DECODED_THRESHOLDS if point.probes else 1):
-            candidate = _set_thresholds(point, levels)
-            mine = emitted(candidate)
-            differing = min(
-                int((mine != emitted(ignoring(candidate))).any(axis=0).sum()) for ignoring in variant.ignored
-            )
-            if differing > best:
-                best, chosen = differing, candidate
-            if best >= ENOUGH:
+            if variant.by_lens:
+                counts = [
+                    self._count_differing(candidate, mine, ignoring(candidate), other)
+                    for ignoring, other in zip(variant.ignored, theirs, strict=True)
+                ]
+            else:
+                counts = self._count_differing_decoded(variant, candidate, prompt)
+            if min(counts) > best:
+                best, chosen = min(counts), candidate
+            if number >= least and best >= ENOUGH:
                 break
         return chosen, best
 
@@ -478,11 +457,22 @@ class FieldsCheck:
         for _ in range(DRAWN_THRESHOLDS):
             yield np.array([self.rng.choice(each) if len(each) else never for each in between])
 
+    def _count_differing_decoded(self, variant: PointVariant, point: OperatingPoint, prompt: Prompt) -> list[int]:
+        """Tokens after ``prompt`` at which the reference decoder emits or decides otherwise if it ignores a field."""
+
+        def emitted(at: OperatingPoint) -> Ints:
+            record = self.own(at).generate([prompt], self.new, frozenset())
+            return np.stack([record.emitted[0], record.tokens.depth[record.tokens.kept_of(0)][-self.new :]])
+
+        mine = emitted(point)
+        return [int((mine != emitted(ignoring(point))).any(axis=0).sum()) for ignoring in variant.ignored]
+
     def _count_differing(
-        self, point: OperatingPoint, mine: LensReference, depth: Ints, theirs: LensReference, depth_there: Ints
+        self, point: OperatingPoint, mine: LensReference, ignoring: OperatingPoint, theirs: LensReference
     ) -> int:
         """Positions where depths, signals that were read, or what is emitted differ clearly beyond the tolerance."""
-        differ = depth != depth_there
+        depth = _point_depths(point, mine)
+        differ = depth != _point_depths(ignoring, theirs)
         if mine.signal.shape == theirs.signal.shape:
             read = np.asarray(point.probes, dtype=np.int64) <= depth[:, None]
             off = np.abs(mine.signal - theirs.signal) > CLEAR * self.tolerance * signal_noise(point)

@@ -163,13 +163,10 @@ def candidate_bins(
     ``told``: int64 [n] likeliest tokens, and others that might be.
     """
     return tuple(
-        _bin_rows(spec, position, confidence + by, top1) for top1 in told for by in (0.0, tolerance, -tolerance)
+        bin_index(spec, position + 1, (confidence + by).astype(np.float32), top1).astype(np.int64)
+        for top1 in told
+        for by in (0.0, tolerance, -tolerance)
     )
-
-
-def _bin_rows(spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Ints) -> Ints:
-    index: Ints = bin_index(spec, position + 1, confidence.astype(np.float32), top1).astype(np.int64)
-    return index
 
 
 def signal_noise(point: OperatingPoint) -> float:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,15 +27,7 @@ OF_A_LAYER = 8  # a part of one layer's K/V by which tensors may grow: they are 
 MB = 2**20
 
 
-@dataclass(frozen=True)
-class MemoryReading:
-    """Bytes ``in_use`` in all, and in ``tensors`` that Python reaches."""
-
-    in_use: int
-    tensors: int
-
-    def __sub__(self, other: MemoryReading) -> MemoryReading:
-        return MemoryReading(self.in_use - other.in_use, self.tensors - other.tensors)
+MemoryReading = tuple[int, int]  # bytes in use in all, and in tensors that Python reaches
 
 
 def memory(
@@ -62,7 +53,7 @@ def memory(
                 before = read()
             _exercise_session(decoder, prompts, drops=number % 2 == 0)
             decoder.generate(prompts, 2, frozenset())
-        grown, kept = read() - before, 2 * rounds * held * token_bytes
+        grown, kept = _growth(before, read()), 2 * rounds * held * token_bytes
         _require_bounded(tally, grown, kept, layers, f"over {2 * rounds} sessions that were closed or ended")
         tally.n = 2 * rounds * held
         grown, kept = _growth_in_one_session(decoder, prompts, fed, read), fed * len(prompts) * token_bytes
@@ -96,18 +87,22 @@ def _growth_in_one_session(
             before = read()
         session.feed(piece, None, 0)
         session.rollback(held)
-    grown = read() - before
+    grown = _growth(before, read())
     session.close()
     return grown
 
 
+def _growth(before: MemoryReading, after: MemoryReading) -> MemoryReading:
+    return after[0] - before[0], after[1] - before[1]
+
+
 def _require_bounded(tally: Tally, grown: MemoryReading, kept: int, layers: int, when: str) -> None:
-    tally.notes.append(f"grown by {grown.in_use / MB:.1f} MB, tensors by {grown.tensors / MB:.1f} MB {when}")
-    said = f"memory grew by {grown.in_use // MB} MB {when}; their K/V take {kept // MB} MB at two bytes a number"
-    tally.require(grown.in_use <= kept / 2, said)
-    layer = kept / layers
-    said = (
-        f"memory grew by {grown.tensors / MB:.1f} MB {when}: so much more is in tensors that are still reached; K/V of "
+    (in_use, tensors), layer = grown, kept / layers
+    tally.notes.append(f"grown by {in_use / MB:.1f} MB, tensors by {tensors / MB:.1f} MB {when}")
+    complaint = f"memory grew by {in_use // MB} MB {when}; their K/V take {kept // MB} MB at two bytes a number"
+    tally.require(in_use <= kept / 2, complaint)
+    complaint = (
+        f"memory grew by {tensors / MB:.1f} MB {when}: so much more is in tensors that are still reached; K/V of "
         f"one of {layers} layers take {layer / MB:.1f} MB"
     )
-    tally.require(grown.tensors <= layer / OF_A_LAYER, said)
+    tally.require(tensors <= layer / OF_A_LAYER, complaint)

@@ -55,8 +55,8 @@ def generate_answer(
     return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
 
-def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], spoken: Sequence[Trajectory] = ()) -> None:
-    """Every row of ``answers``, and what sessions showed (``spoken``), against one lens pass for each history.
+def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()) -> None:
+    """Every row of ``answers``, and what sessions showed (``session_rows``), against one lens pass for each history.
 
     Raises:
         AuditRefutedError: the first complaint.
@@ -70,7 +70,7 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], spoken: Sequ
         read.append(trajectories)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
-    rows += [(trajectory, None, -1) for trajectory in spoken]
+    rows += [(trajectory, None, -1) for trajectory in session_rows]
     shared, remembering = None, judge
     for trajectory, emitted, index in sorted(rows, key=_longest_of_each_prompt):
         prompt = trajectory.tokens[: trajectory.first + 1].tobytes()
@@ -106,7 +106,6 @@ def batches(
     The session is fed the tokens that ``generate`` emitted. Discriminating are rows whose tokens or depths differ from
     those of the row before: a row that decides like its neighbour cannot be told from one that follows it.
 
-
     Raises:
         BadArgument: a count that ``prompts`` do not have.
     """
@@ -119,14 +118,14 @@ def batches(
             answer = generate_answer(decoder, prompts[:count], max_new)
             record, fed = answer.record, min(FED_TOKENS, max_new - 1)
             read_record(judge.tally, record, answer.prompts, max_new, answer.stop, point)
-            spoken: list[Trajectory] = []
+            session_rows: list[Trajectory] = []
             if fed:
                 names = [f"row {row} in a session" for row in range(count)]
-                with Transcript(judge, decoder, answer.prompts, names) as talk:
+                with Transcript(judge, decoder, answer.prompts, names) as transcript:
                     for column in range(fed):
-                        talk.feed(np.array([[emitted[column]] for emitted in record.emitted]))
-                    spoken = talk.trajectories()
-            judge_answers(judge, [answer], spoken)
+                        transcript.feed(np.array([[emitted[column]] for emitted in record.emitted]))
+                    session_rows = transcript.trajectories()
+            judge_answers(judge, [answer], session_rows)
             told = [
                 (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
@@ -176,7 +175,7 @@ def endings(
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
-    """At most ``STOPS`` ids that end rows of ``emitted`` at drawn places, the first token among them, and two that
+    """At most ``MAX_STOP_TOKENS`` ids that end rows of ``emitted`` at drawn places, the first token among them, and two that
     stand at the end of a prompt and are not emitted."""
     stops: set[int] = set()
     for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
@@ -224,8 +223,8 @@ def prefixes(
             answers.append(replace(answer, prompts=[Prompt(tokens)]))
         prompts = [Prompt(tokens) for tokens in varied]
         answers.append(generate_answer(decoder, prompts, max_new))
-        spoken = _in_open_sessions(judge, decoder, prompts, answers[-1].record.emitted)
-        judge_answers(judge, answers, spoken)
+        session_rows = _in_open_sessions(judge, decoder, prompts, answers[-1].record.emitted)
+        judge_answers(judge, answers, session_rows)
         judge.tally.discriminating += _count_distinct_rows(answers[-1].record, judge.tolerance)
     return judge.tally.finding()
 
@@ -249,15 +248,15 @@ def _in_open_sessions(
     judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]
 ) -> list[Trajectory]:
     """A session for each prompt, all open at once and closed as they were opened, fed what ``generate`` emitted."""
-    talks = [Transcript(judge, decoder, [prompt], [f"session {index}"]) for index, prompt in enumerate(prompts)]
+    transcripts = [Transcript(judge, decoder, [prompt], [f"session {index}"]) for index, prompt in enumerate(prompts)]
     try:
-        for talk, tokens in zip(talks, emitted, strict=True):
+        for transcript, tokens in zip(transcripts, emitted, strict=True):
             for token in tokens[: min(FED_TOKENS, len(tokens) - 1)]:
-                talk.feed(np.array([[token]]))
-        return [trajectory for talk in talks for trajectory in talk.trajectories()]
+                transcript.feed(np.array([[token]]))
+        return [trajectory for transcript in transcripts for trajectory in transcript.trajectories()]
     finally:
-        for talk in talks:
-            talk.session.close()
+        for transcript in transcripts:
+            transcript.session.close()
 
 
 def _count_distinct_rows(record: Record, tolerance: float) -> int:
@@ -331,7 +330,7 @@ def interleaved(
     tally.noisy = any(judge.tolerance > each.tolerance for judge, each in zip(judges, decoders, strict=True))
     half = len(prompts) // 2
     groups = (slice(0, half), slice(half, None))
-    spoken: list[list[Trajectory]] = [[] for _ in decoders]
+    session_rows: list[list[Trajectory]] = [[] for _ in decoders]
     answers: list[list[AnsweredRequest]] = [[] for _ in decoders]
 
     def opened(rows: slice, name: str) -> list[Transcript]:
@@ -341,22 +340,22 @@ def interleaved(
             Transcript(judge, each.decoder, prompts[rows], names) for judge, each in zip(judges, decoders, strict=True)
         ]
 
-    def step(talks: Sequence[Transcript], rows: slice, column: int) -> None:
-        for talk in talks:
-            talk.feed(continuations[rows, column : column + 1])
+    def step(transcripts: Sequence[Transcript], rows: slice, column: int) -> None:
+        for transcript in transcripts:
+            transcript.feed(continuations[rows, column : column + 1])
 
     def requests(rows: slice) -> None:
         for each, answered in zip(decoders, answers, strict=True):
             answered.append(generate_answer(each.decoder, prompts[rows], max_new))
 
-    def close(talks: Sequence[Transcript]) -> None:
-        for index, talk in enumerate(talks):
-            spoken[index] += talk.trajectories()
-            talk.session.close()
+    def close(transcripts: Sequence[Transcript]) -> None:
+        for index, transcript in enumerate(transcripts):
+            session_rows[index] += transcript.trajectories()
+            transcript.session.close()
 
-    def stage(talks: Sequence[Transcript], after: str) -> None:
-        for talk in talks:
-            talk.stage = after
+    def stage(transcripts: Sequence[Transcript], after: str) -> None:
+        for transcript in transcripts:
+            transcript.stage = after
 
     with tally:
         first = opened(groups[0], "first")
@@ -382,7 +381,7 @@ def interleaved(
         step(second, groups[1], 5)
         close(second)
         requests(groups[1])
-        for each, judge, answered, trajectories in zip(decoders, judges, answers, spoken, strict=True):
+        for each, judge, answered, trajectories in zip(decoders, judges, answers, session_rows, strict=True):
             judge_answers(judge, answered)
             for trajectory in trajectories:
                 shown = emitted_logits(judge.trajectory(trajectory), trajectory)[-1]

@@ -32,6 +32,7 @@ from itertools import combinations
 
 import numpy as np
 from scipy import stats
+from scipy.special import log_softmax
 
 from emad_ref.audit.decoding_checks import read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
@@ -54,16 +55,11 @@ SPREAD = 10  # by how much a draw may amplify a difference of probabilities: it 
 TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # among which the one that fits best is looked for
 
 
-@dataclass(frozen=True)
-class SampledRecord:
-    """What one ``generate`` under ``seed`` recorded; decoders of the same seed are expected to repeat it."""
-
-    seed: int
-    record: Record
+SampledRecord = tuple[int, Record]  # a seed, and what one ``generate`` under it recorded
 
 
 @dataclass(frozen=True)
-class _SampledRow:
+class SampledRow:
     """One row of one record: its tokens [m] and the logits [m, V] they were drawn from."""
 
     seed: int
@@ -73,10 +69,13 @@ class _SampledRow:
 
     def log_p(self, temperature: float) -> Floats:
         """[m, V] log softmax(logits / temperature)."""
-        z = self.logits / temperature
-        z = z - z.max(axis=-1, keepdims=True)
-        log_p: Floats = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+        log_p: Floats = log_softmax(self.logits / temperature, axis=-1)
         return log_p
+
+    def p(self, temperature: float) -> tuple[Floats, Floats]:
+        """Probabilities [m, V], and those of its own tokens [m]."""
+        p = np.exp(self.log_p(temperature))
+        return p, p[np.arange(len(p)), self.emitted]
 
     def likelihood(self, temperature: float) -> float:
         """log-probability of all its tokens, in nats."""
@@ -113,8 +112,9 @@ def sampling(
         _require_seeded(tally, rows, prompts, temperature)
         tally.discriminating = sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
         noise = judge.tolerance * emission_noise(point)
-        _require_distributed(tally, rows, temperature, rng, noise)
-        _require_rare_tokens(tally, rows, temperature, rng, noise)
+        once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
+        _require_distributed(tally, once, temperature, rng, noise)
+        _require_rare_tokens(tally, once, temperature, rng, noise)
         if ended is not None:
             beside = _rows(judge, ended, prompts, max_new, stop)
             _require_undisturbed(tally, rows, beside, stop, noise / temperature)
@@ -123,17 +123,17 @@ def sampling(
 
 def _rows(
     judge: Judge, drawn: SampledRecord, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()
-) -> list[_SampledRow]:
+) -> list[SampledRow]:
     """The rows of one record, their depths held against the rule."""
-    trajectories = read_record(judge.tally, drawn.record, prompts, max_new, stop, judge.point)
-    found = []
-    for row, (trajectory, emitted) in enumerate(zip(trajectories, drawn.record.emitted, strict=True)):
-        logits = emitted_logits(judge.trajectory(trajectory), trajectory)
-        found.append(_SampledRow(drawn.seed, row, emitted, logits))
-    return found
+    seed, record = drawn
+    trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
+    return [
+        SampledRow(seed, row, emitted, emitted_logits(judge.trajectory(trajectory), trajectory))
+        for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
+    ]
 
 
-def _require_drawn(tally: Tally, rows: Sequence[_SampledRow], temperature: float) -> None:
+def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float) -> None:
     """Not every token is the likeliest one, where that is no chance."""
     likeliest = sum(float(row.log_p(temperature).max(axis=-1).sum()) for row in rows)
     greedy = all(np.array_equal(row.logits.argmax(axis=-1), row.emitted) for row in rows)
@@ -144,9 +144,9 @@ def _require_drawn(tally: Tally, rows: Sequence[_SampledRow], temperature: float
     )
 
 
-def _require_seeded(tally: Tally, rows: Sequence[_SampledRow], prompts: Sequence[Prompt], temperature: float) -> None:
+def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float) -> None:
     """Equal seeds repeat a row, different seeds and rows of equal prompts do not."""
-    first: dict[tuple[int, int], _SampledRow] = {}
+    first: dict[tuple[int, int], SampledRow] = {}
     for row in rows:
         before = first.setdefault((row.seed, row.row), row)
         tally.require(
@@ -168,24 +168,23 @@ def _require_seeded(tally: Tally, rows: Sequence[_SampledRow], prompts: Sequence
         tally.require(not same, f"{said}, which chance does once in {np.exp(-chance):.0e} times")
 
 
-def _first_difference(one: _SampledRow, other: _SampledRow) -> str:
+def _first_difference(one: SampledRow, other: SampledRow) -> str:
     shared = min(len(one.emitted), len(other.emitted))
     at = int(np.argmax(one.emitted[:shared] != other.emitted[:shared]))
     return f"new token {at} is {one.emitted[at]}, then {other.emitted[at]}"
 
 
 def _require_distributed(
-    tally: Tally, rows: Sequence[_SampledRow], temperature: float, rng: np.random.Generator, noise: float
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """χ² of the places that all tokens took; records that repeat a seed count once."""
-    once = list({(row.seed, row.row): row for row in rows}.values())
-    places = np.concatenate([_places(row, temperature, rng) for row in once])
+    """χ² of the places that all tokens took."""
+    places = np.concatenate([_places(row, temperature, rng) for row in rows])
     found = np.bincount((places * BINS).astype(int).clip(0, BINS - 1), minlength=BINS)
     even = len(places) / BINS
     factor = np.exp(2 * noise / temperature)
     nearest = np.clip(found, even / factor, even * factor)
     p = float(stats.chi2.sf(((found - nearest) ** 2 / even).sum(), BINS - 1))
-    fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in once) for t in TEMPERATURES]))]
+    fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
         p >= LEVEL,
         f"{len(places)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
@@ -194,11 +193,10 @@ def _require_distributed(
 
 
 def _require_rare_tokens(
-    tally: Tally, rows: Sequence[_SampledRow], temperature: float, rng: np.random.Generator, noise: float
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """Every event of ``events`` as often as its probability says; records that repeat a seed count once."""
-    once = list({(row.seed, row.row): row for row in rows}.values())
-    of_rows = [rare_events(row, temperature, rng) for row in once]
+    """Every event of ``rare_events`` as often as its probability says."""
+    of_rows = [rare_events(row, temperature, rng) for row in rows]
     factor = float(np.exp(2 * noise / temperature))
     level = LEVEL / (2 * len(of_rows[0]))
     for what in of_rows[0]:
@@ -215,13 +213,12 @@ def _require_rare_tokens(
             )
 
 
-def rare_events(row: _SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
+def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
     """Event → whether each token [m] is one, and the probability [m] that it is; ``rng`` decides at the edge of mass.
 
     Of tokens whose probabilities are equal all or none are beyond a rank.
     """
-    p = np.exp(row.log_p(temperature))
-    own = p[np.arange(len(p)), row.emitted]
+    p, own = row.p(temperature)
     rising = np.sort(p, axis=-1)
     mass = np.concatenate([np.zeros((len(p), 1)), np.cumsum(rising, axis=-1)], axis=-1)
     vocabulary = p.shape[1]
@@ -248,7 +245,7 @@ def rare_events(row: _SampledRow, temperature: float, rng: np.random.Generator) 
 
 
 def _require_undisturbed(
-    tally: Tally, rows: Sequence[_SampledRow], ended: Sequence[_SampledRow], stop: frozenset[int], noise: float
+    tally: Tally, rows: Sequence[SampledRow], ended: Sequence[SampledRow], stop: frozenset[int], noise: float
 ) -> None:
     """Rows of ``ended`` draw what they draw where no row ends early, up to their own ends.
 
@@ -265,11 +262,11 @@ def _require_undisturbed(
         chances.append(min(1.0, SPREAD * 2 * noise * length))
     tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
     p = float(stats.binom.sf(len(parted) - 1, len(chances), max(chances)))
+    early = [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
     tally.require(
         p >= LEVEL,
-        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows "
-        f"{_rows_ended_early(whole, ended, stop)} "
-        f"ended early: p = {p:.1g} that rounding moved so many draws",
+        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows {early} ended early: "
+        f"p = {p:.1g} that rounding moved so many draws",
     )
 
 
@@ -284,16 +281,9 @@ def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 
 
-def _rows_ended_early(
-    whole: dict[tuple[int, int], _SampledRow], ended: Sequence[_SampledRow], stop: frozenset[int]
-) -> list[int]:
-    return [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
-
-
-def _places(row: _SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+def _places(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
     """[m] u of each token."""
-    p = np.exp(row.log_p(temperature))
-    own = p[np.arange(len(p)), row.emitted]
+    p, own = row.p(temperature)
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
     ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
     places: Floats = above + rng.uniform(size=len(p)) * ties

@@ -53,16 +53,16 @@ def forced(
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("forced", under_test, _needed(needed, point))
-    with judge.tally, Transcript(judge, decoder, prompts) as talk:
-        depth = falling_depths(rng, talk.session.cap, continuations.shape[1], point.schedule)
+    with judge.tally, Transcript(judge, decoder, prompts) as transcript:
+        depth = falling_depths(rng, transcript.session.cap, continuations.shape[1], point.schedule)
         for turn, columns in enumerate(feed_slices(continuations.shape[1], decoder.capabilities.max_feed)):
-            if turn == 3 and len(talk.rows) > 1:
-                talk.drop(0)
-            fed, obeyed = continuations[talk.rows, columns], depth[talk.rows, columns]
-            for bad in _inadmissible(talk.session.cap, point):
-                talk.refuse(fed[:, :1], bad)
-            talk.feed(fed, obeyed)
-        judge.trajectories(talk.trajectories())
+            if turn == 3 and len(transcript.rows) > 1:
+                transcript.drop(0)
+            fed, obeyed = continuations[transcript.rows, columns], depth[transcript.rows, columns]
+            for bad in _inadmissible(transcript.session.cap, point):
+                transcript.refuse(fed[:, :1], bad)
+            transcript.feed(fed, obeyed)
+        judge.trajectories(transcript.trajectories())
     return judge.tally.finding()
 
 
@@ -97,23 +97,23 @@ def rollback(
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("rollback", under_test, _needed(needed, point))
     tally, half = judge.tally, continuations.shape[1] // 2
-    with tally, Transcript(judge, decoder, prompts) as talk:
-        for at, depth in enumerate(np.linspace(talk.session.cap, 1, half).round().astype(np.int64)):
-            talk.feed(continuations[:, at : at + 1], depth[:, None])
-        for trajectory in talk.trajectories():
+    with tally, Transcript(judge, decoder, prompts) as transcript:
+        for at, depth in enumerate(np.linspace(transcript.session.cap, 1, half).round().astype(np.int64)):
+            transcript.feed(continuations[:, at : at + 1], depth[:, None])
+        for trajectory in transcript.trajectories():
             judge.trajectory(trajectory)
-        spent, before = _executed_tokens(talk.session.work), talk.session.cap.copy()
+        spent, before = _executed_tokens(transcript.session.work), transcript.session.cap.copy()
         kept = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
-        talk.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + kept)
-        tally.discriminating += int(((half - kept) * (talk.session.cap > before)).sum())
-        _require_grown(judge, spent, _executed_tokens(talk.session.work), 0, "rolling back")
+        transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + kept)
+        tally.discriminating += int(((half - kept) * (transcript.session.cap > before)).sum())
+        _require_grown(judge, spent, _executed_tokens(transcript.session.work), 0, "rolling back")
         for at in range(half, continuations.shape[1]):
-            spent = _executed_tokens(talk.session.work)
-            talk.feed(continuations[:, at : at + 1], talk.session.cap[:, None].copy())
-            _require_grown(judge, spent, _executed_tokens(talk.session.work), len(prompts), "feeding after it")
+            spent = _executed_tokens(transcript.session.work)
+            transcript.feed(continuations[:, at : at + 1], transcript.session.cap[:, None].copy())
+            _require_grown(judge, spent, _executed_tokens(transcript.session.work), len(prompts), "feeding after it")
             if at == half:  # from here on the forgotten layers may be freed for good
-                talk.session.commit(talk.session.length.copy())
-        for trajectory in talk.trajectories():
+                transcript.session.commit(transcript.session.length.copy())
+        for trajectory in transcript.trajectories():
             differing = count_differing_logits(judge.trajectory(trajectory), trajectory, judge.tolerance)
             if differing == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
@@ -152,7 +152,7 @@ def sessions(
     [rows, n], n ≥ 12, in turns. In the first, part of each row is committed and the rows are rolled back to there: what
     was committed may be freed above the cap of that time, not of this. They go on at the depths which the restored caps
     allow, the second session is closed, and several rows are dropped in one call, in either order. What is kept and
-    dropped is drawn from ``rng``. Discriminating are positions as in ``forced``;
+    dropped is drawn from ``rng``. Discriminating are positions as in ``forced``.
 
     Raises:
         BadArgument: too few tokens to feed.
@@ -165,46 +165,46 @@ def sessions(
     judge = Judge.of("sessions", under_test, _needed(needed, point))
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]
-    with judge.tally, Transcript(judge, decoder, prompts) as talk:
+    with judge.tally, Transcript(judge, decoder, prompts) as transcript:
         with Transcript(judge, decoder, [prompts[row] for row in others], names) as other:
             asides = iter(np.flip(continuations[others], axis=1).T)
 
             def in_turns(tokens: Ints) -> None:
                 """Feed ``tokens`` [rows, n] at depths that fall from the caps, and as many to the other session."""
-                depths = falling_depths(rng, talk.session.cap, tokens.shape[1], point.schedule)
+                depths = falling_depths(rng, transcript.session.cap, tokens.shape[1], point.schedule)
                 for fed, depth in zip(tokens.T, depths.T, strict=True):
-                    talk.feed(fed[:, None], depth[:, None])
+                    transcript.feed(fed[:, None], depth[:, None])
                     other.feed(next(asides)[:, None])
 
             in_turns(continuations[:, :phase])
             committed = np.array([len(prompt.tokens) for prompt in prompts]) + rng.integers(0, phase - 1, len(prompts))
-            talk.session.commit(committed)
-            talk.stage = other.stage = "after a commit of part of each row"
-            talk.feed(continuations[:, phase : phase + 1], talk.session.cap[:, None].copy())
-            talk.rollback(committed)
-            talk.stage = "after a rollback to what was committed"
+            transcript.session.commit(committed)
+            transcript.stage = other.stage = "after a commit of part of each row"
+            transcript.feed(continuations[:, phase : phase + 1], transcript.session.cap[:, None].copy())
+            transcript.rollback(committed)
+            transcript.stage = "after a rollback to what was committed"
             in_turns(continuations[:, phase + 1 : 2 * phase])
-            spoken = other.trajectories()
-        talk.stage = "after the other session was closed"
-        talk.feed(continuations[:, 2 * phase : 2 * phase + 1], talk.session.cap[:, None].copy())
+            others_did = other.trajectories()
+        transcript.stage = "after the other session was closed"
+        transcript.feed(continuations[:, 2 * phase : 2 * phase + 1], transcript.session.cap[:, None].copy())
         halves = np.array_split(np.arange(2 * phase + 1, 3 * phase), 2)
         for columns, backwards in zip(halves, (False, True), strict=True):
-            _drop_two(talk, rng, backwards=backwards)
-            for fed in continuations[talk.rows][:, columns].T:
-                talk.feed(fed[:, None], talk.session.cap[:, None].copy())
-        judge.trajectories([*talk.trajectories(), *spoken])
+            _drop_two(transcript, rng, backwards=backwards)
+            for fed in continuations[transcript.rows][:, columns].T:
+                transcript.feed(fed[:, None], transcript.session.cap[:, None].copy())
+        judge.trajectories([*transcript.trajectories(), *others_did])
     return judge.tally.finding()
 
 
-def _drop_two(talk: Transcript, rng: np.random.Generator, *, backwards: bool) -> None:
+def _drop_two(transcript: Transcript, rng: np.random.Generator, *, backwards: bool) -> None:
     """Drop two drawn rows in one call, where more are left, by falling indices or by rising ones."""
-    if len(talk.rows) <= 2:
+    if len(transcript.rows) <= 2:
         return
     # forwards the last stays, or indices that shift would still fit
-    drawn_from = len(talk.rows) if backwards else len(talk.rows) - 1
+    drawn_from = len(transcript.rows) if backwards else len(transcript.rows) - 1
     gone = sorted(rng.choice(drawn_from, 2, replace=False).tolist(), reverse=backwards)
-    talk.drop(*gone)
-    talk.stage = f"after rows {gone} were dropped at once"
+    transcript.drop(*gone)
+    transcript.stage = f"after rows {gone} were dropped at once"
 
 
 # ---------------------------------------------------------------- as many logits as are wanted
@@ -230,17 +230,17 @@ def last_logits(
     partial = sum(last < n for n, last in plan)  # all there are, of a decoder of narrow feeds
     judge = Judge.of("last", under_test, min(MIN_DISCRIMINATING, partial))
     tally, at = judge.tally, 0
-    with tally, Transcript(judge, decoder, prompts) as talk:
+    with tally, Transcript(judge, decoder, prompts) as transcript:
         for number, (n, last) in enumerate(plan[turn] for turn in rng.permutation(len(plan))):
-            depth = np.repeat(talk.session.cap[:, None], n, axis=1) if number % 2 else None
-            talk.feed(continuations[:, at : at + n], depth, last)
+            depth = np.repeat(transcript.session.cap[:, None], n, axis=1) if number % 2 else None
+            transcript.feed(continuations[:, at : at + n], depth, last)
             tally.discriminating += int(last < n)
             at += n
-        if point.fixed and len(prompts) == 1 and talk.session.work is not None:
-            heads, wanted = int(talk.session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
+        if point.fixed and len(prompts) == 1 and transcript.session.work is not None:
+            heads, wanted = int(transcript.session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
             tally.require(
                 heads == wanted, f"work counts {heads} heads, but the logits of {wanted} positions were asked for"
             )
-        for trajectory in talk.trajectories():
+        for trajectory in transcript.trajectories():
             judge.trajectory(trajectory)
     return tally.finding()

@@ -35,8 +35,8 @@ def same_tokens(
     """Whether each row's tokens (and depths) are equal to the end, or to a tie; it names the first that are not.
 
     ``point`` None means full depth: only logit ties exist. Depths, where given, stand beside the tokens they produced.
-    ``declared``: noise that whoever made ``found`` declares; beyond ``tolerance`` it takes its place, and every row may
-    then end in a tie: that tokens are the argmax within such noise, ``generation`` shows position by position.
+    ``declared``: noise that the decoder of ``found`` declares; beyond ``tolerance`` it takes its place, and every row
+    may then end in a tie: ``generation`` checks position by position that tokens are the argmax within such noise.
     ``most_ties``: share of tokens that may be ties, in place of the limit that these imply.
     ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
     """
@@ -162,18 +162,12 @@ def emitted_depths(record: Record) -> Ints:
 
 def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
     """[rows, new] distance of the nearest signal read to its threshold; ``point`` has no bins."""
-    return np.stack(
-        [
-            _nearest_threshold(record.signal[_decided_positions(record, row)], point)
-            for row in range(len(record.emitted))
-        ]
-    )
-
-
-def _nearest_threshold(signal: Floats, point: OperatingPoint) -> Floats:
-    room, _ = headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
-    nearest: Floats = np.abs(room).min(axis=1)  # −inf where nothing is decided
-    return nearest
+    distances = []
+    for row in range(len(record.emitted)):
+        signal = record.signal[_decided_positions(record, row)]
+        room, _ = headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
+        distances.append(np.abs(room).min(axis=1))  # −inf where nothing is decided
+    return np.stack(distances)
 
 
 def _decided_positions(record: Record, row: int) -> Ints:
@@ -221,7 +215,7 @@ def compare_golden(
 ) -> Finding:
     """Whether ``found`` did what ``golden`` says, up to its ties.
 
-    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that whoever made ``found``
+    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of ``found``
     declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
     """
     limit, tolerance = tie_allowance(tolerance, declared)

@@ -68,13 +68,16 @@ class Trajectory:
 class DecoderUnderTest:
     """A decoder at ``point``, the lens it is held against, and ``tolerance``: the largest honest difference.
 
-    ``tolerance`` in logits and nats; a check raises it to the noise that the decoder declares.
+    ``tolerance`` in logits and nats; a check raises it to the noise that the decoder declares. ``exact_context`` False
+    asks of the ``work.context`` of one row only the causal minimum: for decoders that attend over padded keys, or run
+    the prompt in other pieces, and count so.
     """
 
     decoder: Decoder
     lens: Lens
     point: OperatingPoint
     tolerance: float
+    exact_context: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Judge:
     """Holds what a decoder did at ``point`` against ``lens`` (None: against replay); complaints end ``tally``'s check.
 
     ``tolerance``: in logits and nats, the decoder's declared noise included. ``counted``: the decoder counts its work.
+    ``exact_context`` as of ``DecoderUnderTest``.
     """
 
     tally: Tally
@@ -89,6 +93,7 @@ class Judge:
     point: OperatingPoint
     tolerance: float
     counted: bool = False
+    exact_context: bool = False
 
     @classmethod
     def of(
@@ -99,7 +104,7 @@ class Judge:
         if judges_work and not said.counted:
             tally.notes.append("ledger not checked: the decoder does not count its work")
         tolerance = tally.allow(under_test.tolerance, said.logit_noise)
-        return cls(tally, under_test.lens, under_test.point, tolerance, said.counted)
+        return cls(tally, under_test.lens, under_test.point, tolerance, said.counted, under_test.exact_context)
 
     def trajectory(self, trajectory: Trajectory) -> LensReference:
         """Judge depths, signals and (where shown) logits; return what the lens says of the decided positions."""

@@ -81,33 +81,34 @@ def judge_ledger(
     trajectories: list[Trajectory],
     readouts: Sequence[ProbeReadouts],
     *,
-    exact_context: bool,
     widest: int = 1,
 ) -> None:
     """``work`` equals what one row implies; for several rows, or padded keys, it is at least that much.
 
     ``widest``: tokens of a row that were fed at once, at most; a block may run all of them as deep as the deepest.
     """
-    tally, point, who = judge.tally, judge.point, ", ".join(trajectory.name for trajectory in trajectories)
-    tally.require(work is not None, f"{who}: the decoder says it counts its work, but reports none")
+    tally, point, label = judge.tally, judge.point, ", ".join(trajectory.name for trajectory in trajectories)
+    tally.require(work is not None, f"{label}: the decoder says it counts its work, but reports none")
     assert work is not None
-    tally.require(work.layers == point.layers, f"{who}: work of {work.layers} layers, but the model has {point.layers}")
+    tally.require(
+        work.layers == point.layers, f"{label}: work of {work.layers} layers, but the model has {point.layers}"
+    )
     alone = len(trajectories) == 1
     least = Work.none(point.layers)
     for trajectory, each in zip(trajectories, readouts, strict=True):
-        least = least + implied_work(trajectory, each, point, masked_prompt=alone and exact_context)
+        least = least + implied_work(trajectory, each, point, masked_prompt=alone and judge.exact_context)
     free = point.schedule == "free_eager"
     if point.schedule != "translated":
-        tally.require(not work.fill_macs.any(), f"{who}: work.fill_macs counted, but no states are translated")
+        tally.require(not work.fill_macs.any(), f"{label}: work.fill_macs counted, but no states are translated")
     covered, owed = work.tokens, least.tokens
     if free:
         covered = work.tokens + work.fills.sum(axis=0)
         owed = np.where(np.arange(point.layers) < point.ceiling, max(least.tokens), 0)
     elif alone:
-        tally.require(not work.fills.any(), f"{who}: K/V fills counted, but a monotone schedule owes none")
+        tally.require(not work.fills.any(), f"{label}: K/V fills counted, but a monotone schedule owes none")
     for name, counted, expected, equal in (
         ("tokens", covered, owed, alone),
-        ("context", work.context, least.context, alone and exact_context and not free),
+        ("context", work.context, least.context, alone and judge.exact_context and not free),
         ("readout_rows", work.readout_rows[FULL], least.readout_rows[FULL], alone),
         ("readout_macs in front of full heads", work.readout_macs[FULL], least.readout_macs[FULL], alone),
         *(
@@ -121,12 +122,12 @@ def judge_ledger(
         if equal and name == "context" and not point.probes:
             holds = holds or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
         relation = "its decisions imply" if equal else "its decisions imply at least"
-        tally.require(holds, f"{who}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}")
-    _judge_upper_bounds(judge, who, work, covered, trajectories, least, widest)
+        tally.require(holds, f"{label}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}")
+    _judge_upper_bounds(judge, label, work, covered, trajectories, least, widest)
 
 
 def _judge_upper_bounds(
-    judge: Judge, who: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, widest: int
+    judge: Judge, label: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, widest: int
 ) -> None:
     """No more than padding explains: ``covered`` [L] tokens, the keys they met, and the heads that were read."""
     tally, point = judge.tally, judge.point
@@ -149,19 +150,21 @@ def _judge_upper_bounds(
             bounds.append((f"readout_rows of {kind}", work.readout_rows[i], slots * least.readout_rows[i]))
         bounds.append((f"readout_macs of {kind}", work.readout_macs[i], slots * least.readout_macs[i]))
     for name, counted, bound in bounds:
-        complaint = f"{who}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"
+        complaint = (
+            f"{label}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"
+        )
         tally.require(bool((counted <= bound).all()), complaint)
     keys = max_keys(longest + steps)
     bound = work.tokens * keys
     tally.require(
         bool(constant_keys(work, {0, longest} if len(trajectories) == 1 else {0}))
         or bool((work.context <= bound).all()),
-        f"{who}: work.context per layer {work.context.tolist()}, but {work.tokens.tolist()} tokens that met at most "
+        f"{label}: work.context per layer {work.context.tolist()}, but {work.tokens.tolist()} tokens that met at most "
         f"{keys} keys each imply at most {bound.tolist()}",
     )
     if point.schedule in ("monotone", "positional"):  # whatever ran a layer has run those below it, over as many keys
         grows = (np.flatnonzero(np.diff(work.context) > 0) + 2).tolist()
-        tally.require(not grows, f"{who}: work.context grows at layers {grows}: {work.context.tolist()} per layer")
+        tally.require(not grows, f"{label}: work.context grows at layers {grows}: {work.context.tolist()} per layer")
 
 
 def max_keys(length: int) -> int:
@@ -281,21 +284,21 @@ def witness(requests: Sequence[ObservedRequest]) -> Finding:
     tally, unseen = Tally("witness", needed=0), []
     with tally:
         for number, request in enumerate(requests):
-            who = f"request {number}"
-            _judge_head(tally, who, request)
+            label = f"request {number}"
+            _judge_head(tally, label, request)
             for layer in range(1, request.work.layers + 1):
-                said, most = _judge_layer(tally, who, request, layer)
+                said, most = _judge_layer(tally, label, request, layer)
                 tally.n += said
                 if most < said - ROW_ROUNDING:
-                    unseen.append(f"{who}: of {said} runs of layer {layer}, {most:g} were seen")
+                    unseen.append(f"{label}: of {said} runs of layer {layer}, {most:g} were seen")
     if tally.complaint is not None:
         return Finding("witness", False, tally.complaint, tally.n, 0)
     if unseen:
-        return Finding("witness", None, f"it runs where nobody looks ({unseen[0]})", tally.n, 0)
+        return Finding("witness", None, f"part of its work ran unobserved ({unseen[0]})", tally.n, 0)
     return Finding("witness", True, f"{tally.n} runs of blocks seen, as many as were counted", tally.n, 0)
 
 
-def _judge_layer(tally: Tally, who: str, request: ObservedRequest, layer: int) -> tuple[int, float]:
+def _judge_layer(tally: Tally, label: str, request: ObservedRequest, layer: int) -> tuple[int, float]:
     """(runs and fills that the record says, rows through the busiest matrix)."""
     rows = {matrix: met for (where, matrix), met in request.rows.items() if where == layer}
     ran, filled = int(request.work.tokens[layer - 1]), int(request.work.fills[:, layer - 1].sum())
@@ -305,17 +308,17 @@ def _judge_layer(tally: Tally, who: str, request: ObservedRequest, layer: int) -
         (rows[busiest], ran + filled, f"through {busiest}"),
         (min(rows.values()), ran, "through every matrix"),
     ):
-        complaint = f"{who}: layer {layer} ran for {met:g} tokens ({where}), but its record counts {ran}{stored}"
+        complaint = f"{label}: layer {layer} ran for {met:g} tokens ({where}), but its record counts {ran}{stored}"
         tally.require(met <= most + ROW_ROUNDING, complaint)
     return ran + filled, rows[busiest]
 
 
-def _judge_head(tally: Tally, who: str, request: ObservedRequest) -> None:
+def _judge_head(tally: Tally, label: str, request: ObservedRequest) -> None:
     read = int(request.work.readout_rows[FULL].sum())
     prompt = sum(len(prompt.tokens) for prompt in request.prompts)
     met = max(rows for (layer, _), rows in request.rows.items() if layer == HEAD)
     tally.require(
         met <= 2 * read + prompt + ROW_ROUNDING,
-        f"{who}: the head ran for {met:g} rows, but its record counts {read} readouts (of {prompt} prompt tokens "
+        f"{label}: the head ran for {met:g} rows, but its record counts {read} readouts (of {prompt} prompt tokens "
         "besides, at most)",
     )

@@ -32,5 +32,5 @@ def test_samples_are_recorded_as_benchmarks(
     batch = min(timed)
     seconds = timed[batch].seconds[arm]
     record_samples(benchmark, seconds.tolist(), f"{emad_evidence.name}, batch {batch}")
-    said = f"{len(seconds)} requests of arm {arm} at batch {batch}, {seconds.min():.3g} s to {seconds.max():.3g} s"
-    emad_audit(Finding("samples", bool(np.isfinite(seconds).all() and (seconds > 0).all()), said, len(seconds), 0))
+    detail = f"{len(seconds)} requests of arm {arm} at batch {batch}, {seconds.min():.3g} s to {seconds.max():.3g} s"
+    emad_audit(Finding("samples", bool(np.isfinite(seconds).all() and (seconds > 0).all()), detail, len(seconds), 0))

@@ -20,7 +20,7 @@ def test_flop_counts_stand_on_what_was_asked_for(
         emad_record.audit(witnessed.finding)
     else:
         emad_audit(witnessed.finding)
-    said = f"{emad_evidence.name}: FLOP counts are {witnessed.evidence}: {witnessed.finding.detail}"
-    emad_record.note(said)
+    detail = f"{emad_evidence.name}: FLOP counts are {witnessed.evidence}: {witnessed.finding.detail}"
+    emad_record.note(detail)
     if FLOP_EVIDENCE.index(witnessed.evidence) < FLOP_EVIDENCE.index(asked):
-        pytest.fail(f"{said}; --emad-evidence {asked} asks for more", pytrace=False)
+        pytest.fail(f"{detail}; --emad-evidence {asked} asks for more", pytrace=False)

@@ -27,4 +27,4 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     longest = min(2 * subject.budget.prompt_tokens, subject.window - NEW)
     prompts, _ = subject.drawn_rows(emad_rng, short_lengths(emad_rng, ROWS, longest), 1)
     with subject.open(point, max_rows=ROWS) as decoder:
-        emad_audit(generation(subject.under_test(decoder, point), prompts, NEW, exact_context=False))
+        emad_audit(generation(subject.under_test(decoder, point), prompts, NEW))

@@ -43,7 +43,7 @@ def test_signals_depths_and_ledger_are_the_rules(
     subject = emad_evidence.subject
     lengths = subject.brief(emad_rng, ROWS, FED)
     with subject.open_drawn(exact, emad_rng, lengths, FED) as (under_test, prompts, continuation):
-        emad_audit(decisions(under_test, prompts, continuation, exact_context=False))
+        emad_audit(decisions(under_test, prompts, continuation))
 
 
 def test_generated_tokens_are_the_argmax_at_their_depths(
@@ -52,7 +52,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     subject = emad_evidence.subject
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
     with subject.open(exact, max_rows=ROWS) as decoder:
-        emad_audit(generation(subject.under_test(decoder, exact), prompts, NEW, exact_context=False))
+        emad_audit(generation(subject.under_test(decoder, exact), prompts, NEW))
 
 
 def test_made_up_states_are_those_of_our_own_decoder(

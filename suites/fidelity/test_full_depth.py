@@ -34,8 +34,8 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasu
         _, step = decoder.start([prompt])
         allowed = subject.allowed(decoder.capabilities)
     difference = np.abs(step.logits[0, -1] - own[-1]).max()
-    said = f"the decoder's full-depth logits are off by {difference:.2g}, {allowed:g} allowed"
-    emad_audit(Finding("full-depth logits", bool(difference <= allowed), said, n=own.shape[-1], ties=0))
+    detail = f"the decoder's full-depth logits are off by {difference:.2g}, {allowed:g} allowed"
+    emad_audit(Finding("full-depth logits", bool(difference <= allowed), detail, n=own.shape[-1], ties=0))
 
 
 def test_declared_noise_is_what_rounding_can_honestly_need(

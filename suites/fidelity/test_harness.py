@@ -33,5 +33,5 @@ def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
     fast = np.array([likelihood for likelihood, _ in score_by_replay(subject.stepper, subject.full, requests)])
     allowed = 2 * noise * np.array(CONTINUATIONS)  # per token: its logit and the normaliser
     off = np.abs(fast - slow)
-    said = f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"
-    emad_audit(Finding("log-likelihoods", bool((off <= allowed).all()), said, n=sum(CONTINUATIONS), ties=0))
+    detail = f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"
+    emad_audit(Finding("log-likelihoods", bool((off <= allowed).all()), detail, n=sum(CONTINUATIONS), ties=0))

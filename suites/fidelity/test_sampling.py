@@ -20,8 +20,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str
 ) -> None:
     """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early."""
-    subject = emad_evidence.subject
-    point = emad_evidence.replay_validity.probing_point
+    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
     prompts = [prompts[0], *prompts]
@@ -29,13 +28,13 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
 
     def drawn(seed: int, stop: frozenset[int] = frozenset()) -> tuple[SampledRecord, Capabilities]:
         with subject.open(point, max_rows=len(prompts), temperature=temperature, seed=seed) as decoder:
-            return SampledRecord(seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
+            return (seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
 
     records = [drawn(seed)[0] for seed in (first, *others, first)]
-    stop = early_stop_tokens(records[0].record.emitted)
-    ended, said = drawn(first, stop)
+    stop = early_stop_tokens(records[0][1].emitted)
+    ended, capabilities = drawn(first, stop)
     finding = sampling(
-        records, subject.lens, point, prompts, NEW, temperature, said, emad_rng, subject.tolerance,
+        records, subject.lens, point, prompts, NEW, temperature, capabilities, emad_rng, subject.tolerance,
         ended=ended, stop=stop,
     )  # fmt: skip
     emad_audit(finding)

@@ -22,8 +22,8 @@ def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_a
     with subject.open(point, max_rows=ROWS) as decoder:
         decoder.generate(prompts, NEW, frozenset())
     alike = subject.own_greedy(prompts, NEW) == before
-    said = f"the model's own generate repeats {alike.sum()} of its {alike.size} tokens"
-    emad_audit(Finding("model left alone", bool(alike.all()), said, n=alike.size, ties=0))
+    detail = f"the model's own generate repeats {alike.sum()} of its {alike.size} tokens"
+    emad_audit(Finding("model left alone", bool(alike.all()), detail, n=alike.size, ties=0))
 
 
 def test_counted_work_is_the_work_that_runs(

@@ -18,18 +18,16 @@ ROWS, FED, NEW = 5, 12, 16
 def test_signals_depths_and_ledger_are_the_rules(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = emad_evidence.replay_validity.probing_point
+    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     lengths = subject.brief(emad_rng, ROWS, FED)
     with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
-        emad_audit(decisions(under_test, prompts, continuation, exact_context=False))
+        emad_audit(decisions(under_test, prompts, continuation))
 
 
 def test_forced_depths_are_obeyed_and_rising_ones_refused(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = subject.full
+    subject, point = emad_evidence.subject, emad_evidence.subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
     with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
@@ -38,8 +36,7 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 def test_rollback_restores_tokens_cache_and_cap(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = subject.full
+    subject, point = emad_evidence.subject, emad_evidence.subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
     with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(rollback(under_test, prompts, continuation))
@@ -48,8 +45,7 @@ def test_rollback_restores_tokens_cache_and_cap(
 def test_sessions_side_by_side_keep_to_themselves(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = subject.full
+    subject, point = emad_evidence.subject, emad_evidence.subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
     with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
         emad_audit(sessions(under_test, prompts, continuation, emad_rng))
@@ -58,8 +54,7 @@ def test_sessions_side_by_side_keep_to_themselves(
 def test_rows_of_a_batch_decide_alone(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = emad_evidence.replay_validity.probing_point
+    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     together = max(subject.budget.batch_sizes) + 1
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, together, NEW), 1) as (under_test, prompts, _):
         emad_audit(rows(under_test, prompts, NEW))

@@ -33,7 +33,7 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
         pytest.skip(f"not applicable (K/V of {token} bytes a token are too few to be seen in the memory in use)")
 
     def read() -> MemoryReading:
-        return MemoryReading(used_bytes(subject.stepper.device), tensor_bytes())
+        return used_bytes(subject.stepper.device), tensor_bytes()
 
     prompts, _ = subject.drawn_rows(emad_rng, [tokens // rows] * rows, 1)
     with subject.open(subject.full, max_rows=rows) as decoder:

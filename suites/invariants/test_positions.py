@@ -78,11 +78,10 @@ def test_forced_depths_are_obeyed_late_in_a_session(
 def test_decisions_are_the_rules_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = emad_evidence.replay_validity.probing_point
+    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
-        emad_audit(decisions(under_test, prompts, continuation, exact_context=False))
+        emad_audit(decisions(under_test, prompts, continuation))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
@@ -94,4 +93,4 @@ def test_generation_holds_far_into_the_window(
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, 1) as (under_test, prompts, _):
-        emad_audit(generation(under_test, prompts, FED, needed=0, exact_context=False))
+        emad_audit(generation(under_test, prompts, FED, needed=0))

@@ -34,8 +34,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
 def test_rows_end_at_any_stop_token_and_at_no_other(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    subject = emad_evidence.subject
-    point = emad_evidence.replay_validity.probing_point
+    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (under_test, prompts, _):
         emad_audit(endings(under_test, prompts, NEW, emad_rng))
 

@@ -1,7 +1,7 @@
 """Any order of feed, forced feed, rollback, commit and drop leaves a session that answers as a fresh one would.
 
 A state machine holds the plain history of every row of up to two sessions of one decoder; the oracle is the lens over
-that history. What a session said is kept until its row ends, falls back or is dropped, and then judged by one pass.
+that history. What a session showed is kept until its row ends, falls back or is dropped; one pass judges it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Numbers = NDArray[np.number[Any]]
 
 @dataclass
 class SessionRow:
-    """``depths`` of all tokens of ``history``, prompts at the ceiling; ``said``: position → (depth, logits, after)."""
+    """``depths`` of all tokens of ``history``, prompts at the ceiling; ``shown``: position → (depth, logits, after)."""
 
     history: list[int]
     depths: list[int]
     room: int
     committed: int = 0
-    said: dict[int, tuple[int, Floats, str]] = field(default_factory=dict)
+    shown: dict[int, tuple[int, Floats, str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,21 +80,21 @@ class SessionMachine(RuleBasedStateMachine):
     subject: ClassVar[ModelUnderTest]
     decoder: ClassVar[Decoder]
     tolerance: ClassVar[float]
-    talks: list[OpenSession]
+    sessions: list[OpenSession]
 
     @initialize(seed=st.integers(0, 2**16), data=st.data())
     @may_decline
     def start(self, seed: int, data: st.DataObject) -> None:
         self.rng = np.random.default_rng(seed)
         self.layers = self.subject.stepper.layers
-        self.talks = []
+        self.sessions = []
         self.open_session(data)
 
     def random(self, n: int) -> list[int]:
         drawn: list[int] = self.rng.integers(0, self.subject.stepper.vocabulary, n).tolist()
         return drawn
 
-    @precondition(lambda self: len(self.talks) < 2)
+    @precondition(lambda self: len(self.sessions) < 2)
     @rule(data=st.data())
     @may_decline
     def open_session(self, data: st.DataObject) -> None:
@@ -105,57 +105,59 @@ class SessionMachine(RuleBasedStateMachine):
         session, step = self.decoder.start([Prompt(np.array(prompt)) for prompt in prompts])
         # a prompt's last position is the first decoding step
         rows = [SessionRow(prompt, [self.layers] * (len(prompt) - 1), len(prompt) + GROWTH) for prompt in prompts]
-        talk = OpenSession(session, rows, [f"a start over prompts of {lengths} tokens"])
-        self.talks.append(talk)
-        self.write(talk, step, 1, 1)
+        opened = OpenSession(session, rows, [f"a start over prompts of {lengths} tokens"])
+        self.sessions.append(opened)
+        self.write(opened, step, 1, 1)
 
-    def talk(self, data: st.DataObject) -> OpenSession:
-        return self.talks[data.draw(st.integers(0, len(self.talks) - 1), label="session")]
+    def pick(self, data: st.DataObject) -> OpenSession:
+        return self.sessions[data.draw(st.integers(0, len(self.sessions) - 1), label="session")]
 
-    def write(self, talk: OpenSession, step: Step, n: int, last: int) -> None:
-        """Keep what ``step`` says of the last ``n`` tokens of each row, logits of ``last`` of them."""
+    def write(self, opened: OpenSession, step: Step, n: int, last: int) -> None:
+        """Keep what ``step`` shows of the last ``n`` tokens of each row, logits of ``last`` of them."""
         for part in ("logits", "depth", "signal"):
-            talk.keep(f"step.{part}", getattr(step, part))
-        assert step.logits.shape[:2] == (len(talk.rows), last), f"logits of shape {step.logits.shape}, last={last}"
-        for index, row in enumerate(talk.rows):
+            opened.keep(f"step.{part}", getattr(step, part))
+        assert step.logits.shape[:2] == (len(opened.rows), last), f"logits of shape {step.logits.shape}, last={last}"
+        for index, row in enumerate(opened.rows):
             for depth in step.depth[index].tolist():
                 cap = row.depths[-1] if row.depths else self.layers
-                assert 1 <= depth <= cap, f"row {index}: depth {depth} under cap {cap}, after {talk.done[-1]}"
+                assert 1 <= depth <= cap, f"row {index}: depth {depth} under cap {cap}, after {opened.done[-1]}"
                 row.depths.append(depth)
             for at in range(n - last, n):
-                said = (int(step.depth[index, at]), np.array(step.logits[index, at - n + last]), talk.done[-1])
-                row.said[len(row.history) - n + at] = said
+                answer = (int(step.depth[index, at]), np.array(step.logits[index, at - n + last]), opened.done[-1])
+                row.shown[len(row.history) - n + at] = answer
 
-    @precondition(lambda self: any(len(row.history) < row.room for talk in self.talks for row in talk.rows))
+    @precondition(lambda self: any(len(row.history) < row.room for opened in self.sessions for row in opened.rows))
     @rule(data=st.data(), forced=st.booleans())
     @may_decline
     def feed(self, data: st.DataObject, forced: bool) -> None:
-        talk = self.talk(data)
-        room = min(row.room - len(row.history) for row in talk.rows)
+        opened = self.pick(data)
+        room = min(row.room - len(row.history) for row in opened.rows)
         if room < 1:
             return
         n = data.draw(st.integers(1, min(WIDEST, room, self.decoder.capabilities.max_feed)), label="tokens")
         last = data.draw(st.one_of(st.none(), st.integers(0, n)), label="last")
-        tokens = np.array([self.random(n) for _ in talk.rows])
+        tokens = np.array([self.random(n) for _ in opened.rows])
         depth = None
         if forced:
-            drawn = [data.draw(st.lists(st.integers(1, r.depths[-1]), min_size=n, max_size=n)) for r in talk.rows]
+            drawn = [data.draw(st.lists(st.integers(1, r.depths[-1]), min_size=n, max_size=n)) for r in opened.rows]
             depth = np.minimum.accumulate(np.array(drawn), axis=1)
-        talk.done.append(f"a feed of {n} tokens{' at forced depths' if forced else ''}, last={last}")
-        step = talk.session.feed(tokens, depth, last)
-        for row, fed in zip(talk.rows, tokens.tolist(), strict=True):
+        opened.done.append(f"a feed of {n} tokens{' at forced depths' if forced else ''}, last={last}")
+        step = opened.session.feed(tokens, depth, last)
+        for row, fed in zip(opened.rows, tokens.tolist(), strict=True):
             row.history += fed
         assert depth is None or np.array_equal(step.depth, depth), f"depth {depth} was forced, {step.depth} taken"
-        self.write(talk, step, n, n if last is None else last)
+        self.write(opened, step, n, n if last is None else last)
 
     @rule(data=st.data())
     @may_decline
     def rollback(self, data: st.DataObject) -> None:
-        talk = self.talk(data)
-        lengths = [data.draw(st.integers(max(1, row.committed), len(row.history)), label="length") for row in talk.rows]
-        talk.done.append(f"a rollback to {lengths}")
-        talk.session.rollback(np.array(lengths))
-        for index, (row, length) in enumerate(zip(talk.rows, lengths, strict=True)):
+        opened = self.pick(data)
+        lengths = [
+            data.draw(st.integers(max(1, row.committed), len(row.history)), label="length") for row in opened.rows
+        ]
+        opened.done.append(f"a rollback to {lengths}")
+        opened.session.rollback(np.array(lengths))
+        for index, (row, length) in enumerate(zip(opened.rows, lengths, strict=True)):
             if length < len(row.history):
                 self.judge(index, row)
             del row.history[length:], row.depths[length:]
@@ -163,77 +165,77 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @may_decline
     def commit(self, data: st.DataObject) -> None:
-        talk = self.talk(data)
-        for row in talk.rows:
+        opened = self.pick(data)
+        for row in opened.rows:
             row.committed = data.draw(st.integers(max(1, row.committed), len(row.history)), label="length")
-        lengths = [row.committed for row in talk.rows]
-        talk.done.append(f"a commit of {lengths} of {[len(row.history) for row in talk.rows]} tokens")
-        talk.session.commit(np.array(lengths))
+        lengths = [row.committed for row in opened.rows]
+        opened.done.append(f"a commit of {lengths} of {[len(row.history) for row in opened.rows]} tokens")
+        opened.session.commit(np.array(lengths))
 
-    @precondition(lambda self: any(len(talk.rows) > 1 for talk in self.talks))
+    @precondition(lambda self: any(len(opened.rows) > 1 for opened in self.sessions))
     @rule(data=st.data())
     @may_decline
     def drop(self, data: st.DataObject) -> None:
-        talk = self.talk(data)
-        if len(talk.rows) == 1:
+        opened = self.pick(data)
+        if len(opened.rows) == 1:
             return
-        order = data.draw(st.permutations(range(len(talk.rows))), label="rows")
+        order = data.draw(st.permutations(range(len(opened.rows))), label="rows")
         gone = order[: data.draw(st.integers(1, len(order) - 1), label="of them")]
-        talk.done.append(f"a drop of rows {gone}")
-        talk.session.drop(np.array(gone))
+        opened.done.append(f"a drop of rows {gone}")
+        opened.session.drop(np.array(gone))
         for index in gone:
-            self.judge(index, talk.rows[index])
-        talk.rows = [row for index, row in enumerate(talk.rows) if index not in gone]
+            self.judge(index, opened.rows[index])
+        opened.rows = [row for index, row in enumerate(opened.rows) if index not in gone]
 
-    @precondition(lambda self: len(self.talks) > 1)
+    @precondition(lambda self: len(self.sessions) > 1)
     @rule(data=st.data())
     @may_decline
     def close(self, data: st.DataObject) -> None:
-        talk = self.talk(data)
-        self.judge_all(talk)
-        self.talks.remove(talk)
-        talk.session.close()
+        opened = self.pick(data)
+        self.judge_all(opened)
+        self.sessions.remove(opened)
+        opened.session.close()
 
-    def judge_all(self, talk: OpenSession) -> None:
-        for index, row in enumerate(talk.rows):
+    def judge_all(self, opened: OpenSession) -> None:
+        for index, row in enumerate(opened.rows):
             self.judge(index, row)
 
     def judge(self, index: int, row: SessionRow) -> None:
-        """Hold what was said of the row against the lens over its history."""
-        if not row.said:
+        """Compare what was shown of the row with the lens over its history."""
+        if not row.shown:
             return
-        first = min(row.said)
+        first = min(row.shown)
         reference = self.subject.lens(np.array(row.history), first)
-        for position, (depth, logits, after) in sorted(row.said.items()):
+        for position, (depth, logits, after) in sorted(row.shown.items()):
             off = np.abs(logits - reference[position - first, depth - 1]).max()
             at = f"row {index}, position {position}, depth {depth}"
             assert off <= self.tolerance, f"{at}: logits off by {off:.2g} after {after}, more than {self.tolerance:g}"
-        row.said.clear()
+        row.shown.clear()
 
     @invariant()
     @may_decline
     def length_and_cap_are_those_of_the_history(self) -> None:
-        for talk in getattr(self, "talks", []):
-            length, cap = talk.session.length, talk.session.cap
-            assert length.tolist() == [len(row.history) for row in talk.rows], f"length after {talk.done[-1]}"
-            assert cap.tolist() == [row.depths[-1] for row in talk.rows], f"cap after {talk.done[-1]}"
-            talk.keep("session.length", length)
-            talk.keep("session.cap", cap)
+        for opened in getattr(self, "sessions", []):
+            length, cap = opened.session.length, opened.session.cap
+            assert length.tolist() == [len(row.history) for row in opened.rows], f"length after {opened.done[-1]}"
+            assert cap.tolist() == [row.depths[-1] for row in opened.rows], f"cap after {opened.done[-1]}"
+            opened.keep("session.length", length)
+            opened.keep("session.cap", cap)
 
     @invariant()
     def what_was_returned_stays(self) -> None:
-        for talk in getattr(self, "talks", []):
-            for name, returned, copied in talk.returned:
-                assert np.array_equal(returned, copied, equal_nan=True), f"{name} changed after {talk.done[-1]}"
+        for opened in getattr(self, "sessions", []):
+            for name, returned, copied in opened.returned:
+                assert np.array_equal(returned, copied, equal_nan=True), f"{name} changed after {opened.done[-1]}"
 
     def teardown(self) -> None:
-        talks = getattr(self, "talks", [])
+        sessions = getattr(self, "sessions", [])
         try:
-            for talk in talks:
-                self.judge_all(talk)
+            for opened in sessions:
+                self.judge_all(opened)
         finally:
-            for talk in talks:
-                talk.session.close()
+            for opened in sessions:
+                opened.session.close()
 
 
 def test_session_survives_any_order_of_operations(
@@ -246,5 +248,5 @@ def test_session_survives_any_order_of_operations(
         with raise_refusal():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)
     orders, steps = wanted.max_examples, wanted.stateful_step_count
-    said = f"at most {orders} orders of at most {steps} operations each, and every answer as a fresh session gives it"
-    emad_audit(Finding("session machine", True, said, n=orders, ties=0))
+    detail = f"at most {orders} orders of at most {steps} operations each, and every answer as a fresh session gives it"
+    emad_audit(Finding("session machine", True, detail, n=orders, ties=0))

@@ -74,4 +74,4 @@ def emit_the_same(
         found = decoder.generate(prompts, NEW, frozenset())
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
         audit.same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
-        audit(generation(large.under_test(decoder, point), prompts, NEW, needed=needed))
+        audit(generation(replace(large.under_test(decoder, point), exact_context=True), prompts, NEW, needed=needed))

@@ -65,7 +65,7 @@ def under_test(
 ) -> DecoderUnderTest:
     """A decoder that ``made`` of the tiny model, or of ``model``."""
     model = model or tiny_neox()
-    return DecoderUnderTest(made(model, point), lens_of(model), point, tolerance)
+    return DecoderUnderTest(made(model, point), lens_of(model), point, tolerance, exact_context=True)
 
 
 def entropy_nats(logits: Floats) -> Floats:

@@ -51,9 +51,9 @@ def audited(
     continuation = rng.integers(0, vocabulary, (len(prompts), FED))
     yield forced(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation, rng)
     yield rollback(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation)
-    yield decisions(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, continuation, exact_context=True)
+    yield decisions(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, continuation)
     yield rows(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW)
-    yield generation(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW, exact_context=True)
+    yield generation(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, NEW)
 
 
 # ---------------------------------------------------------------- it decides as the rule says

@@ -70,7 +70,8 @@ def test_its_records_are_what_it_did(module: ModuleType) -> None:
     decoder = module.Decoder()
     decoder.model = small_model("gpt_neox")
     prompts = [Prompt(np.arange(7)), Prompt(np.arange(1)), Prompt(np.arange(4))]
-    finding = generation(DecoderUnderTest(decoder, lens_of(decoder.model), full_depth(LAYERS), TOLERANCE), prompts, 8)
+    lens, full = lens_of(decoder.model), full_depth(LAYERS)
+    finding = generation(DecoderUnderTest(decoder, lens, full, TOLERANCE, exact_context=True), prompts, 8)
     assert finding.passed is True, finding
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.tolerances import BACKENDS, DTYPES, TOLERANCES, tolerance, tolerance_entry
+from emad_ref.audit.tolerances import BACKENDS, DTYPES, tolerance
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAMILIES
 
@@ -53,11 +53,8 @@ def test_more_than_one_percent_of_ties_fails(ties: int, passed: bool) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gpt_neox", "llama"])
-def test_every_combination_has_a_value_and_a_reason(family: str, dtype: str, backend: str) -> None:
-    found = tolerance_entry(family, dtype, backend)
-    assert found.value > 0
-    assert len(found.reason) > 20
-    assert found in TOLERANCES.values()
+def test_every_combination_has_a_value(family: str, dtype: str, backend: str) -> None:
+    assert tolerance(family, dtype, backend) >= tolerance(family, dtype, "cpu") > 0
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

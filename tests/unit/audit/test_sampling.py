@@ -11,7 +11,7 @@ import torch
 
 from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.sampling import SampledRecord, sampling
+from emad_ref.audit.sampling import sampling
 from emad_ref.protocol import Capabilities
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
@@ -32,10 +32,7 @@ def checked(
     model, point = tiny_neox(), spread_point()
     (prompt, other), _ = drawn((4, 6), 1)
     prompts = [prompt, prompt, other]
-    records = [
-        SampledRecord(seed, decoder(model, point, temperature, seed).generate(prompts, NEW, frozenset()))
-        for seed in seeds
-    ]
+    records = [(seed, decoder(model, point, temperature, seed).generate(prompts, NEW, frozenset())) for seed in seeds]
     said, rng = Capabilities(logit_noise=noise), np.random.default_rng(0)
     return sampling(records, lens_of(model), point, prompts, NEW, temperature, said, rng, TOLERANCE, needed=50)
 
@@ -64,7 +61,7 @@ def test_the_error_level_is_the_one_stated(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_places_are_those_of_the_probabilities_in_order() -> None:
-    row = audited._SampledRow(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
+    row = audited.SampledRow(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
     places = audited._places(row, 1.0, np.random.default_rng(0))
     assert 0.7 <= places[0] <= 0.9
     assert 0.0 <= places[1] <= 0.7
@@ -73,13 +70,13 @@ def test_places_are_those_of_the_probabilities_in_order() -> None:
 # ---------------------------------------------------------------- what is rare, and rows that end early
 
 
-def rows_of(draw: Callable[[np.random.Generator, np.ndarray], int], seed: int = 0) -> list[audited._SampledRow]:
+def rows_of(draw: Callable[[np.random.Generator, np.ndarray], int], seed: int = 0) -> list[audited.SampledRow]:
     """Eight rows of a hundred tokens that ``draw`` draws from a long-tailed distribution over 400 tokens."""
     rng = np.random.default_rng(seed)
     logits = np.log(rng.dirichlet(np.full(400, 0.3), (8, 100)))
     p = np.exp(logits)
     return [
-        audited._SampledRow(
+        audited.SampledRow(
             0, row, np.array([draw(rng, p[row, at] / p[row, at].sum()) for at in range(100)]), logits[row]
         )
         for row in range(8)
@@ -107,7 +104,7 @@ TRUNCATIONS = {
 }
 
 
-def rare(rows: list[audited._SampledRow], noise: float = 0.0) -> str | None:
+def rare(rows: list[audited.SampledRow], noise: float = 0.0) -> str | None:
     tally = Tally("sampling", 0)
     with tally:
         audited._require_rare_tokens(tally, rows, 1.0, np.random.default_rng(0), noise)
@@ -143,7 +140,7 @@ def early(parted: int) -> str | None:
     """A complaint of six rows of which the first ends early and the last ``parted`` draw other tokens then."""
     rng = np.random.default_rng(0)
     logits = np.log(np.full((10, 50), 1 / 50))
-    whole = [audited._SampledRow(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
+    whole = [audited.SampledRow(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
     stop = frozenset({int(whole[0].emitted[2])})
     ended = [
         replace(row, emitted=row.emitted[: next((at + 1 for at, t in enumerate(row.emitted) if int(t) in stop), 10)])

@@ -29,7 +29,7 @@ def complaint(
     work: Work | None, rows: list[Trajectory], exact: bool = True, point: OperatingPoint = POINT
 ) -> str | None:
     with Tally("t") as tally:
-        judge_ledger(Judge(tally, None, point, 0.0), work, rows, [WHOLE] * len(rows), exact_context=exact)
+        judge_ledger(Judge(tally, None, point, 0.0, exact_context=exact), work, rows, [WHOLE] * len(rows))
     return tally.complaint
 
 
@@ -139,9 +139,8 @@ def test_a_model_of_one_layer_has_a_ledger() -> None:
     row = replace(ROW, depth=np.array([1, 1, 1]), signal=np.empty((3, 0)))
     readouts = ProbeReadouts.whole(point, 3)
     with Tally("t") as tally:
-        judge_ledger(
-            Judge(tally, None, point, 0.0), implied_work(row, readouts, point), [row], [readouts], exact_context=True
-        )
+        judge = Judge(tally, None, point, 0.0, exact_context=True)
+        judge_ledger(judge, implied_work(row, readouts, point), [row], [readouts])
     assert tally.complaint is None
 
 
@@ -150,9 +149,7 @@ def test_tokens_that_are_fed_at_once_may_all_run_as_deep_as_the_deepest() -> Non
     wide = replace(both, tokens=2 * np.array([5, 5, 4, 4]))
     for widest, passes in ((1, False), (2, True)):
         with Tally("t") as tally:
-            judge_ledger(
-                Judge(tally, None, POINT, 0.0), wide, [ROW, ROW], [WHOLE] * 2, exact_context=False, widest=widest
-            )
+            judge_ledger(Judge(tally, None, POINT, 0.0), wide, [ROW, ROW], [WHOLE] * 2, widest=widest)
         assert (tally.complaint is None) is passes, tally.complaint
 
 
