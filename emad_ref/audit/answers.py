@@ -3,7 +3,7 @@
 A decoder may be right wherever an audit asks, and wrong in the batches by which quality, work or energy is read, or
 hurry where it is timed. So code that reads answers for a verdict asks through ``AuditedDecoder``, which keeps a few
 requests and sessions, and what was made while a clock ran is judged as it is; nothing is decoded anew. Which answers,
-and which of their rows, the operating system's entropy decides once the answer is there: no seed tells.
+and which of their rows, the operating system's entropy decides once the answer is there, so no seed predicts them.
 
 Ties are excused, however many: a few hundred tokens cannot show a share of 1 % (METHODS, "Tolerances").
 """
@@ -309,12 +309,13 @@ def no_faster_than_work(
     if not np.isfinite(ratios).all():
         return Finding("timed", True, f"{arm}: what it ran says nothing of time", pairs, 0)
     faster, explained = float(np.median(seconds[full] / seconds[arm])), max(1.0, float(ratios.max()))
-    said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}×"
+    speed = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder"
+    speed += f"; its work is {explained:.2f}×"
     most = MAX_UNEXPLAINED_SPEEDUP * explained
     if faster > most:
-        complaint = f"{said} less, which explains at most {most:.2f}×: full depth is slowed, or work ran unsaid"
+        complaint = f"{speed} less, which explains at most {most:.2f}×: full depth is slowed, or work ran unsaid"
         return Finding("timed", False, complaint, pairs, 0)
-    return Finding("timed", True, f"{said} less", pairs, 0)
+    return Finding("timed", True, f"{speed} less", pairs, 0)
 
 
 def timed_requests(

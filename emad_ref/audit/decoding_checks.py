@@ -156,8 +156,10 @@ def read_record(
     for row, (prompt, emitted, reason) in enumerate(zip(prompts, record.emitted, record.stop, strict=True)):
         first = next((at for at, token in enumerate(emitted) if int(token) in stop), None)
         length, why = (max_new, "length") if first is None else (first + 1, "stop token")
-        said, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
-        tally.require(said == expected, f"row {row}: {said}, but max_new={max_new} and the stop tokens give {expected}")
+        found, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
+        tally.require(
+            found == expected, f"row {row}: {found}, but max_new={max_new} and the stop tokens give {expected}"
+        )
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
 

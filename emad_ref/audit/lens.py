@@ -88,10 +88,10 @@ class LogitLens:
         return self.logits(tokens)[first:]
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        asked = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
-        asked += "/tuned lens" if point.lens is not None else ""
+        rule = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
+        rule += "/tuned lens" if point.lens is not None else ""
         expected = "a signal of one layer's full readout"
-        raise BadArgument("point", asked, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
+        raise BadArgument("point", rule, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
 
 
 @dataclass(frozen=True)
@@ -151,20 +151,20 @@ def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolera
     best = np.argsort(logits, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
     confidence = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
-    told = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
-    return candidate_bins(point.bins, position, confidence, told, tolerance)
+    top1 = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
+    return candidate_bins(point.bins, position, confidence, top1, tolerance)
 
 
 def candidate_bins(
-    spec: BinSpec, position: Ints, confidence: NDArray[np.floating], told: Sequence[Ints], tolerance: float
+    spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Sequence[Ints], tolerance: float
 ) -> tuple[Ints, ...]:
-    """The bin of each position [n], and what it is where ``confidence`` [n] is off by ``tolerance`` or another is told.
+    """The bin of each position [n], and the bin if ``confidence`` [n] is off by ``tolerance`` or another token leads.
 
-    ``told``: int64 [n] likeliest tokens, and others that might be.
+    ``top1``: int64 [n] likeliest tokens, and others that might be.
     """
     return tuple(
-        bin_index(spec, position + 1, (confidence + by).astype(np.float32), top1).astype(np.int64)
-        for top1 in told
+        bin_index(spec, position + 1, (confidence + by).astype(np.float32), token).astype(np.int64)
+        for token in top1
         for by in (0.0, tolerance, -tolerance)
     )
 

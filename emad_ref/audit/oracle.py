@@ -83,7 +83,7 @@ def replay_document(
     rows: tuple[Ints, ...] = ()
     if point.probes and point.bins.features:
         first = columns[0]
-        told = [trace.top1[:, first].astype(np.int64)]
-        rows = candidate_bins(point.bins, trace.position, trace.top1_probability[:, first], told, tolerance)
+        top1 = [trace.top1[:, first].astype(np.int64)]
+        rows = candidate_bins(point.bins, trace.position, trace.top1_probability[:, first], top1, tolerance)
     signal = trace.signal(point)[:, columns].astype(np.float64)
     return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows)

@@ -62,7 +62,7 @@ OVERLAP = 4  # steps that read what the last of a row's own wrote
 AFTER = 2  # tokens fed after a prompt that ends at an edge
 WIDEST_FEED = 64  # tokens of a feed at most
 
-# what of a text to ask: row, first position said, logits [n, V]
+# row, its first position, and the logits [n, V] that the decoder showed from there on
 PositionLogits = tuple[int, int, Floats]
 
 
@@ -79,14 +79,14 @@ def positions(
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
     depth, tolerance = under_test.point.ceiling, tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
     with tally:
-        said = [*_step_through(decoder, texts, rng, 1)]
+        shown = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
-            said += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
+            shown += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
         for lengths in _in_batches(block_end_lengths(texts.shape[1] - AFTER, rng), rows):
-            said += _read_prompts(decoder, texts, lengths)
+            shown += _read_prompts(decoder, texts, lengths)
         for row, text in enumerate(texts):
             right = own(text)
-            for _, first, logits in (each for each in said if each[0] == row):
+            for _, first, logits in (each for each in shown if each[0] == row):
                 _compare_logits(tally, row, first, logits, right, depth, tolerance)
     return tally.finding()
 

@@ -50,7 +50,7 @@ class PrefixLens:
 def generate_answer(
     decoder: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Iterable[int] = ()
 ) -> AnsweredRequest:
-    """``generate``, and what was asked beside what came of it."""
+    """``generate`` with its request."""
     stops = frozenset(int(token) for token in stop)
     return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
@@ -126,11 +126,11 @@ def batches(
                         transcript.feed(np.array([[emitted[column]] for emitted in record.emitted]))
                     session_rows = transcript.trajectories()
             judge_answers(judge, [answer], session_rows)
-            told = [
+            outcomes = [
                 (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
             ]
-            judge.tally.discriminating += sum(one != other for one, other in pairwise(told))
+            judge.tally.discriminating += sum(one != other for one, other in pairwise(outcomes))
     return judge.tally.finding()
 
 
@@ -175,8 +175,9 @@ def endings(
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
-    """At most ``MAX_STOP_TOKENS`` ids that end rows of ``emitted`` at drawn places, the first token among them, and two that
-    stand at the end of a prompt and are not emitted."""
+    """At most ``MAX_STOP_TOKENS`` ids: tokens that end rows of ``emitted`` at drawn places, one of them its first, and
+    two tokens that end a prompt and are not emitted.
+    """
     stops: set[int] = set()
     for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
         tokens = emitted[row].tolist()

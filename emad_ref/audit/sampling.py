@@ -9,7 +9,7 @@ crowds towards 0, a temperature above the one asked towards 1. Noise of at most 
 a factor within e^(±2ε/T): the statistic is taken at the nearest frequencies in that range.
 
 Before that, what a histogram does not show: a decoder that repeats itself where chance would have to, and one that does
-not where it must. What repeats by chance is told by its probability, at most ``CHANCE``.
+not where it must. A repetition is chance unless its probability is below ``CHANCE``.
 
 Nor does it show what is rare. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
 token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one of the row's last tokens), the
@@ -116,8 +116,8 @@ def sampling(
         _require_distributed(tally, once, temperature, rng, noise)
         _require_rare_tokens(tally, once, temperature, rng, noise)
         if ended is not None:
-            beside = _rows(judge, ended, prompts, max_new, stop)
-            _require_undisturbed(tally, rows, beside, stop, noise / temperature)
+            disturbed = _rows(judge, ended, prompts, max_new, stop)
+            _require_undisturbed(tally, rows, disturbed, stop, noise / temperature)
     return tally.finding()
 
 
@@ -160,12 +160,12 @@ def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[
             continue
         chance = one.likelihood(temperature)
         same = np.array_equal(one.emitted, other.emitted) and chance < np.log(CHANCE)
-        said = (
+        repeated = (
             f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
             if one.seed == other.seed
             else f"row {one.row}: seeds {one.seed} and {other.seed} drew the same {len(one.emitted)} tokens"
         )
-        tally.require(not same, f"{said}, which chance does once in {np.exp(-chance):.0e} times")
+        tally.require(not same, f"{repeated}, which chance does once in {np.exp(-chance):.0e} times")
 
 
 def _first_difference(one: SampledRow, other: SampledRow) -> str:

@@ -64,8 +64,8 @@ def same_tokens(
     if ties > limit * total:
         complaint = f"{ties} ties in {total} tokens: more than {limit:.0%} is no longer noise"
         return Finding("same tokens", False, complaint, total, ties)
-    said = f"{ties} of {total} tokens stand after a tie's first difference" if ties else f"all {total} tokens"
-    return Finding("same tokens", True, said, total, ties)
+    detail = f"{ties} of {total} tokens stand after a tie's first difference" if ties else f"all {total} tokens"
+    return Finding("same tokens", True, detail, total, ties)
 
 
 def _is_tie(
@@ -215,8 +215,8 @@ def compare_golden(
 ) -> Finding:
     """Whether ``found`` did what ``golden`` says, up to its ties.
 
-    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of ``found``
-    declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
+    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of
+    ``found`` declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
     """
     limit, tolerance = tie_allowance(tolerance, declared)
     if found.token.shape != golden.token.shape:
@@ -233,8 +233,8 @@ def compare_golden(
     if ties > max(1, limit * golden.token.size):
         complaint = f"{ties} of {len(differs)} rows part from the golden at a tie: that many are no longer rounding"
         return Finding("golden", False, complaint, golden.token.size, ties)
-    said = f"{ties} of {len(differs)} rows part from the golden at a tie" if ties else "token by token"
-    return Finding("golden", True, said, golden.token.size, ties)
+    detail = f"{ties} of {len(differs)} rows part from the golden at a tie" if ties else "token by token"
+    return Finding("golden", True, detail, golden.token.size, ties)
 
 
 def _describe_difference(golden: GoldenTokens, found: GoldenTokens, row: int, at: int) -> str:

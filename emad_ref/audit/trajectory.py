@@ -60,8 +60,8 @@ class Trajectory:
         return np.concatenate([[point.ceiling], self.depth[:-1]])
 
     def place(self, at: int) -> str:
-        told = f", {self.stage[at]}" if self.stage and self.stage[at] else ""
-        return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{told}"
+        stage = f", {self.stage[at]}" if self.stage and self.stage[at] else ""
+        return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{stage}"
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Judge:
         cls, check: str, under_test: DecoderUnderTest, needed: int = MIN_DISCRIMINATING, *, judges_work: bool = False
     ) -> Judge:
         """Begin ``check``; ``judges_work``: note where the decoder does not count its work."""
-        tally, said = Tally(check, needed), under_test.decoder.capabilities
-        if judges_work and not said.counted:
+        tally, capabilities = Tally(check, needed), under_test.decoder.capabilities
+        if judges_work and not capabilities.counted:
             tally.notes.append("ledger not checked: the decoder does not count its work")
-        tolerance = tally.allow(under_test.tolerance, said.logit_noise)
-        return cls(tally, under_test.lens, under_test.point, tolerance, said.counted, under_test.exact_context)
+        tolerance = tally.allow(under_test.tolerance, capabilities.logit_noise)
+        return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, under_test.exact_context)
 
     def trajectory(self, trajectory: Trajectory) -> LensReference:
         """Judge depths, signals and (where shown) logits; return what the lens says of the decided positions."""
@@ -334,8 +334,8 @@ class Transcript:
         for index, row in enumerate(self.rows):
             for at in range(n):
                 logits = step.logits[index, at - n + last] if at >= n - last else None
-                said = (int(step.depth[index, at]), step.signal[index, at], logits)
-                self.steps[row].append((*said, depth is None, self.stage))
+                answer = (int(step.depth[index, at]), step.signal[index, at], logits)
+                self.steps[row].append((*answer, depth is None, self.stage))
         self._require_state("after a step")
 
     def _keep(self, what: str, returned: np.ndarray) -> np.ndarray:

@@ -253,8 +253,8 @@ def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> Non
         ("cross_context", work.cross_context, work.tokens * source, work.tokens * source),
     ):
         holds = bool(np.all((counted >= least) & (counted <= most)))
-        told, expected = np.asarray(counted).tolist(), np.asarray(most).tolist()
-        tally.require(holds, f"{what}: work.{name} counts {told}, but a source of {source} tokens implies {expected}")
+        found, expected = np.asarray(counted).tolist(), np.asarray(most).tolist()
+        tally.require(holds, f"{what}: work.{name} counts {found}, but a source of {source} tokens implies {expected}")
 
 
 # ---------------------------------------------------------------- what was observed to run
@@ -287,10 +287,10 @@ def witness(requests: Sequence[ObservedRequest]) -> Finding:
             label = f"request {number}"
             _judge_head(tally, label, request)
             for layer in range(1, request.work.layers + 1):
-                said, most = _judge_layer(tally, label, request, layer)
-                tally.n += said
-                if most < said - ROW_ROUNDING:
-                    unseen.append(f"{label}: of {said} runs of layer {layer}, {most:g} were seen")
+                counted, most = _judge_layer(tally, label, request, layer)
+                tally.n += counted
+                if most < counted - ROW_ROUNDING:
+                    unseen.append(f"{label}: of {counted} runs of layer {layer}, {most:g} were seen")
     if tally.complaint is not None:
         return Finding("witness", False, tally.complaint, tally.n, 0)
     if unseen:
