@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from transformers import AutoConfig
 import emad_ref
 from emad_ref.errors import BadArgument
 from emad_ref.extending import Extension
+from tests.forked_python import run_forked
 from tests.small import small_model
 
 ROOT = Path(emad_ref.__file__).parents[1]
@@ -40,10 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(site: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
-    environment |= {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    environment["PYTHONPATH"] = f"{site}{os.pathsep}{ROOT}"
+    return run_forked(arguments, cwd=cwd, env=environment)
 
 
 def suites(site: Path, tmp_path: Path, *arguments: object) -> tuple[subprocess.CompletedProcess[str], dict]:

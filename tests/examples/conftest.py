@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import emad_ref
 from emad_ref.wire.address import parse_address
 from emad_ref.wire.client import DecoderClient
+from tests.forked_python import run_forked
 
 ROOT = Path(emad_ref.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -57,25 +57,12 @@ def suites(tmp_path: Path) -> Suites:
     def run(*arguments: object, path: Path = ROOT) -> str:
         dropped = ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
-        environment |= {
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join((str(path), str(ROOT))),
-        }
+        environment["PYTHONPATH"] = os.pathsep.join((str(path), str(ROOT)))
         paths = [
             ROOT / "suites" / part if str(part).startswith(("invariants", "fidelity")) else part for part in arguments
         ]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-rs",
-            "-p",
-            "no:cacheprovider",
-            f"-c{ROOT / 'pyproject.toml'}",
-            *paths,
-        ]
-        done = subprocess.run([*map(str, command)], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        words = ["pytest", "-rs", "-p", "no:cacheprovider", f"-c{ROOT / 'pyproject.toml'}", *paths]
+        done = run_forked(words, cwd=tmp_path, env=environment)
         assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
         return done.stdout
 

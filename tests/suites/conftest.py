@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 import emad_ref
 from emad_ref.models.loading import load
+from tests.forked_python import run_pytest
 from tests.small import small_model
 
 ROOT = Path(emad_ref.__file__).parents[1]
@@ -115,10 +116,10 @@ def judge(pytester: pytest.Pytester) -> Run:
 
 @pytest.fixture
 def judge_apart(pytester: pytest.Pytester) -> Run:
-    """The same as a command of its own, as a user types it."""
+    """The same in a process of its own, as a user's command is."""
 
     def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
-        return pytester.runpytest_subprocess(*_arguments(suites, options, more))
+        return run_pytest(pytester, *_arguments(suites, options, more))
 
     return run
 
