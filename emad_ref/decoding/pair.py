@@ -1,14 +1,9 @@
-"""Models that write one text: what switching and speculation share.
+"""Two decoders that write one text: what switching and speculation share.
 
-``Partner``  a decoder with the operating point it was made for, and the ids it shares with the other one.
-``LoggedSession``     a partner's session over some sequences; everything it processes is written into a ``TokenLog``.
-``TokenLog``      columns of ``Tokens`` for all models; a rollback turns ``kept`` off.
-
-A partner whose point lets no token exit reads a chunk in one forward, at its ceiling; any other is fed without
-depths and decides them itself. The protocol's ``Session`` is all that is used: any two decoders can be paired that
-read the same token ids, which ``shared_vocabulary`` decides. Where one embedding is padded beyond them, logits of the
-padding are cut off before anything is computed from them: no text stands for it. No rule of switching or acceptance
-lives here.
+``Partner`` is a decoder with the operating point it was made for. ``LoggedSession`` is a partner's session; it records
+everything that it processes in a ``TokenLog``. A partner whose point lets no token exit reads a chunk in one forward,
+at its ceiling; any other decides depths itself. Only the protocol is used, so any two decoders that read the same token
+ids can be paired (``shared_vocabulary``). Logits of embedding rows beyond the shared ids are cut off first.
 """
 
 from __future__ import annotations
@@ -21,12 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
 from emad_ref.models.tokenizers import tokenizer_identity
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import entropy_nats, require_finite
 from emad_ref.protocol import Decoder, Prompt, Step
-from emad_ref.record import Floats, Ints, Tokens, Work
+from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.schedules import schedule_of
 
 if TYPE_CHECKING:
@@ -50,8 +46,7 @@ class Partner:
         return self.point.adaptive or schedule_of(self.point).ruleless
 
     def feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
-        """Depths to force on a feed of this shape: the ceiling where nothing else can come out, so that a chunk is one
-        forward; None where the decoder has to decide."""
+        """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None where undecided."""
         return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
 
 
@@ -93,58 +88,11 @@ def entropy_bits(logits: Floats) -> Floats:
     return entropy_nats(torch.from_numpy(logits)).double().numpy() / math.log(2)
 
 
-class TokenLog:
-    """Columns of ``Tokens`` and signals under construction, in the order of processing."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, ...]] = []
-        self._signal: list[Floats] = []
-        self._kept: list[bool] = []
-        self._held: dict[tuple[int, int], list[int]] = {}  # (sequence, model) → entry at each position held
-
-    def write(
-        self, sequence: int, model: int, tokens: Ints, depth: Ints, cap: Ints, phase: Sequence[int], signal: Floats
-    ) -> None:
-        """Append the next tokens of a sequence in one model: all [n], ``signal`` [n, probes]."""
-        held = self._held.setdefault((sequence, model), [])
-        for columns in zip(tokens.tolist(), depth.tolist(), cap.tolist(), phase, strict=True):
-            self._rows.append((sequence, len(held), *columns, model))
-            held.append(len(self._kept))
-            self._kept.append(True)
-        self._signal.extend(signal)
-
-    def again(self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats) -> None:
-        """What stands at ``length`` and after went on: the same tokens in rows of their own, the former not kept.
-
-        ``depth``, ``cap`` [n] and ``signal`` [n, probes] of all of them.
-        """
-        tokens = np.array([self._rows[entry][2] for entry in self._held[sequence, model][length:]], dtype=np.int64)
-        self.forget(sequence, model, length)
-        self.write(sequence, model, tokens, depth, cap, [phase] * len(tokens), signal)
-
-    def forget(self, sequence: int, model: int, length: int) -> None:
-        """A rollback: what stands at ``length`` and after is no longer part of the sequence."""
-        held = self._held[sequence, model]
-        for entry in held[length:]:
-            self._kept[entry] = False
-        del held[length:]
-
-    def tokens(self) -> Tokens:
-        sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
-        return Tokens(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
-
-    def signal(self) -> Floats:
-        """[tokens, most probes of either model]; NaN where a model has fewer or read none."""
-        widest = max(len(values) for values in self._signal)
-        return np.array([np.pad(values, (0, widest - len(values)), constant_values=np.nan) for values in self._signal])
-
-
 class LoggedSession:
     """One partner's session; ``model`` is its index in the record, ``sequences`` the numbers of its rows.
 
-    ``logits`` [rows, V] of the prompts' last positions; ``opening_work`` what opening the session executed.
-    ``signal`` [rows, n, probes] of the last step, NaN where no probe was read.
-    ``head``, ``last``: phases of the prompts' positions before the last, and of the last.
+    ``logits`` [rows, V] of the prompts' last positions; ``opening_work`` of opening the session; ``signal`` [rows, n,
+    probes] of the last step. ``head``, ``last``: phases of the prompts' positions before the last, and of the last.
     """
 
     def __init__(
@@ -156,12 +104,12 @@ class LoggedSession:
         self.session, step = partner.decoder.start(prompts)
         self.opening_work = self.work
         self._before = [len(prompt.tokens) - 1 for prompt in prompts]
-        self._trail: list[list[int]] = []  # depths of the tokens held: what the next one is allowed follows from them
+        self._trail: list[list[int]] = []  # depths of the tokens held, from which the schedule admits the next one
         for row, (sequence, prompt, before) in enumerate(zip(self.sequences, prompts, self._before, strict=True)):
             at_ceiling = np.full(before + 1, partner.point.ceiling)
             depth, signal = at_ceiling.copy(), np.full((before + 1, probes), np.nan)
             depth[-1], signal[-1] = step.depth[row, -1], step.signal[row, -1]
-            log.write(sequence, model, np.asarray(prompt.tokens), depth, at_ceiling, [head] * before + [last], signal)
+            log.extend(sequence, model, np.asarray(prompt.tokens), depth, at_ceiling, [head] * before + [last], signal)
             self._trail.append(depth.tolist())
         self.logits = self._readable(step)[:, -1]
 
@@ -181,13 +129,16 @@ class LoggedSession:
         ``depth``: forced on all of them; None leaves it to the partner. Returns logits [rows, last, V] of the ``last``
         tokens, of all by default: heads of the others are not run.
         """
-        n, widest = tokens.shape[1], self.partner.decoder.capabilities.max_feed
-        unread, pieces = 0 if last is None else n - last, range(0, n, widest)
-        logits = []
-        for at in pieces:
+        n, widest, logits = tokens.shape[1], self.partner.decoder.capabilities.max_feed, []
+        unread = 0 if last is None else n - last
+        for at in range(0, n, widest):
             piece = tokens[:, at : at + widest]
-            read = min(piece.shape[1], max(at + piece.shape[1] - unread, 0))
-            logits.append(self._feed(piece, phase[at : at + widest], depth, read))
+            forced = self.partner.feed_depth(piece.shape) if depth is None else np.full(piece.shape, depth)
+            step = self.session.feed(piece, forced, min(piece.shape[1], max(at + piece.shape[1] - unread, 0)))
+            for row, sequence in enumerate(self.sequences):
+                cap, phases = self._extend(row, step.depth[row]), phase[at : at + widest]
+                self._log.extend(sequence, self.model, piece[row], step.depth[row], cap, phases, step.signal[row])
+            logits.append(self._readable(step))
         return np.concatenate(logits, axis=1)
 
     def deepen(self, length: Ints, phase: int) -> Floats:
@@ -198,14 +149,14 @@ class LoggedSession:
         step = self.session.deepen(length)
         for row, (sequence, first) in enumerate(zip(self.sequences, length.tolist(), strict=True)):
             del self._trail[row][first:]
-            cap = self._extended(row, step.depth[row])
-            self._log.again(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
+            cap = self._extend(row, step.depth[row])
+            self._log.deepen(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
         return self._readable(step)
 
     def rollback(self, length: Ints) -> None:
         self.session.rollback(length)
         for sequence, trail, held in zip(self.sequences, self._trail, length.tolist(), strict=True):
-            self._log.forget(sequence, self.model, held)
+            self._log.truncate(sequence, self.model, held)
             del trail[held:]
 
     def keep(self, length: Ints) -> None:
@@ -222,27 +173,16 @@ class LoggedSession:
     def close(self) -> None:
         self.session.close()
 
-    def _feed(self, tokens: Ints, phase: Sequence[int], depth: int | None, last: int) -> Floats:
-        forced = self.partner.feed_depth(tokens.shape) if depth is None else np.full(tokens.shape, depth)
-        step = self.session.feed(tokens, forced, last)
-        for row, sequence in enumerate(self.sequences):
-            cap = self._extended(row, step.depth[row])
-            self._log.write(sequence, self.model, tokens[row], step.depth[row], cap, phase, step.signal[row])
-        return self._readable(step)
-
-    def _extended(self, row: int, depth: Ints) -> Ints:
-        """Lengthen a row's trail by tokens of ``depth`` [n]; the cap each had."""
-        return np.array([self._extend(row, each) for each in depth.tolist()], dtype=np.int64)
-
-    def _extend(self, row: int, depth: int) -> int:
-        """Lengthen a row's trail by one token; the cap it had."""
-        trail = self._trail[row]
-        cap = self._schedule.admit(self.partner.point, trail, self._before[row], len(trail)).cap
-        trail.append(depth)
-        return cap
+    def _extend(self, row: int, depth: Ints) -> Ints:
+        """Lengthen a row's trail by tokens of ``depth`` [n]; the caps [n] that they had."""
+        trail, caps = self._trail[row], []
+        for each in depth.tolist():
+            caps.append(self._schedule.admit(self.partner.point, trail, self._before[row], len(trail)).cap)
+            trail.append(each)
+        return np.array(caps, dtype=np.int64)
 
     def _readable(self, step: Step) -> Floats:
-        """Logits over the ids that the partners share; ``signal`` is this step's from now on."""
+        """Logits over the ids that the partners share; ``signal`` becomes this step's."""
         self.signal = step.signal
         shared = step.logits[..., : self.partner.vocabulary]
         require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {self.model}")

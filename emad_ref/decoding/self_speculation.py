@@ -9,14 +9,18 @@
 
 Symbols: ``layer`` is e, ``threshold`` τ, ``lens`` T, ``vocabulary`` S; a round copies up to ``copied`` tokens. Draft
 and verification share one session and one cache, so no token runs a layer twice. The output is the model's own at the
-point's ceiling, whatever ``Drafting`` says; only the cost changes.
+point's ceiling, whatever ``Drafting`` says (up to ties of two logits by rounding); only the cost changes. A token that
+S lacks has no probability under the draft, and the rule of acceptance is exact for such a draft, too.
 
-In the record (model 0) every token of a round stands twice: as ``draft`` at depth e, not kept, and as ``verify`` at
-the
-ceiling. With a gate the last position of each prompt does too, as ``draft`` and ``decode``. ``draft`` works through
-the
-protocol with any decoder whose capabilities say ``deepens``; ``DraftingDecoder`` is the timed path over a layered
-model, greedy and with a pruned draft head.
+In the record (model 0) every token of a round stands twice: as ``draft`` at depth e, not kept, and as ``verify`` at the
+ceiling. With a gate the last position of each prompt does too, as ``draft`` and ``decode``. So layers up to e ran the
+draft rows, layers above e the verify rows, and both ran the opening's. One head runs per verify row, and one per draft
+row but the last of a round, whose proposal no one would use; copies run neither gate nor head.
+
+``draft`` and ``self_speculate`` work through the protocol with any decoder whose capabilities say ``deepens``; they
+read all logits of a draft and drop those outside S. ``SelfSpeculativeDecoder`` is the timed path over a layered model:
+greedy, and with a pruned draft head (kind ``subset``). Rows share forwards: a row that has stopped drafting repeats its
+last token, and the surplus is rolled back.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.pair import LoggedSession, Partner, TokenLog, require_prompts
-from emad_ref.decoding.reference import ReferenceSession, WalkedDecoder
+from emad_ref.decoding.pair import LoggedSession, Partner, require_prompts
+from emad_ref.decoding.reference import ReferenceDecoder, ReferenceSession
 from emad_ref.decoding.speculation import (
     EndOfText,
     SpeculationOptions,
@@ -44,34 +48,37 @@ from emad_ref.decoding.speculation import (
     verified_lengths,
 )
 from emad_ref.decoding.step import StepOutput
+from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.stepper import ForwardContext, Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import DraftReader
 from emad_ref.probes.pruned_vocabulary import SeparateHeads, full_head
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, Tokens
+from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints, Record, StopReason
 from emad_ref.schedule.interface import count_blocks
 
-MATCHED_TOKENS = 3  # tokens: after two, every other copy is of a word that only looks alike
+MODEL = 0
+MATCHED_TOKENS = 3  # after two, every other copy is of a word that only looks alike
 
 
 class PromptLookup:
-    """Of one text that grows: where each run of ``MATCHED_TOKENS`` tokens stood last."""
+    """Copies from one growing text: what followed where its last ``MATCHED_TOKENS`` tokens stood before.
+
+    A text that repeats itself with a period shorter than the copy goes on in that period. After prompt lookup decoding
+    (Saxena 2023) and LLMA (Yang et al. 2304.04487).
+    """
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._read = MATCHED_TOKENS
 
     def of(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to ``most`` tokens that may follow ``tokens``, all of the text so far; none where its end is new.
-
-        ``tokens`` go on from those of the last call.
-        """
+        """Up to ``most`` tokens that may follow ``tokens``, the last call's text and more; none if its end is new."""
         if most < 1:
             return []
-        for end in range(self._read, len(tokens)):  # only runs that something follows
+        for end in range(self._read, len(tokens)):  # only runs that a token follows
             self._after[tuple(tokens[end - MATCHED_TOKENS : end])] = end
         self._read = max(MATCHED_TOKENS, len(tokens))
         start = self._after.get(tuple(tokens[-MATCHED_TOKENS:]))
@@ -81,19 +88,15 @@ class PromptLookup:
         return [tokens[start + at % period] for at in range(most)]
 
 
-MODEL = 0
-
-
-@dataclass(frozen=True, eq=False)  # holds an array: a way of drafting is itself, not its values
+@dataclass(frozen=True, eq=False)
 class Drafting:
     """How a model drafts for itself.
 
     ``layer``       e, 1…L − 1: drafted tokens run so far before they are verified.
-    ``longest``     drafts a round at most that are read after ``layer``, ≥ 0.
-    ``threshold``   √nats: drafting goes on while the gate's expected √KL is ≤ it; inf: always, and no gate is asked.
+    ``longest``     drafts that a round reads after ``layer`` at most, ≥ 0.
+    ``threshold``   √nats: drafting goes on while the gate's expected √KL is ≤ it; inf: always, and no gate reads.
     ``lens``        digest of the attached lens that drafts are read through; None: the model's own head.
-    ``gate``        a linear estimator of the signal ``divergence`` with one probe, ``layer``; None where it is not
-                    asked.
+    ``gate``        a linear estimator of the signal ``divergence`` with one probe, ``layer``; None without threshold.
     ``vocabulary``  int64 [k] ascending ids whose rows of the head a draft reads; None: all of them.
     ``copied``      tokens that a round copies at most in place of drafts, where the text repeats itself; 0: none.
 
@@ -122,50 +125,13 @@ class Drafting:
             raise BadArgument(
                 "drafting.lens", self.lens, "the digest of a tuned lens", "None reads by the model's head"
             )
-        self._require_gate()
-        self._require_vocabulary()
-
-    @property
-    def gated(self) -> bool:
-        """Whether the gate is asked."""
-        return self.threshold < math.inf
-
-    @property
-    def opened(self) -> Estimator | None:
-        """The gate, where it is asked."""
-        return self.gate if self.gated else None
-
-    def require(self, ceiling: int, vocabulary: int | None = None) -> None:
-        """Refuse a model whose tokens go no deeper than ``layer``, or that lacks an id.
-
-        Raises:
-            BadArgument: a layer outside 1 … ceiling − 1, an id outside 0 … vocabulary − 1.
-        """
-        if not 1 <= self.layer < ceiling:
+        if self.gate is None and self.gated:
             raise BadArgument(
-                "drafting.layer",
-                self.layer,
-                f"a layer in 1–{ceiling - 1}",
-                "at the ceiling nothing is left to verify",
+                "drafting.gate", None, f"a gate for threshold {self.threshold:g}", "threshold inf asks none"
             )
-        if vocabulary is not None and self.vocabulary is not None and self.vocabulary[-1] >= vocabulary:
-            expected = f"ids in 0–{vocabulary - 1} of this model"
-            raise BadArgument(
-                "drafting.vocabulary", int(self.vocabulary[-1]), expected, "choose them from its own text"
-            )
-
-    def _require_gate(self) -> None:
-        if self.gate is None:
-            if self.gated:
-                raise BadArgument(
-                    "drafting.gate", None, f"a gate for threshold {self.threshold:g}", "threshold inf asks none"
-                )
-            return
-        if self.gate.kind != "linear" or len(self.gate.weights) != 1:
+        if self.gate is not None and (self.gate.kind != "linear" or len(self.gate.weights) != 1):
             found = f"{self.gate.name} with {len(self.gate.weights)} probes"
-            raise BadArgument("drafting.gate", found, "linear with one probe, the layer", "see calibration.gate")
-
-    def _require_vocabulary(self) -> None:
+            raise BadArgument("drafting.gate", found, "linear with one probe, the layer", "see emad_ref.fit_gate")
         ids = self.vocabulary
         if ids is None:
             return
@@ -174,13 +140,33 @@ class Drafting:
             expected = "ascending ids ≥ 0, int64 [k ≥ 1], each once"
             raise BadArgument("drafting.vocabulary", ids, expected, "np.unique sorts them; None reads all")
 
+    @property
+    def gated(self) -> bool:
+        """Whether the gate reads."""
+        return self.threshold < math.inf
+
+    @property
+    def opened(self) -> Estimator | None:
+        """The gate, where it reads."""
+        return self.gate if self.gated else None
+
+    def require(self, ceiling: int, vocabulary: int | None = None) -> None:
+        """Raises BadArgument for a model with a ``ceiling`` not above ``layer``, or one that lacks an id."""
+        if not 1 <= self.layer < ceiling:
+            remedy = "at the ceiling nothing is left to verify"
+            raise BadArgument("drafting.layer", self.layer, f"a layer in 1–{ceiling - 1}", remedy)
+        if vocabulary is not None and self.vocabulary is not None and self.vocabulary[-1] >= vocabulary:
+            expected = f"ids in 0–{vocabulary - 1} of this model"
+            raise BadArgument(
+                "drafting.vocabulary", int(self.vocabulary[-1]), expected, "choose them from its own text"
+            )
+
 
 def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPoint:
-    """What to open a decoder at that is to draft: full depth for every token that is not told to stop early, and what
-    is needed to take up those that are.
+    """The point to open a decoder at that is to draft: full depth, under a schedule that lets a stopped token go on.
 
-    With a gate every token that is not told its depth stops after ``self_speculation.layer``, where the gate is read:
-    its value is the step's signal, and who feeds decides by it.
+    With a gate every token without a forced depth stops after ``drafting.layer``, where the gate reads: its value is
+    the step's signal, and the caller decides by it.
     """
     point = replace(full_depth(layers), name="self-drafting", schedule="free_deferred")
     if drafting is None:
@@ -193,6 +179,9 @@ def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPo
     return replace(
         point, lens=drafting.lens, probes=(drafting.layer,), thresholds=always, estimator=gate, signal="divergence"
     )
+
+
+# ---------------------------------------------------------------- through the protocol
 
 
 def draft(
@@ -211,7 +200,7 @@ def draft(
     ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room: as of ``speculation.speculate``.
 
     Raises:
-        Unsupported: a decoder that cannot take a stopped token up again, or does not show the gate's value.
+        Unsupported: a decoder that cannot continue a stopped token, or does not show the gate's value.
         BadArgument: a decoder at another point, a layer outside 1 … ceiling − 1, ids outside the vocabulary, and what
             ``speculate`` refuses.
         NotFinite: logits hold NaN or +inf.
@@ -220,10 +209,46 @@ def draft(
     require_prompts(prompts)
     require_deepening(model)
     drafting.require(model.point.ceiling)
-    asked = replace(drafting_point(model.point.layers, drafting), name=model.point.name, ceiling=model.point.ceiling)
-    if model.point != asked:
+    expected = replace(drafting_point(model.point.layers, drafting), name=model.point.name, ceiling=model.point.ceiling)
+    if model.point != expected:
         raise BadArgument("model.point", model.point.name, "the point of this drafting", "see drafting_point")
     return run_drafting(model, drafting, prompts, options)
+
+
+def self_speculate(
+    model: Partner,
+    exit_layer: int,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    *,
+    k: int = 4,
+    stop: frozenset[int] = frozenset(),
+    temperature: float = 0.0,
+    seed: int = 0,
+    gate_bits: float | None = None,
+    ended: EndOfText = never_ends,
+) -> SpeculationResult:
+    """``draft`` without a gate: k drafts a round by the readout at ``exit_layer`` through the point's lens.
+
+    Here alone acceptance may be lossy, by ``gate_bits``. Options, rows and room: as of ``speculation.speculate``.
+
+    Raises:
+        Unsupported: a decoder that cannot continue a stopped token.
+        BadArgument: an exit layer outside 1 … ceiling − 1, a point that decides depth by itself, and what ``speculate``
+            refuses.
+        NotFinite: logits hold NaN or +inf.
+    """
+    options = SpeculationOptions(max_new, k, stop, temperature, seed, gate_bits, ended)
+    require_prompts(prompts)
+    require_deepening(model)
+    if model.undecided:
+        raise BadArgument(
+            "model.point", model.point.name, "a point under which no token leaves by itself", "see drafting_point"
+        )
+    if not 1 <= exit_layer < model.point.ceiling:
+        remedy = "at the ceiling nothing is left to verify"
+        raise BadArgument("exit_layer", exit_layer, f"a layer in 1–{model.point.ceiling - 1}", remedy)
+    return run_drafting(model, Drafting(exit_layer, k, lens=model.point.lens), prompts, options)
 
 
 def require_deepening(model: Partner) -> None:
@@ -238,59 +263,66 @@ def require_deepening(model: Partner) -> None:
 def run_drafting(
     model: Partner, drafting: Drafting, prompts: Sequence[Prompt], options: SpeculationOptions
 ) -> SpeculationResult:
-    """What ``draft`` does, of arguments that are known to fit."""
+    """``draft`` with arguments that are known to fit."""
     log, opening = TokenLog(), DRAFT if drafting.gated else DECODE
-    with closing(LoggedSession(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as seat:
-        drafting.require(model.point.ceiling, seat.logits.shape[-1])
+    with closing(LoggedSession(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as session:
+        drafting.require(model.point.ceiling, session.logits.shape[-1])
         # under a gate's point the last position of a prompt stopped, too
-        logits = seat.deepen(seat.length - 1, DECODE)[:, 0] if drafting.gated else seat.logits
-        opened = seat.work
-        texts = [PromptLookup() for _ in prompts]
-        rows = run_rounds(prompts, logits, options, (seat,), lambda alive: _draft_round(alive, seat, drafting, texts))
-        work = seat.work
+        logits = session.deepen(session.length - 1, DECODE)[:, 0] if drafting.gated else session.logits
+        opened = session.work
+        lookups = [PromptLookup() for _ in prompts]
+        rows = run_rounds(
+            prompts, logits, options, (session,), lambda alive: _draft_round(alive, session, drafting, lookups)
+        )
+        work = session.work
     return speculation_result(
         rows, log, None if work is None else {MODEL: work}, None if opened is None else {MODEL: opened}
     )
 
 
 def _draft_round(
-    rows: Sequence[SpeculativeSequence], seat: LoggedSession, drafting: Drafting, texts: Sequence[PromptLookup]
+    rows: Sequence[SpeculativeSequence], session: LoggedSession, drafting: Drafting, lookups: Sequence[PromptLookup]
 ) -> None:
-    """Draft, go on, take back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
-    before, vocabulary = seat.length, seat.logits.shape[-1]
-    copies = [texts[row.number].of(row.tokens, min(drafting.copied, row.room)) for row in rows]
+    """Draft, verify, roll back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
+    before, vocabulary = session.length, session.logits.shape[-1]
+    copies = [lookups[row.number].of(row.tokens, min(drafting.copied, row.room)) for row in rows]
     going = [not copied and min(drafting.longest, row.room) > 0 for row, copied in zip(rows, copies, strict=True)]
     if any(going):
-        _draft_tokens(rows, seat, drafting, copies, going)
+        _draft_tokens(rows, session, drafting, copies, going)
     else:
         for row, copied in zip(rows, copies, strict=True):
             for token in copied:
                 row.copy(token, vocabulary)
         count = max(map(len, copies))
         tokens = np.array([row.padded(count) for row in rows], dtype=np.int64)
-        seat.feed(tokens, [DRAFT] * (count + 1), depth=drafting.layer, last=0)
-    for row, logits_there in zip(rows, seat.deepen(before, VERIFY), strict=True):
-        row.verify(logits_there)
-    seat.keep(verified_lengths(rows))
+        session.feed(tokens, [DRAFT] * (count + 1), depth=drafting.layer, last=0)
+    for row, verified in zip(rows, session.deepen(before, VERIFY), strict=True):
+        row.verify(verified)
+    session.keep(verified_lengths(rows))
 
 
 def _draft_tokens(
     rows: Sequence[SpeculativeSequence],
-    seat: LoggedSession,
+    session: LoggedSession,
     drafting: Drafting,
     copies: Sequence[list[int]],
     going: list[bool],
 ) -> None:
-    """Token by token: of the rows ``going`` what is read after the layer, of others the next of their copies."""
-    at, vocabulary = 0, seat.logits.shape[-1]
+    """Token by token: rows that are ``going`` draft from the readout after the layer, others take their copies."""
+    at, vocabulary = 0, session.logits.shape[-1]
     while True:
         tokens = np.array([[row.padded(at)[-1]] for row in rows], dtype=np.int64)
         if drafting.gated and any(going):
-            logits = seat.feed(tokens, [DRAFT], last=1)
-            going = [on and sure for on, sure in zip(going, _gate_allows(seat, drafting), strict=True)]
+            logits = session.feed(tokens, [DRAFT], last=1)
+            expected = session.signal[:, -1, 0]
+            if np.isnan(expected).any():
+                raise Unsupported(
+                    f"drafting with a gate after layer {drafting.layer}, but the decoder's steps show no signal there"
+                )
+            going = [on and sure for on, sure in zip(going, expected <= drafting.threshold, strict=True)]
         else:
-            # the last draft of a round is only taken along: a head on it would propose what the verification emits
-            logits = seat.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
+            # no head on the last draft of a round: it would propose what the verification emits
+            logits = session.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
         if not any(going) and at >= max(map(len, copies)):
             return
         for number, (row, on, copied) in enumerate(zip(rows, going, copies, strict=True)):
@@ -302,24 +334,17 @@ def _draft_tokens(
         going = [on and at < min(drafting.longest, row.room) for on, row in zip(going, rows, strict=True)]
 
 
-def _gate_allows(seat: LoggedSession, drafting: Drafting) -> list[bool]:
-    """Of each row, whether the gate lets it draft on from the token that was just fed."""
-    expected = seat.signal[:, -1, 0]
-    if np.isnan(expected).any():
-        raise Unsupported(
-            f"drafting with a gate after layer {drafting.layer}, but the decoder's steps show no signal there"
-        )
-    return (expected <= drafting.threshold).tolist()
+# ---------------------------------------------------------------- the timed path
 
 
-class DraftingDecoder(WalkedDecoder):
-    """A model that drafts for itself as ``drafting`` says; greedy.
+class SelfSpeculativeDecoder(ReferenceDecoder):
+    """A model that drafts for itself as ``drafting`` says, greedily; ``emad_ref.DraftingDecoder`` is its alias.
 
-    Its sessions are those of a decoder at ``drafting_point(layers)``. A row needs up to ``longest`` positions more than
-    prompt + max_new beside others, as in ``self_speculation.draft``.
+    Its sessions are those of a decoder at ``drafting_point(layers)``. Beside others a row needs up to ``longest``
+    positions more than prompt + max_new.
 
     Raises:
-        BadArgument: a layer or ids that this model has not, a lens that is not attached, a gate of another width.
+        BadArgument: a layer or ids that this model lacks, a lens that is not attached, a gate of another width.
     """
 
     def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1):
@@ -332,73 +357,99 @@ class DraftingDecoder(WalkedDecoder):
     def _decode(
         self,
         session: ReferenceSession,
-        arrival: StepOutput,
+        output: StepOutput,
         prompts: Sequence[Prompt],
         max_new: int,
         stop: frozenset[int],
     ) -> Record:
-        log, rows = (
-            _DraftingLog(prompts, self.drafting.layer, self.point.ceiling),
-            _sequences_of(prompts, max_new, stop),
-        )
-        first = arrival.logits[:, -1].argmax(dim=-1)
-        for row, token in zip(rows, first.tolist(), strict=True):
+        rows = [
+            _DraftedSequence(number, prompt.tokens.tolist(), len(prompt.tokens), max_new, stop)
+            for number, prompt in enumerate(prompts)
+        ]
+        rounds: list[_RoundLog] = []
+        for row, token in zip(rows, output.logits[:, -1].argmax(dim=-1).tolist(), strict=True):
             row.take([token])
         alive = _drop_finished_sequences(rows, session)
         while alive:
-            self._round(alive, session, log)
+            rounds += self._round(alive, session)
             alive = _drop_finished_sequences(alive, session)
+        log = self._log(prompts, rounds)
         return Record(
             tokens=log.tokens(),
-            signal=log.signal(self.drafting.gated),
-            emitted=[np.array(row.emitted, dtype=np.int64) for row in rows],
+            signal=log.signal(),
+            emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
             work={0: session.work},
             prompt_work={0: self.prompt_work(prompts)},
         )
 
-    def _round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession, log: _DraftingLog) -> None:
+    def _log(self, prompts: Sequence[Prompt], rounds: Sequence[_RoundLog]) -> TokenLog:
+        """The record's columns, made at the end: the loop only collects."""
+        log, ceiling, unread = TokenLog(), self.point.ceiling, np.full(int(self.drafting.gated), np.nan)
+        for number, prompt in enumerate(prompts):
+            for token in prompt.tokens[:-1].tolist():
+                log.append(number, 0, token, ceiling, ceiling, PROMPT, unread)
+            log.append(number, 0, int(prompt.tokens[-1]), ceiling, ceiling, DECODE, unread)
+        for sequence, start, tokens, kept, gates in rounds:
+            n = len(tokens)
+            cap, signal = np.full(n, ceiling), np.full((n, len(unread)), np.nan)
+            verified = signal.copy()
+            signal[: len(gates)] = np.array(gates)[:, None]
+            log.extend(sequence, 0, np.array(tokens), np.full(n, self.drafting.layer), cap, [DRAFT] * n, signal)
+            log.deepen(sequence, 0, start, cap, cap, VERIFY, verified)
+            log.truncate(sequence, 0, start + kept)
+        return log
+
+    def _round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         starts, drafting = [row.held for row in rows], self.drafting
-        copies = [row.copies(drafting.copied) for row in rows]
+        copies = [row.lookup.of(row.tokens, row.room(drafting.copied)) for row in rows]
         widths = [0 if copied else row.room(drafting.longest) for row, copied in zip(rows, copies, strict=True)]
-        run = self._drafts(rows, session, widths, copies) if any(widths) else self._copied(rows, session, copies)
-        states, fed, drafts, gates = run
+        shallow = self._draft if any(widths) else self._copy
+        states, fed, drafts, gates = shallow(rows, session, widths, copies)
         chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
-        verified = self._verified(session, chunk, starts)
-        for i, (row, tokens, width, own) in enumerate(zip(rows, fed, drafts, verified, strict=True)):
+        rounds = []
+        for i, (row, tokens, width, own) in enumerate(
+            zip(rows, fed, drafts, self._verify(session, chunk, starts), strict=True)
+        ):
             right = 0
             while right < width and tokens[right + 1] == own[right]:
                 right += 1
             row.take([*tokens[1 : right + 1], own[right]])
-            log.stretches.append(_RoundLog(row.number, starts[i], tokens, row.held - starts[i], [g[i] for g in gates]))
+            rounds.append(_RoundLog(row.number, starts[i], tokens, row.held - starts[i], [g[i] for g in gates]))
         if any(row.held < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
             session.store.cache.truncate(np.array([row.held for row in rows]))
+        return rounds
 
-    def _copied(
-        self, rows: Sequence[_DraftedSequence], session: ReferenceSession, copies: Sequence[list[int]]
-    ) -> _ShallowRun:
-        """Nothing is read after layer e: what is copied goes there in one chunk, shorter rows with their last token."""
-        most = max(map(len, copies))
-        fed = [_pad_with_last([row.last, *copied], most + 1) for row, copied in zip(rows, copies, strict=True)]
-        tokens = torch.tensor(fed, device=self.stepper.device)
-        states = self._shallow(session, tokens, _next_positions(rows) + np.arange(most + 1))
-        return _ShallowRun([states], fed, [len(copied) for copied in copies], [])
-
-    def _drafts(
+    def _copy(
         self,
         rows: Sequence[_DraftedSequence],
         session: ReferenceSession,
         widths: Sequence[int],
         copies: Sequence[list[int]],
     ) -> _ShallowRun:
-        """Token by token: of rows of some width what is read after layer e, of others the next of their copies."""
+        """All copied tokens run to layer e in one chunk, unread; shorter rows repeat their last token."""
+        most = max(map(len, copies))
+        fed = [[row.tokens[-1], *copied] for row, copied in zip(rows, copies, strict=True)]
+        fed = [tokens + tokens[-1:] * (most + 1 - len(tokens)) for tokens in fed]
+        tokens = torch.tensor(fed, device=self.stepper.device)
+        states = self._run_shallow(session, tokens, _next_positions(rows) + np.arange(most + 1))
+        return _ShallowRun([states], fed, [len(copied) for copied in copies], [])
+
+    def _draft(
+        self,
+        rows: Sequence[_DraftedSequence],
+        session: ReferenceSession,
+        widths: Sequence[int],
+        copies: Sequence[list[int]],
+    ) -> _ShallowRun:
+        """Token by token: rows of some width draft from the readout after layer e, others take their copies."""
         device, layer, work = self.stepper.device, self.drafting.layer, session.store.work
         position, going = _next_positions(rows), [width > 0 for width in widths]
         drafts, most = [len(copied) for copied in copies], max(map(len, copies))
-        token = torch.tensor([[row.last] for row in rows], device=device)
+        token = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
         fed, states, gates = [token], [], []
         while True:
-            states.append(self._shallow(session, token, position))
+            states.append(self._run_shallow(session, token, position))
             hidden = states[-1][:, -1]
             if self.drafting.gated and any(going):
                 gates.append(self._reader.expected(hidden, work).tolist())
@@ -420,30 +471,35 @@ class DraftingDecoder(WalkedDecoder):
             going = [on and count < width for on, count, width in zip(going, drafts, widths, strict=True)]
             position = position + 1
 
-    def _shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
+    def _run_shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
         """States [rows, n, D] of ``tokens`` [rows, n] after layer e."""
-        store, layer = session.store, self.drafting.layer
-        frame = self.stepper.frame(position, store.cache)
-        hidden = self.stepper.run(self.stepper.embed(tokens, frame), 0, layer, frame, store.cache)
-        count_blocks(store.work, 0, layer, len(tokens), tokens.shape[1], frame.executed)
+        context = self.stepper.frame(position, session.store.cache)
+        return self._run(session, self.stepper.embed(tokens, context), 0, self.drafting.layer, context)
+
+    def _run(self, session: ReferenceSession, hidden: Tensor, first: int, last: int, context: ForwardContext) -> Tensor:
+        cache, work = session.store.cache, session.store.work
+        hidden = self.stepper.run(hidden, first, last, context, cache)
+        count_blocks(work, first, last, len(hidden), hidden.shape[1], context.executed)
         return hidden
 
-    def _verified(self, session: ReferenceSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
+    def _verify(self, session: ReferenceSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
         """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
-        store, layer, ceiling = session.store, self.drafting.layer, self.point.ceiling
-        frame = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), store.cache)
-        hidden = self.stepper.run(chunk, layer, ceiling, frame, store.cache)
-        count_blocks(store.work, layer, ceiling, len(chunk), chunk.shape[1], frame.executed)
-        best = full_head(self._heads, hidden, ceiling, store.work).max(dim=-1)
+        ceiling = self.point.ceiling
+        context = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.store.cache)
+        hidden = self._run(session, chunk, self.drafting.layer, ceiling, context)
+        best = full_head(self._heads, hidden, ceiling, session.store.work).max(dim=-1)
         if not math.isfinite(float(best.values.sum())):
             require_finite(best.values, "at the ceiling")
         tokens: list[list[int]] = best.indices.tolist()
         return tokens
 
 
+DraftingDecoder = SelfSpeculativeDecoder  # the exported name
+
+
 @dataclass
 class _DraftedSequence:
-    """One sequence under way: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
+    """One sequence: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
 
     number: int
     tokens: list[int]
@@ -451,32 +507,16 @@ class _DraftedSequence:
     left: int
     stop: frozenset[int]
     reason: StopReason = "length"
-    seen: PromptLookup = field(default_factory=PromptLookup)
-
-    @property
-    def emitted(self) -> list[int]:
-        return self.tokens[self.prompt :]
-
-    @property
-    def last(self) -> int:
-        return self.tokens[-1]
+    lookup: PromptLookup = field(default_factory=PromptLookup)
 
     @property
     def held(self) -> int:
         """Tokens in the cache, once the first is emitted."""
         return len(self.tokens) - 1
 
-    @property
-    def going(self) -> bool:
-        return self.left > 0 and self.reason == "length"
-
     def room(self, drafts: int) -> int:
-        """Drafts of use to this row, of so many: the verification adds a token of its own."""
+        """Drafts of use to this row, up to ``drafts``: the verification adds a token of its own."""
         return min(drafts, self.left - 1)
-
-    def copies(self, most: int) -> list[int]:
-        """What may be copied, up to ``most`` tokens."""
-        return self.seen.of(self.tokens, self.room(most))
 
     def take(self, tokens: Sequence[int]) -> None:
         """Emit ``tokens``, up to the first that ends the row."""
@@ -488,11 +528,25 @@ class _DraftedSequence:
                 break
 
 
-def _sequences_of(prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> list[_DraftedSequence]:
-    return [
-        _DraftedSequence(number, prompt.tokens.tolist(), len(prompt.tokens), max_new, stop)
-        for number, prompt in enumerate(prompts)
-    ]
+class _ShallowRun(NamedTuple):
+    """A round up to layer e: ``states`` [rows, n, D] of each feed, tokens ``fed`` [rows][all], ``drafts`` of each row,
+    ``gates`` read [feeds][rows]."""
+
+    states: list[Tensor]
+    fed: list[list[int]]
+    drafts: list[int]
+    gates: list[list[float]]
+
+
+class _RoundLog(NamedTuple):
+    """One row's part of a round: ``tokens`` fed from position ``start`` on, of which the first ``kept`` stand, and the
+    gate's values at the first of them."""
+
+    sequence: int
+    start: int
+    tokens: list[int]
+    kept: int
+    gates: list[float]
 
 
 def _next_positions(rows: Sequence[_DraftedSequence]) -> Ints:
@@ -502,125 +556,7 @@ def _next_positions(rows: Sequence[_DraftedSequence]) -> Ints:
 
 def _drop_finished_sequences(rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_DraftedSequence]:
     """The rows that go on; finished ones leave the cache."""
-    finished = [i for i, row in enumerate(rows) if not row.going]
-    if finished and len(finished) < len(rows):
-        session.drop(np.array(finished))
-    return [row for row in rows if row.going]
-
-
-def _pad_with_last(tokens: list[int], length: int) -> list[int]:
-    """With the last one again up to ``length``, to be rolled back."""
-    return tokens + tokens[-1:] * (length - len(tokens))
-
-
-class _ShallowRun(NamedTuple):
-    """What was fed to layer e: ``states`` [rows, n, D] of each feed, the tokens ``fed`` [rows][all], ``drafts`` of each
-    row, ``gates`` read [feeds][rows]."""
-
-    states: list[Tensor]
-    fed: list[list[int]]
-    drafts: list[int]
-    gates: list[list[float]]
-
-
-class _RoundLog(NamedTuple):
-    """One row's part of a round: ``tokens`` fed from position ``start`` on, the first ``kept`` of which stand, and what
-    the ``gates`` said of the first of them."""
-
-    sequence: int
-    start: int
-    tokens: list[int]
-    kept: int
-    gates: list[float]
-
-
-class _DraftingLog:
-    """The columns of a record: of prompts, and of ``layer_groups`` in order. Made at the end: the loop only
-    collects."""
-
-    def __init__(self, prompts: Sequence[Prompt], layer: int, ceiling: int):
-        self._prompts, self._layer, self._ceiling = prompts, layer, ceiling
-        self.stretches: list[_RoundLog] = []
-
-    def tokens(self) -> Tokens:
-        parts = [
-            *(self._prompt(number, prompt) for number, prompt in enumerate(self._prompts)),
-            *(part for stretch in self.stretches for part in self._twice(stretch)),
-        ]
-        sequence, position, token, depth, phase, kept = (np.concatenate(column) for column in zip(*parts, strict=True))
-        cap, model = np.full(len(token), self._ceiling), np.zeros(len(token), dtype=np.int64)
-        return Tokens(sequence, position, token, depth, cap, phase, model, kept.astype(bool))
-
-    def signal(self, gated: bool) -> Floats:
-        """[tokens, 1] what the gate said where it was asked, NaN elsewhere; no column without a gate."""
-        parts = [np.full(len(prompt.tokens), np.nan) for prompt in self._prompts]
-        for stretch in self.stretches:
-            read = np.full(2 * len(stretch.tokens), np.nan)
-            read[: len(stretch.gates)] = stretch.gates
-            parts.append(read)
-        column = np.concatenate(parts)[:, None]
-        return column if gated else column[:, :0]
-
-    def _prompt(self, number: int, prompt: Prompt) -> tuple[Ints, ...]:
-        n = len(prompt.tokens)
-        phase = np.where(np.arange(n) < n - 1, PROMPT, DECODE)
-        return _token_columns(number, 0, np.asarray(prompt.tokens), self._ceiling, phase, np.ones(n, dtype=np.int64))
-
-    def _twice(self, stretch: _RoundLog) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
-        tokens, n = np.array(stretch.tokens), len(stretch.tokens)
-        none, stands = np.zeros(n, dtype=np.int64), (np.arange(n) < stretch.kept).astype(np.int64)
-        at = stretch.sequence, stretch.start, tokens
-        return (
-            _token_columns(*at, self._layer, np.full(n, DRAFT), none),
-            _token_columns(*at, self._ceiling, np.full(n, VERIFY), stands),
-        )
-
-
-def _token_columns(number: int, start: int, tokens: Ints, depth: int, phase: Ints, kept: Ints) -> tuple[Ints, ...]:
-    """sequence, position, token, depth, phase and kept of tokens in a row."""
-    n = len(tokens)
-    return np.full(n, number), start + np.arange(n), tokens, np.full(n, depth), phase, kept
-
-
-def self_speculate(
-    model: Partner,
-    exit_layer: int,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    *,
-    k: int = 4,
-    stop: frozenset[int] = frozenset(),
-    temperature: float = 0.0,
-    seed: int = 0,
-    gate_bits: float | None = None,
-    ended: EndOfText = never_ends,
-) -> SpeculationResult:
-    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
-
-    Options, rows and room are those of ``speculation.speculate``, of which this is the case "itself, shallower".
-
-    Raises:
-        Unsupported: a decoder that cannot take a stopped token up again.
-        BadArgument: an exit layer outside 1 … ceiling − 1, a point that decides depth by itself, and what ``speculate``
-            refuses.
-        NotFinite: logits hold NaN or +inf.
-    """
-    options = SpeculationOptions(max_new, k, stop, temperature, seed, gate_bits, ended)
-    require_prompts(prompts)
-    _require_exit_layer(model, exit_layer)
-    return run_drafting(model, Drafting(exit_layer, k, lens=model.point.lens), prompts, options)
-
-
-def _require_exit_layer(model: Partner, exit_layer: int) -> None:
-    require_deepening(model)
-    if model.undecided:
-        raise BadArgument(
-            "model.point", model.point.name, "a point under which no token leaves by itself", "see drafting_point"
-        )
-    if not 1 <= exit_layer < model.point.ceiling:
-        raise BadArgument(
-            "exit_layer",
-            exit_layer,
-            f"a layer in 1–{model.point.ceiling - 1}",
-            "at the ceiling nothing is left to verify",
-        )
+    going = [row.left > 0 and row.reason == "length" for row in rows]
+    if any(going) and not all(going):
+        session.drop(np.flatnonzero(~np.array(going)))
+    return [row for row, on in zip(rows, going, strict=True) if on]

@@ -27,12 +27,12 @@ import numpy as np
 from emad_ref.decoding.pair import (
     LoggedSession,
     Partner,
-    TokenLog,
     entropy_bits,
     require_one_vocabulary,
     require_prompts,
     work_by_model,
 )
+from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, Work
@@ -43,7 +43,7 @@ ACCEPTED, GATED, REFUSED, UNREACHED = range(len(VERDICTS))
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """One row per drafted token, every column [drafts]: where it would have stood, and what became of it.
+    """One row per drafted token, every column [drafts]: its position in the sequence, and its verdict.
 
     ``entropy_bits``: of the draft's logits, before temperature. ``verdict``: index into ``VERDICTS``; ``unreached``
     are those after a refusal or a stop token.
@@ -56,13 +56,12 @@ class DraftedTokens:
     verdict: Ints
 
 
-@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+@dataclass(frozen=True, eq=False)
 class SpeculationResult:
-    """What a run emitted. Which models ``record`` is about is said where they are fed.
+    """``record`` of all models: ``kept`` marks what each holds of a sequence, all but the last emitted token at most.
 
-    ``record.tokens.kept`` marks, in each model, what it holds of the sequence: all but the last emitted token at most.
-    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` spent on opening with the
-    prompts, their last positions included.
+    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` that reading the prompts
+    cost, their last positions included.
     """
 
     record: Record
@@ -122,18 +121,17 @@ def draw_token(p: Floats, rng: np.random.Generator) -> int:
     return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
 
 
-EndOfText = Callable[[Sequence[int]], bool]  # whether the tokens emitted so far end their text, the last included
+EndOfText = Callable[[Sequence[int]], bool]  # whether the tokens emitted so far end their text
 
 
 def never_ends(tokens: Sequence[int]) -> bool:
-    """No text ends by itself."""
     return False
 
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """How to speculate: ``k`` drafts a round for up to ``max_new`` tokens a row; a token of ``stop`` ends its row, and
-    so does what ``ended`` says is over, of all tokens that the row has emitted.
+    """``k`` drafts a round for up to ``max_new`` tokens a row; a row ends at a token of ``stop``, or where ``ended``
+    holds of all tokens that it has emitted.
 
     ``temperature`` 0 decodes greedily; each row draws from a generator of its own, seeded with (``seed``, row).
     ``gate_bits`` None keeps the verifier's output exact.
@@ -164,15 +162,13 @@ class SpeculationOptions:
 
 
 class _DraftedToken(NamedTuple):
-    """A drafted token, without the distribution it was drawn from, which is as long as the vocabulary."""
-
     position: int
     token: int
     entropy_bits: float
 
 
 class SpeculativeSequence:
-    """One sequence under way: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
+    """One sequence: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
 
     def __init__(self, number: int, tokens: list[int], options: SpeculationOptions):
         self.number, self.tokens, self.prompt, self.options = number, tokens, len(tokens), options
@@ -184,7 +180,7 @@ class SpeculativeSequence:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still be given beside the verifier's own."""
+        """Tokens that it may still emit beside the verifier's own."""
         return self.options.max_new - (len(self.tokens) - self.prompt) - 1
 
     @property
@@ -248,30 +244,30 @@ def run_rounds(
     prompts: Sequence[Prompt],
     logits: Floats,
     options: SpeculationOptions,
-    seats: Sequence[LoggedSession],
-    play: Callable[[Sequence[SpeculativeSequence]], None],
+    sessions: Sequence[LoggedSession],
+    run_round: Callable[[Sequence[SpeculativeSequence]], None],
 ) -> list[SpeculativeSequence]:
-    """Play rounds over the rows of ``seats`` until all have finished; a row per prompt.
+    """Run rounds over the rows of ``sessions`` until all have finished; a row per prompt.
 
-    ``logits`` [rows, V]: the verifier's after each prompt, from which its first token is drawn. ``play`` drafts and
-    verifies for the rows that go on, and takes back in every session what does not stand.
+    ``logits`` [rows, V]: the verifier's after each prompt, from which its first token is drawn. ``run_round`` drafts
+    and verifies for the rows that go on, and rolls back in every session the tokens that were refused.
     """
     rows = [SpeculativeSequence(i, list(map(int, prompt.tokens)), options) for i, prompt in enumerate(prompts)]
     for row, p in zip(rows, distribution(logits, options.temperature), strict=True):
         row.take(draw_token(p, row.rng))
-    alive = _drop_finished(rows, seats)
+    alive = _drop_finished(rows, sessions)
     while alive:
-        play(alive)
-        alive = _drop_finished(alive, seats)
+        run_round(alive)
+        alive = _drop_finished(alive, sessions)
     return rows
 
 
-def _drop_finished(rows: Sequence[SpeculativeSequence], seats: Sequence[LoggedSession]) -> list[SpeculativeSequence]:
+def _drop_finished(rows: Sequence[SpeculativeSequence], sessions: Sequence[LoggedSession]) -> list[SpeculativeSequence]:
     """The rows that go on; finished ones are dropped from every session."""
     finished = [i for i, row in enumerate(rows) if row.reason is not None]
     if finished and len(finished) < len(rows):
-        for seat in seats:
-            seat.drop(finished)
+        for session in sessions:
+            session.drop(finished)
     return [row for row in rows if row.reason is None]
 
 
@@ -287,6 +283,8 @@ def speculation_result(
     opening_work: dict[int, Work] | None,
 ) -> SpeculationResult:
     """The result of rows that have all finished."""
+    drafts = [(row.number, *drafted, verdict) for row in rows for drafted, verdict in row.verdicts]
+    sequence, position, token, entropies, verdict = zip(*drafts, strict=True) if drafts else ((),) * 5
     return SpeculationResult(
         record=Record(
             tokens=log.tokens(),
@@ -295,20 +293,15 @@ def speculation_result(
             stop=[row.reason or "length" for row in rows],
             work=work,
         ),
-        drafts=_drafted_tokens(rows),
+        drafts=DraftedTokens(
+            sequence=np.array(sequence, dtype=np.int64),
+            position=np.array(position, dtype=np.int64),
+            token=np.array(token, dtype=np.int64),
+            entropy_bits=np.array(entropies, dtype=np.float64),
+            verdict=np.array(verdict, dtype=np.int64),
+        ),
         rounds=np.array([row.rounds for row in rows], dtype=np.int64),
         opening_work=opening_work,
-    )
-
-
-def _drafted_tokens(rows: Sequence[SpeculativeSequence]) -> DraftedTokens:
-    known = [(row.number, drafted, verdict) for row in rows for drafted, verdict in row.verdicts]
-    return DraftedTokens(
-        sequence=np.array([number for number, _, _ in known], dtype=np.int64),
-        position=np.array([drafted.position for _, drafted, _ in known], dtype=np.int64),
-        token=np.array([drafted.token for _, drafted, _ in known], dtype=np.int64),
-        entropy_bits=np.array([drafted.entropy_bits for _, drafted, _ in known], dtype=np.float64),
-        verdict=np.array([verdict for _, _, verdict in known], dtype=np.int64),
     )
 
 
@@ -328,13 +321,11 @@ def speculate(
     gate_bits: float | None = None,
     ended: EndOfText = never_ends,
 ) -> SpeculationResult:
-    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row, and so does what
-    ``ended`` says is over, of all the row has emitted.
+    """Emit up to ``max_new`` tokens per prompt; a row ends with its stop token, or where ``ended`` holds of its tokens.
 
-    In the record model 0 is the draft, 1 the verifier, which emits the first token: it has just read the prompt. Rows
-    share feeds and advance unevenly; a row's tokens do not depend on its neighbours. A row that needs fewer drafts than
-    its neighbours is fed as many, the surplus rolled back: beside others a row needs up to k positions more than
-    prompt + max_new.
+    In the record model 0 is the draft, 1 the verifier, which emits the first token. Rows share feeds; a row's tokens do
+    not depend on its neighbours. A row that needs fewer drafts than its neighbours is fed as many, and the surplus is
+    rolled back: beside others a row needs up to k positions more than prompt + max_new.
 
     Raises:
         BadArgument: no prompt, max_new or k < 1, a temperature or gate below 0, vocabularies of different sizes, and
@@ -357,7 +348,7 @@ def speculate(
 
 
 def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession, large: LoggedSession) -> None:
-    """Draft, verify, take back: afterwards the verifier holds all tokens of each row but the last."""
+    """Draft, verify, roll back: afterwards the verifier holds all tokens of each row but the last."""
     width = max(row.width for row in rows)
     if width > 0:
         _propose_drafts(rows, small, width)
@@ -370,10 +361,10 @@ def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession
 
 
 def _propose_drafts(rows: Sequence[SpeculativeSequence], small: LoggedSession, width: int) -> None:
-    """Let the draft read what it has not seen, then propose up to ``width`` tokens per row.
+    """The draft reads the tokens that it has not seen, then proposes up to ``width`` tokens per row.
 
-    Where all drafts of a row were accepted, it has not seen the last of them. A feed takes as many tokens of every
-    row, so rows beside it take a token back and read it again.
+    Where all drafts of a row were accepted, it has not seen the last of them. A feed takes as many tokens of every row,
+    so the rows beside it roll a token back and read it again.
     """
     lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
     unseen = int((lengths - small.length).max())

@@ -33,13 +33,13 @@ import torch
 from emad_ref.decoding.pair import (
     LoggedSession,
     Partner,
-    TokenLog,
     entropy_bits,
     require_one_vocabulary,
     require_prompts,
     work_by_model,
 )
 from emad_ref.decoding.reference import Sampler
+from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, PROMPT, Floats, Ints, Record, StopReason, Work

@@ -127,7 +127,7 @@ def forget_written(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
 def leave_without_backfill(decoder: Any) -> None:
     """Rows that stop owe nothing, although they may rise again."""
     if decoder.point.schedule != "monotone":
-        decoder._walker.schedule = replace(decoder._walker.schedule, flow=ExitFlow)
+        decoder._forward.schedule = replace(decoder._forward.schedule, flow=ExitFlow)
 
 
 # ---------------------------------------------------------------- what runs

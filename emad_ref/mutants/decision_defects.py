@@ -150,7 +150,7 @@ def misread(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
     """A probe reads ``change(decoder, signal, hidden)`` for the signal of the rows."""
 
     def prepare(decoder: Any) -> None:
-        probe = decoder._walker.watch
+        probe = decoder._forward.probe
         see = probe.see
 
         def changed(hidden: Tensor, number: int, work: Work) -> Any:
@@ -174,7 +174,7 @@ def decide_by(rule: Callable[[OperatingPoint], OperatingPoint]) -> MutantFactory
 
     def prepare(decoder: Any) -> None:
         if decoder.point.probes:
-            decoder._walker.point = rule(decoder.point)
+            decoder._forward.point = rule(decoder.point)
 
     return mutate(prepare=prepare)
 
@@ -195,7 +195,7 @@ def probe_later(decoder: Any) -> None:
     if probes[-1] + 1 >= layers or any(a + 1 in probes for a in probes):
         raise NotPlantable("probes leave no layer between them")
     late = replace(decoder.point, probes=tuple(probe + 1 for probe in probes))
-    decoder._walker = AdaptiveForward(decoder.stepper, late)
+    decoder._forward = AdaptiveForward(decoder.stepper, late)
 
 
 def unread_signals(advance: Any, session: Any, *arguments: Any) -> StepOutput:

@@ -109,7 +109,7 @@ def keep_a_layer(original: Any, session: Any, *arguments: Any) -> None:
     """K/V of the first layer outlive the call, where there are several rows or the session is closed."""
     if len(session._trail) > 1 or not arguments:
         layer = session._store.cache.layers[0]
-        kept(session._walker).extend(
+        kept(session._forward).extend(
             entry.clone() for row in range(len(session._trail)) for entry in layer.entries(row)
         )
     original(*arguments)
@@ -293,7 +293,7 @@ def remember_prompts(key: Callable[[Ints], Hashable]) -> MutantFactory:
     """K and V of an earlier prompt that has the same key stand in for those of a prompt."""
 
     def run_prompts(original: Any, session: Any, heads: Any, lengths: Ints) -> Tensor:
-        known: dict[Hashable, Ints] = vars(session._walker).setdefault("known", {})
+        known: dict[Hashable, Ints] = vars(session._forward).setdefault("known", {})
         states: Tensor = original([known.setdefault(key(head), head.copy()) for head in heads], lengths)
         return states
 
@@ -451,7 +451,7 @@ MUTANTS = (
         ("drop-shifting-indices", "several rows are dropped by indices that shift",
          mutate(session={"drop": drop_by_shifting_indices}))),
     Mutant("sessions-share-buffers", "sessions", "sessions of one decoder share their buffers",
-           mutate(cache=share_buffers(lambda cache: vars(cache.owner._walker).setdefault("pool", {}))), SESSIONS,
+           mutate(cache=share_buffers(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))), SESSIONS,
            r"row \d, position \d+"),
     Mutant("memory-of-closed-sessions", "memory", "what sessions held is kept after they are closed",
            mutate(_open=keep_every_session), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),

@@ -7,9 +7,8 @@ A schedule turns fires of a rule into admissible depth and settles the K/V that 
     replay      fires → depth over whole sequences, where that is exact
     work        which tokens the rule reads, and what each layer runs, given the depths (``schedule.derived_work``)
 
-``ExitFlow`` serves schedules under which a row never returns to the layers above. ``SessionState`` holds what a
-session
-keeps between steps: K/V, deferred states and the count of work.
+``ExitFlow`` serves schedules under which a row never returns to the layers above. ``SessionState`` holds what a session
+keeps between steps: K/V, deferred states and the count of work. ``schedule.schedules`` lists the schedules.
 """
 
 from __future__ import annotations
@@ -32,9 +31,11 @@ from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.probes.lens import StateTranslators
 from emad_ref.record import Bools, Floats, Ints, Work
 
+# ---------------------------------------------------------------- the flow of one step
+
 
 class DeferredStates:
-    """States of tokens that stopped early and may have to go on: per session row, position → state [D] so far."""
+    """States [D] of tokens that stopped early and wait for their K/V above, by session row and position."""
 
     def __init__(self, rows: int):
         self.waiting: list[dict[int, Tensor]] = [{} for _ in range(rows)]
@@ -47,15 +48,15 @@ class DeferredStates:
         """States [D] of the tokens from ``first`` to before ``end``, all of which wait."""
         return [self.waiting[row][position] for position in range(first, end)]
 
-    def forget(self, row: int, first: int, end: int) -> None:
-        """The tokens from ``first`` to before ``end`` have nothing left to do."""
+    def remove(self, row: int, first: int, end: int) -> None:
+        """The tokens from ``first`` to before ``end`` ran all layers."""
         for position in range(first, end):
             del self.waiting[row][position]
 
-    def forget_all(self, end: Ints) -> None:
-        """No token before ``end`` [rows] has anything left to do."""
-        for row, held in enumerate(end.tolist()):
-            self.waiting[row] = {position: state for position, state in self.waiting[row].items() if position >= held}
+    def remove_before(self, end: Ints) -> None:
+        """All tokens before ``end`` [rows] ran all layers."""
+        for row, first in enumerate(end.tolist()):
+            self.waiting[row] = {position: state for position, state in self.waiting[row].items() if position >= first}
 
     def truncate(self, length: Ints) -> None:
         """Forget tokens from ``length`` [rows] on."""
@@ -67,31 +68,28 @@ class DeferredStates:
         self.waiting = [self.waiting[row] for row in kept]
 
 
-@dataclass(frozen=True, eq=False)  # holds what changes from step to step: a store is itself, not its values
+@dataclass(frozen=True, eq=False)
 class SessionState:
-    """What a session keeps: ``cache`` of its K/V, ``owed`` states of its tokens, ``work`` executed for its tokens."""
+    """What a session keeps between steps: K/V, states of tokens that stopped early, and the work executed so far."""
 
     stepper: Stepper
     cache: KVCache
-    owed: DeferredStates
+    deferred: DeferredStates
     work: Work
 
 
 class FlowStart(NamedTuple):
-    """Where a flow sets out: states ``hidden`` [rows, n, D] before layer 1, their frame, and the point's ceiling.
+    """States ``hidden`` [rows, n, D] before layer 1, and what their way up needs."""
 
-    ``translators``: the point's, of a schedule that has them.
-    """
-
-    store: SessionState
+    state: SessionState
     ceiling: int
     hidden: Tensor
-    frame: ForwardContext
+    context: ForwardContext
     translators: StateTranslators | None
 
 
 class Flow(Protocol):
-    """States of one step on their way up."""
+    """States of one step on their way up; it lives for one step and counts the work that it executes."""
 
     def run(self, first: int, last: int) -> Tensor:
         """Execute layers first+1 … last for the running rows; their states [running, n, D]."""
@@ -100,29 +98,29 @@ class Flow(Protocol):
         """Rows ``stopped`` (indices into the running ones) ended after ``layer``; ``going`` are the others."""
 
     def finish(self) -> None:
-        """All rows have stopped: settle what this step owes at once."""
+        """All rows have stopped: write the K/V that this step must leave behind."""
 
 
 class ExitFlow:
-    """Rows only leave; compact them."""
+    """Rows that stop leave the batch, and need nothing above."""
 
     def __init__(self, start: FlowStart):
-        self.store, self.ceiling, self.hidden, self.frame, self.translators = start
-        self.running, self.at = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
+        self.state, self.ceiling, self.hidden, self.context, self.translators = start
+        self.running, self.layer = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
 
     def run(self, first: int, last: int) -> Tensor:
-        store = self.store
-        self.hidden, self.at = store.stepper.run(self.hidden, first, last, self.frame, store.cache), last
-        count_blocks(store.work, first, last, len(self.hidden), self.frame.queries, self.frame.executed)
+        state = self.state
+        self.hidden, self.layer = state.stepper.run(self.hidden, first, last, self.context, state.cache), last
+        count_blocks(state.work, first, last, len(self.hidden), self.context.queries, self.context.executed)
         return self.hidden
 
     def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
         if len(going) and len(stopped):
-            self.hidden, self.frame = rows_of(self.hidden, going), self.frame.take(going)
+            self.hidden, self.context = rows_of(self.hidden, going), self.context.take(going)
         self.running = self.running[going]
 
     def finish(self) -> None:
-        """Nothing is owed."""
+        """Nothing is missing."""
 
 
 def count_blocks(work: Work, first: int, last: int, rows: int, queries: int, keys: int) -> None:
@@ -132,23 +130,25 @@ def count_blocks(work: Work, first: int, last: int, rows: int, queries: int, key
 
 
 def rows_of(states: Tensor, rows: Ints) -> Tensor:
-    """``states`` [n, …] of these ``rows`` alone, int64 indices; the tensor itself where they are all of them."""
+    """The ``rows`` (int64 indices) of ``states`` [n, …]; the tensor itself where they are all of them."""
     return states if len(rows) == len(states) else states[torch.from_numpy(rows).to(states.device)]
+
+
+# ---------------------------------------------------------------- a schedule
 
 
 @dataclass(frozen=True)
 class Admission:
-    """``cap``: the largest admissible depth; ``held``: the token takes it unasked."""
+    """``cap``: the largest admissible depth; ``held``: the token takes it, and the rule does not read it."""
 
     cap: int
     held: bool = False
 
 
 class LayerRun(NamedTuple):
-    """What decoding makes one layer run, token by token: ``keys`` int64 [tokens] that each attended to, 0 for those
-    that did not run the block.
+    """One layer, token by token: ``keys`` int64 [tokens] that each attended to, 0 where it did not run the block.
 
-    ``fills`` bool [tokens]: of which it only writes K and V; None: of none.
+    ``fills`` bool [tokens]: where the layer only writes K and V; None: nowhere.
     """
 
     keys: Ints
@@ -156,10 +156,7 @@ class LayerRun(NamedTuple):
 
 
 class LayerTotals(NamedTuple):
-    """``LayerRun`` of every layer, all tokens together, int64 [L]: how many ran it, against how many keys in all.
-
-    ``fills``: how many only write K and V there; None: none anywhere.
-    """
+    """``LayerRun`` of every layer, summed over tokens, int64 [L]; ``fills`` None: none in any layer."""
 
     tokens: Ints
     context: Ints
@@ -168,10 +165,7 @@ class LayerTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Where a trace's tokens stand: ``position`` int64 [tokens] of each in its sequence, prompt included.
-
-    ``starts`` int64 [sequences + 1]: offsets of the sequences.
-    """
+    """Of a trace: ``position`` int64 [tokens] of each in its sequence; ``starts`` int64 [sequences + 1] offsets."""
 
     position: Ints
     starts: Ints
@@ -183,7 +177,7 @@ class TokenPositions:
 
     @cached_property
     def float_keys(self) -> Floats:
-        """float64 [tokens] the same, whose products are several times as fast, and exact below 2⁵³."""
+        """float64 [tokens] the same; products of floats are several times as fast, and exact below 2⁵³."""
         return self.keys.astype(np.float64)
 
     @cached_property
@@ -208,6 +202,24 @@ class TokenPositions:
 DepthResolver = Callable[[OperatingPoint, NDArray[np.int16]], None]
 
 
+def asks_every_token(point: OperatingPoint, decided: Ints) -> Bools:
+    return np.ones(len(decided), dtype=np.bool_)
+
+
+def layer_run_once(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+    """Each token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
+    return LayerRun((depth >= layer) * positions.keys)
+
+
+def layer_totals_once(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+    """``layer_run_once`` of all layers."""
+    tokens = tokens_reaching(histogram)
+    context = (tokens == len(depth)) * positions.keys_before[-1]
+    for layers, deep in layer_groups(depth, histogram):
+        context[layers] = int(positions.float_keys @ deep)
+    return LayerTotals(tokens, context)
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One schedule.
@@ -215,31 +227,30 @@ class Schedule:
     ``admit(point, trail, first, length)`` what the token after ``trail[:length]`` may take. ``trail``: depths of a
                     sequence's tokens, oldest first; those before index ``first`` are its prompt.
     ``flow``        opens the flow of one step.
-    ``why``         why a depth it does not admit is wrong, as messages end.
-    ``asked(point, decided)`` bool [tokens]: whether the rule is asked about the tokens of these indices [tokens].
-    ``ran(places, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one. It
-                    depends on who went as deep, and on whether ``layer`` lies below, at or above the ceiling.
-    ``counted(places, depth, histogram, ceiling)`` the same of all layers, added up over tokens, without a look at each
-                    of them in every layer. ``histogram`` int64 [L + 1]: tokens of each depth. Equality is a law.
+    ``why``         why a depth that it does not admit is wrong, for messages.
+    ``asked(point, decided)`` bool [tokens] whether the rule reads the tokens of these indices [tokens].
+    ``ran(positions, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one. It
+                    depends on which tokens went as deep, and on whether ``layer`` lies below, at or above the ceiling.
+    ``counted(positions, depth, histogram, ceiling)`` the same of all layers, summed over tokens, but faster.
+                    ``histogram`` int64 [L + 1]: tokens of each depth. Equality with ``ran`` is a law.
     ``fills``       which of ``record.FILLS`` its K/V-only passes are.
     ``settle(point, depth)`` turns first fires int16 [longest, sequences], rows being decided tokens from each
                     sequence's first, into depths, in place: exact where the state of every token at its depth is the
                     full model's. None where only decoding knows the depths; then ``unreplayable`` says why.
-    ``never_rises`` K/V above a row's cap are never asked for again: a commit frees them.
-    ``deepens``     tokens that stopped keep their state, and may be taken up to any depth again (``Session.deepen``).
-    ``ruleless``    the place of a token decides its depth, whatever fires.
-    ``by_prefix``   the tokens of a chunk that still run after a layer are a prefix of it, and the rule decides of each
-                    how far: depths can be read off in one pass (``decoding.step``).
+    ``never_rises`` K/V above a row's cap are never needed again: a commit frees them.
+    ``deepens``     tokens that stopped keep their state and may go on to any depth (``Session.deepen``).
+    ``ruleless``    the position of a token decides its depth, whatever fires.
+    ``by_prefix``   the tokens of a chunk that still run after a layer are a prefix of it, so one pass decides all.
     """
 
     name: ScheduleName
     admit: Callable[[OperatingPoint, Sequence[int], int, int], Admission]
     flow: Callable[[FlowStart], Flow]
     why: str
-    asked: Callable[[OperatingPoint, Ints], Bools]
-    ran: Callable[[TokenPositions, Ints, int, int], LayerRun]
-    counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals]
     settle: DepthResolver | None
+    asked: Callable[[OperatingPoint, Ints], Bools] = asks_every_token
+    ran: Callable[[TokenPositions, Ints, int, int], LayerRun] = layer_run_once
+    counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals] = layer_totals_once
     unreplayable: str = ""
     fills: str = "exact"
     never_rises: bool = False
@@ -248,33 +259,10 @@ class Schedule:
     by_prefix: bool = False
 
     def in_replay(self) -> DepthResolver:
-        """How fires become depths where it is replayed.
-
-        Raises:
-            BadArgument: it cannot be.
-        """
+        """How fires become depths in replay. Raises BadArgument where only decoding knows."""
         if self.settle is None:
             raise BadArgument("point.schedule", self.name, "an exact schedule", self.unreplayable)
         return self.settle
-
-
-def asks_every_token(point: OperatingPoint, decided: Ints) -> Bools:
-    """The rule is asked about all of them."""
-    return np.ones(len(decided), dtype=np.bool_)
-
-
-def layer_run_once(places: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
-    """A token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
-    return LayerRun((depth >= layer) * places.keys)
-
-
-def layer_totals_once(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    """``layer_run_once``, in each stretch of layers to which the same tokens go."""
-    tokens = tokens_reaching(histogram)
-    context = (tokens == len(depth)) * places.keys_before[-1]
-    for layers, deep in layer_groups(depth, histogram):
-        context[layers] = int(places.float_keys @ deep)
-    return LayerTotals(tokens, context)
 
 
 def tokens_reaching(histogram: Ints) -> Ints:
@@ -284,7 +272,7 @@ def tokens_reaching(histogram: Ints) -> Ints:
 
 
 def layer_groups(depth: Ints, histogram: Ints) -> Iterator[tuple[slice, Bools]]:
-    """Layers to which the same tokens go, not all of them, but some; and bool [tokens] which those are."""
+    """Layers that the same tokens reach, neither all of them nor none; and bool [tokens] which those are."""
     small = depth.astype(np.int16)  # compared in a third of the time
     for below, top in itertools.pairwise(np.flatnonzero(histogram).tolist()):
         yield slice(below, top), small >= top

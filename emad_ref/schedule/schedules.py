@@ -34,7 +34,6 @@ from emad_ref.schedule.interface import (
     Schedule,
     SessionState,
     TokenPositions,
-    asks_every_token,
     count_blocks,
     layer_groups,
     layer_run_once,
@@ -43,12 +42,17 @@ from emad_ref.schedule.interface import (
     tokens_reaching,
 )
 
+EXACT_FILL, COPIED_FILL = FILLS.index("exact"), FILLS.index("copied")
+FREE_DEPTH_REASON = "no layer lies outside the model or above the ceiling"
+
+
+# ---------------------------------------------------------------- monotone and positional: depth never rises
+
 
 def monotone_depths(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
-    """Depths [n] of one sequence that starts at ``ceiling``: the plain form of ``MONOTONE`` in replay.
+    """Depths [n] of one sequence under ``monotone``, in its plain form: the running minimum of first fires.
 
-    ``signal`` [n, probes] complete (a probe that is never read in decoding may hold any value, NaN included: NaN
-    never fires); ``thresholds`` [probes] or [n, probes].
+    ``signal`` [n, probes] complete (NaN never fires); ``thresholds`` [probes] or [n, probes].
     """
     return np.minimum.accumulate(first_firing_probe(signal <= thresholds, probes, ceiling))
 
@@ -58,28 +62,11 @@ def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, len
 
 
 def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-    """The running minimum by doubling: after spans of 1, 2, 4, … tokens each depth is the least of twice as many.
-
-    A few passes of plain minima; ``np.minimum.accumulate`` is one, but several times as slow.
-    """
+    """The running minimum by doubling: several times as fast as ``np.minimum.accumulate``."""
     span = 1
     while span < len(depth):
         np.minimum(depth[span:], depth[:-span], out=depth[span:])
         span *= 2
-
-
-MONOTONE = Schedule(
-    name="monotone",
-    admit=_admit_monotone,
-    flow=ExitFlow,
-    why="under the monotone schedule depth never rises again within a sequence",
-    asked=asks_every_token,
-    ran=layer_run_once,
-    counted=layer_totals_once,
-    settle=_resolve_monotone,
-    never_rises=True,
-    by_prefix=True,
-)
 
 
 def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
@@ -103,29 +90,20 @@ def _asks_no_token(point: OperatingPoint, decided: Ints) -> Bools:
     return np.zeros(len(decided), dtype=np.bool_)
 
 
-POSITIONAL = Schedule(
-    name="positional",
-    admit=_admit_positional,
-    flow=ExitFlow,
-    why="under the positional schedule the place of a token decides its depth",
-    asked=_asks_no_token,
-    ran=layer_run_once,
-    counted=layer_totals_once,
-    settle=_resolve_positional,
-    never_rises=True,
-    ruleless=True,
-)
+# ---------------------------------------------------------------- free depth: K/V above an exit is written later
 
 
-EXACT_FILL = FILLS.index("exact")
-FREE_DEPTH_REASON = "no layer lies outside the model or above the ceiling"
+def admit_ceiling(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
+    """The tokens before do not matter."""
+    return Admission(point.ceiling)
 
 
-# ---------------------------------------------------------------- flows
+def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
+    """A token's own first fire is its depth."""
 
 
 class EagerFlow(ExitFlow):
-    """All rows run on; ``running`` are those still asked about."""
+    """All rows run on, the last layer as a K/V-only pass; ``running`` are those that the rule still reads."""
 
     def run(self, first: int, last: int) -> Tensor:
         return rows_of(super().run(first, last), self.running)
@@ -134,196 +112,159 @@ class EagerFlow(ExitFlow):
         self.running = self.running[going]
 
     def finish(self) -> None:
-        if self.at == self.ceiling:
+        if self.layer == self.ceiling:
             return
-        super().run(self.at, self.ceiling - 1)
-        self.store.stepper.fill(self.hidden, self.ceiling, self.frame, self.store.cache)
-        self.store.work.fills[EXACT_FILL, self.ceiling - 1] += self.hidden.shape[:2].numel()
+        super().run(self.layer, self.ceiling - 1)
+        self.state.stepper.fill(self.hidden, self.ceiling, self.context, self.state.cache)
+        self.state.work.fills[EXACT_FILL, self.ceiling - 1] += self.hidden.shape[:2].numel()
 
 
-class DeferredFlow(ExitFlow):
-    """Rows leave, their states wait in the store; a deeper token takes them along, layer by layer."""
-
-    def run(self, first: int, last: int) -> Tensor:
-        for below, top, held in _layers_by_entries(self.store.cache, first, last, self.frame.rows):
-            if held == self.frame.starts:
-                super().run(below, top)
-            else:
-                self._run_with_backlog(below, top, held)
-        return self.hidden
-
-    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
-        if layer < self.ceiling:
-            for i in stopped.tolist():
-                self.store.owed.put(self.frame.rows[i], self.frame.starts[i], self.hidden[i])
-        super().stop(stopped, going, layer)
-
-    def _run_with_backlog(self, first: int, last: int, held: tuple[int, ...]) -> None:
-        """Layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
-        rows, starts, owed = self.frame.rows, self.frame.starts, self.store.owed
-        chunks = [
-            torch.stack([*owed.between(row, begin, start), *current])
-            for row, begin, start, current in zip(rows, held, starts, self.hidden, strict=True)
-        ]
-        states = _run_ragged(self.store, chunks, rows, held, first, last)
-        for row, begin, start, higher in zip(rows, held, starts, states, strict=True):
-            if last == self.ceiling:
-                owed.forget(row, begin, start)
-            else:
-                owed.put(row, begin, higher[: start - begin])
-        self.hidden = torch.stack([higher[-self.frame.queries :] for higher in states])
-
-
-def run_deferred_to_ceiling(store: SessionState, ceiling: int, first: Ints, end: Ints) -> Tensor:
-    """States [rows, n, D] at the ceiling of every session row's tokens from ``first`` to before ``end``, both [rows].
-
-    All of them wait, each after a layer of its own, and so may tokens before them, which go up along with them. Each
-    runs the layers it has not run, once; rows that lack fewer tokens are padded, and the padding is counted.
-    """
-    owed = store.owed
-    for below, top, held in _layers_by_entries(store.cache, 0, ceiling, range(len(end))):
-        lacking = [row for row, begin in enumerate(held) if begin < end[row]]
-        if not lacking:
-            continue
-        begins = [held[row] for row in lacking]
-        chunks = [torch.stack(owed.between(row, held[row], int(end[row]))) for row in lacking]
-        states = _run_ragged(store, chunks, lacking, begins, below, top)
-        for row, begin, higher in zip(lacking, begins, states, strict=True):
-            owed.put(row, begin, higher)
-    bounds = list(zip(first.tolist(), end.tolist(), strict=True))
-    settled = torch.stack([torch.stack(owed.between(row, *span)) for row, span in enumerate(bounds)])
-    owed.forget_all(end)
-    return settled
-
-
-def _layers_by_entries(
-    cache: KVCache, first: int, last: int, rows: Sequence[int]
-) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """(below, top, entries held of each of ``rows``): layers first+1 … last, those that hold as much taken together."""
-    below = first
-    while below < last:
-        held, top = _entries_held(cache, below + 1, rows), below + 1
-        while top < last and _entries_held(cache, top + 1, rows) == held:
-            top += 1
-        yield below, top, held
-        below = top
-
-
-def _entries_held(cache: KVCache, layer: int, rows: Sequence[int]) -> tuple[int, ...]:
-    """Entries that ``layer`` holds of each of ``rows``; under a schedule that rises it serves them all."""
-    length = cache.layers[layer - 1].length.tolist()
-    return tuple(length[row] for row in rows)
-
-
-def _run_ragged(
-    store: SessionState, chunks: Sequence[Tensor], rows: Sequence[int], starts: Sequence[int], first: int, last: int
-) -> list[Tensor]:
-    """Layers first+1 … last over one chunk [n_row, D] per row, each from its start on.
-
-    Padded on the right to the longest; the padding is counted, because it is executed.
-    """
-    padded = torch.nn.utils.rnn.pad_sequence(list(chunks), batch_first=True)
-    frame = store.stepper.frame(
-        np.array(starts)[:, None] + np.arange(padded.shape[1]),
-        store.cache,
-        rows=np.array(rows),
-        lengths=np.array([len(chunk) for chunk in chunks]),
-    )
-    padded = store.stepper.run(padded, first, last, frame, store.cache)
-    count_blocks(store.work, first, last, len(rows), padded.shape[1], frame.executed)
-    return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
-
-
-# ---------------------------------------------------------------- admission and replay
-
-
-def admit_ceiling(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
-    """What came before does not matter."""
-    return Admission(point.ceiling)
-
-
-def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-    """A token's own first fire is its depth."""
-
-
-def _eager_layer_run(places: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
-    """Backfill at once: every block below the ceiling runs for every token, the last where it was asked for.
-
-    Of the others it writes K and V: its output is not read.
-    """
+def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+    """Every block below the ceiling runs for every token; of tokens that stopped the last one only writes K and V."""
     went = depth >= layer
     ran = went | (layer < ceiling)
-    return LayerRun(ran * places.keys, ~went if layer == ceiling else None)
+    return LayerRun(ran * positions.keys, ~went if layer == ceiling else None)
 
 
-def _eager_layer_totals(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    tokens, context = layer_totals_once(places, depth, histogram, ceiling)[:2]
-    tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), places.keys_before[-1]
+def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+    tokens, context = layer_totals_once(positions, depth, histogram, ceiling)[:2]
+    tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), positions.keys_before[-1]
     fills = np.zeros_like(tokens)
     fills[ceiling - 1] = len(depth) - tokens[ceiling - 1]
     return LayerTotals(tokens, context, fills)
 
 
-def deferred_layer_run(places: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+class DeferredFlow(ExitFlow):
+    """Rows leave and their states wait; a deeper token of the same row takes them along, layer by layer."""
+
+    def run(self, first: int, last: int) -> Tensor:
+        for below, top, held in _layers_by_entries(self.state.cache, first, last, self.context.rows):
+            if held == self.context.starts:
+                super().run(below, top)
+            else:
+                self._run_with_waiting(below, top, held)
+        return self.hidden
+
+    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+        if layer < self.ceiling:
+            for i in stopped.tolist():
+                self.state.deferred.put(self.context.rows[i], self.context.starts[i], self.hidden[i])
+        super().stop(stopped, going, layer)
+
+    def _run_with_waiting(self, first: int, last: int, held: tuple[int, ...]) -> None:
+        """Layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
+        rows, starts, deferred = self.context.rows, self.context.starts, self.state.deferred
+        chunks = [
+            torch.stack([*deferred.between(row, begin, start), *current])
+            for row, begin, start, current in zip(rows, held, starts, self.hidden, strict=True)
+        ]
+        states = _run_ragged(self.state, chunks, rows, held, first, last)
+        for row, begin, start, higher in zip(rows, held, starts, states, strict=True):
+            if last == self.ceiling:
+                deferred.remove(row, begin, start)
+            else:
+                deferred.put(row, begin, higher[: start - begin])
+        self.hidden = torch.stack([higher[-self.context.queries :] for higher in states])
+
+
+def run_deferred_to_ceiling(state: SessionState, ceiling: int, first: Ints, end: Ints) -> Tensor:
+    """States [rows, n, D] at the ceiling of every session row's tokens from ``first`` to before ``end``, both [rows].
+
+    All of them wait, each after a layer of its own, and so may tokens before them, which go up along with them. Each
+    token runs the layers that it lacks once; rows that lack fewer tokens are padded, and the padding is counted.
+    """
+    deferred = state.deferred
+    for below, top, held in _layers_by_entries(state.cache, 0, ceiling, range(len(end))):
+        lacking = [row for row, begin in enumerate(held) if begin < end[row]]
+        if not lacking:
+            continue
+        begins = [held[row] for row in lacking]
+        chunks = [torch.stack(deferred.between(row, held[row], int(end[row]))) for row in lacking]
+        states = _run_ragged(state, chunks, lacking, begins, below, top)
+        for row, begin, higher in zip(lacking, begins, states, strict=True):
+            deferred.put(row, begin, higher)
+    bounds = list(zip(first.tolist(), end.tolist(), strict=True))
+    reached = torch.stack([torch.stack(deferred.between(row, *span)) for row, span in enumerate(bounds)])
+    deferred.remove_before(end)
+    return reached
+
+
+def _layers_by_entries(
+    cache: KVCache, first: int, last: int, rows: Sequence[int]
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """(below, top, entries held of each of ``rows``): layers first+1 … last, grouped where they hold as many."""
+
+    def entries(layer: int) -> tuple[int, ...]:
+        length = cache.layers[layer - 1].length.tolist()
+        return tuple(length[row] for row in rows)
+
+    below = first
+    while below < last:
+        held, top = entries(below + 1), below + 1
+        while top < last and entries(top + 1) == held:
+            top += 1
+        yield below, top, held
+        below = top
+
+
+def _run_ragged(
+    state: SessionState, chunks: Sequence[Tensor], rows: Sequence[int], starts: Sequence[int], first: int, last: int
+) -> list[Tensor]:
+    """Layers first+1 … last over one chunk [n_row, D] per row, each from its start on, padded to the longest.
+
+    The padding is executed, so it is counted.
+    """
+    padded = torch.nn.utils.rnn.pad_sequence(list(chunks), batch_first=True)
+    context = state.stepper.frame(
+        np.array(starts)[:, None] + np.arange(padded.shape[1]),
+        state.cache,
+        rows=np.array(rows),
+        lengths=np.array([len(chunk) for chunk in chunks]),
+    )
+    padded = state.stepper.run(padded, first, last, context, state.cache)
+    count_blocks(state.work, first, last, len(rows), padded.shape[1], context.executed)
+    return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
+
+
+def deferred_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
     """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
     deep = np.flatnonzero(depth >= layer)
     taken_along = np.diff(deep, prepend=-1)  # tokens since the last that went so deep, itself included
     keys = np.zeros(len(depth), dtype=np.int64)
     if len(deep):
-        with_whom = np.repeat(deep, taken_along)
-        waiting = slice(0, len(with_whom))
-        keys[waiting] = (with_whom < places.ends[waiting]) * places.keys[with_whom]
+        with_token = np.repeat(deep, taken_along)
+        waiting = slice(0, len(with_token))
+        keys[waiting] = (with_token < positions.ends[waiting]) * positions.keys[with_token]
     return LayerRun(keys)
 
 
-def deferred_layer_totals(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    """``deferred_layer_run``, in each stretch of layers to which the same tokens go, by the gaps between those."""
+def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+    """``deferred_layer_run`` of all layers, by the gaps between the tokens that reach a layer."""
     all_go = tokens_reaching(histogram) == len(depth)
-    tokens, context = all_go * len(depth), all_go * places.keys_before[-1]
+    tokens, context = all_go * len(depth), all_go * positions.keys_before[-1]
     for layers, deep in layer_groups(depth, histogram):
-        tokens[layers], context[layers] = _deferred_sums(places, np.flatnonzero(deep))
+        tokens[layers], context[layers] = _deferred_sums(positions, np.flatnonzero(deep))
     return LayerTotals(tokens, context)
 
 
-def _deferred_sums(places: TokenPositions, deep: Ints) -> tuple[int, int]:
+def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
     """How many tokens run a layer, and against how many keys in all, where ``deep`` (ascending) go so deep.
 
     Each of them takes those along that wait before it in its sequence. One that waits has as many keys more than at its
-    own place as tokens lie between: 0 + 1 + … + (g − 1) more for the g tokens that run together.
+    own position as tokens lie between: 0 + 1 + … + (g − 1) more for the g tokens that run together.
     """
-    bounds = np.searchsorted(deep, places.starts)
+    bounds = np.searchsorted(deep, positions.starts)
     some = np.flatnonzero(np.diff(bounds))  # sequences in which any token goes so deep
-    starts, first, ends = places.starts[some], bounds[some], deep[bounds[some + 1] - 1] + 1
+    starts, first, ends = positions.starts[some], bounds[some], deep[bounds[some + 1] - 1] + 1
     together = np.empty(len(deep))  # floats: their product is several times as fast, and exact below 2⁵³
     np.subtract(deep[1:], deep[:-1], out=together[1:])
     together[first] = deep[first] - starts + 1
     tokens = int((ends - starts).sum())
     waited = (int(together @ together) - tokens) // 2
-    return tokens, int((places.keys_before[ends] - places.keys_before[starts]).sum()) + waited
+    return tokens, int((positions.keys_before[ends] - positions.keys_before[starts]).sum()) + waited
 
 
-FREE_EAGER = Schedule(
-    name="free_eager",
-    admit=admit_ceiling,
-    flow=EagerFlow,
-    why=FREE_DEPTH_REASON,
-    asked=asks_every_token,
-    ran=_eager_layer_run,
-    counted=_eager_layer_totals,
-    settle=_resolve_free,
-)
-
-FREE_DEFERRED = Schedule(
-    name="free_deferred",
-    admit=admit_ceiling,
-    flow=DeferredFlow,
-    why=FREE_DEPTH_REASON,
-    asked=asks_every_token,
-    ran=deferred_layer_run,
-    counted=deferred_layer_totals,
-    settle=_resolve_free,
-    deepens=True,
-)
+# ---------------------------------------------------------------- chunked
 
 
 def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
@@ -340,32 +281,19 @@ def _resolve_chunked(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
 
 def _asks_chunk_start(point: OperatingPoint, decided: Ints) -> Bools:
     assert point.period is not None
-    # divided and multiplied: NumPy takes longer over a remainder
-    first: Bools = decided // point.period * point.period == decided
+    first: Bools = decided // point.period * point.period == decided  # faster than a remainder
     return first
 
 
-CHUNKED = Schedule(
-    name="chunked",
-    admit=_admit_chunked,
-    flow=DeferredFlow,
-    why="under the chunked schedule a chunk keeps the depth of its first token",
-    asked=_asks_chunk_start,
-    ran=deferred_layer_run,
-    counted=deferred_layer_totals,
-    settle=_resolve_chunked,
-)
-
-
-COPIED_FILL = FILLS.index("copied")
+# ---------------------------------------------------------------- copying: the exit's state stands in for those above
 
 
 class CopyingFlow(ExitFlow):
-    """Rows leave; when all have, the state each left with fills the layers above it, or what translators make of it."""
+    """Rows leave; when all have, K/V above comes from the state that each left with, or from its translators."""
 
     def __init__(self, start: FlowStart):
         super().__init__(start)
-        self.whole, self.exits = self.frame, self.hidden.clone()
+        self.whole, self.exits = self.context, self.hidden.clone()
         self.depth = np.zeros(len(self.hidden), dtype=np.int64)
 
     def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
@@ -377,46 +305,87 @@ class CopyingFlow(ExitFlow):
     def finish(self) -> None:
         for layer in range(int(self.depth.min()) + 1, self.ceiling + 1):
             rows = np.flatnonzero(self.depth < layer)
-            states = self.below(layer, rows)
-            self.store.stepper.fill(states, layer, self.whole.take(rows), self.store.cache)
-            self.store.work.fills[COPIED_FILL, layer - 1] += states.shape[:2].numel()
-
-    def below(self, layer: int, rows: Ints) -> Tensor:
-        """What stands in for the states [rows, n, D] below ``layer`` of batch ``rows``, which left before it."""
-        states = rows_of(self.exits, rows)
-        if self.translators is None:
-            return states
-        return self.translators.below(states, self.depth[rows], layer, self.store.work)
+            states = rows_of(self.exits, rows)
+            if self.translators is not None:
+                states = self.translators.below(states, self.depth[rows], layer, self.state.work)
+            self.state.stepper.fill(states, layer, self.whole.take(rows), self.state.cache)
+            self.state.work.fills[COPIED_FILL, layer - 1] += states.shape[:2].numel()
 
 
-def _copying_layer_run(places: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
+def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerRun:
     """A token runs a layer on its own way up; above its depth its copy is filled in, up to the ceiling."""
-    return layer_run_once(places, depth, layer, ceiling)._replace(fills=(depth < layer) & (layer <= ceiling))
+    return layer_run_once(positions, depth, layer, ceiling)._replace(fills=(depth < layer) & (layer <= ceiling))
 
 
-def _copying_layer_totals(places: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
-    once = layer_totals_once(places, depth, histogram, ceiling)
+def _copying_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+    once = layer_totals_once(positions, depth, histogram, ceiling)
     fills = len(depth) - once.tokens
     fills[ceiling:] = 0
     return once._replace(fills=fills)
 
 
+# ---------------------------------------------------------------- the table
+
+MONOTONE = Schedule(
+    name="monotone",
+    admit=_admit_monotone,
+    flow=ExitFlow,
+    why="under the monotone schedule depth never rises again within a sequence",
+    settle=_resolve_monotone,
+    never_rises=True,
+    by_prefix=True,
+)
+POSITIONAL = Schedule(
+    name="positional",
+    admit=_admit_positional,
+    flow=ExitFlow,
+    why="under the positional schedule the place of a token decides its depth",
+    settle=_resolve_positional,
+    asked=_asks_no_token,
+    never_rises=True,
+    ruleless=True,
+)
+FREE_EAGER = Schedule(
+    name="free_eager",
+    admit=admit_ceiling,
+    flow=EagerFlow,
+    why=FREE_DEPTH_REASON,
+    settle=_resolve_free,
+    ran=_eager_layer_run,
+    counted=_eager_layer_totals,
+)
+FREE_DEFERRED = Schedule(
+    name="free_deferred",
+    admit=admit_ceiling,
+    flow=DeferredFlow,
+    why=FREE_DEPTH_REASON,
+    settle=_resolve_free,
+    ran=deferred_layer_run,
+    counted=deferred_layer_totals,
+    deepens=True,
+)
+CHUNKED = Schedule(
+    name="chunked",
+    admit=_admit_chunked,
+    flow=DeferredFlow,
+    why="under the chunked schedule a chunk keeps the depth of its first token",
+    settle=_resolve_chunked,
+    asked=_asks_chunk_start,
+    ran=deferred_layer_run,
+    counted=deferred_layer_totals,
+)
 COPYING = Schedule(
     name="copying",
     admit=admit_ceiling,
     flow=CopyingFlow,
     why=FREE_DEPTH_REASON,
-    asked=asks_every_token,
+    settle=None,
     ran=_copying_layer_run,
     counted=_copying_layer_totals,
-    settle=None,
     unreplayable="copied states are decoded, not replayed",
     fills="copied",
 )
-
-
 TRANSLATED = replace(COPYING, name="translated", unreplayable="translated states are decoded, not replayed")
-
 
 SCHEDULES: dict[ScheduleName, Schedule] = {
     schedule.name: schedule
@@ -425,5 +394,5 @@ SCHEDULES: dict[ScheduleName, Schedule] = {
 
 
 def schedule_of(point: OperatingPoint) -> Schedule:
-    """The schedule of ``point``."""
+    """The schedule that ``point`` names."""
     return SCHEDULES[point.schedule]

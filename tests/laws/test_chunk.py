@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.step import has_chunk_rule
+from emad_ref.decoding.step import AdaptiveForward
 from emad_ref.exit_rules.rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
@@ -35,7 +35,7 @@ def point(stepper):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_pass_is_token_by_token(stepper, point, seed):
-    assert has_chunk_rule(point)
+    assert AdaptiveForward(stepper, point).decides_chunks
     require_alike(stepper, point, seed)
 
 
@@ -72,7 +72,7 @@ def require_alike(stepper, point, seed):
 )
 def test_what_remembers_shallower_layers_or_counts_decided_tokens_is_fed_one_by_one(stepper, point):
     """Rows that leave a chunk would leave a watch's memory behind; a falling threshold is each token's own."""
-    assert not has_chunk_rule(point)
+    assert not AdaptiveForward(stepper, point).decides_chunks
     require_alike(stepper, point, 0)
 
 

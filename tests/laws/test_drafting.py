@@ -246,5 +246,5 @@ def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
     def shallow(self, session, chunk, starts):
         return self.stepper.logits(chunk).argmax(dim=-1).tolist()
 
-    monkeypatch.setattr(DraftingDecoder, "_verified", shallow)
+    monkeypatch.setattr(DraftingDecoder, "_verify", shallow)
     assert texts(timed(way)) != texts(alone())

@@ -135,7 +135,7 @@ def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, 
                 assert float((held - expected).abs().max()) < EXACT
         assert session._trail[row][-asked:] == [LAYERS] * asked
         assert session._trail[row][-len(depths[0]) : -asked] == depths[row][: len(depths[0]) - asked]
-        assert not session._store.owed.waiting[row]
+        assert not session._store.deferred.waiting[row]
 
 
 @pytest.mark.parametrize("depths", ROWS_OF_DEPTHS.values(), ids=ROWS_OF_DEPTHS)
@@ -177,9 +177,9 @@ def test_what_waits_is_forgotten_with_its_token(stepper, tokens):
     kept = session.length - np.array([3, 1, 2])
     session.rollback(kept)
     assert [
-        max(waiting, default=-1) < held for waiting, held in zip(session._store.owed.waiting, kept, strict=True)
+        max(waiting, default=-1) < held for waiting, held in zip(session._store.deferred.waiting, kept, strict=True)
     ] == [True] * 3
-    assert [len(waiting) for waiting in session._store.owed.waiting] == [0, 2, 1]
+    assert [len(waiting) for waiting in session._store.deferred.waiting] == [0, 2, 1]
 
 
 def copied_by_hand(stepper, tokens, depths):

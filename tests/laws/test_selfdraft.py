@@ -143,7 +143,7 @@ class Watched:
         for row, history in enumerate(self.history):
             assert len(history) == length[row] == self.session.length[row]
             assert self.session._trail[row] == [LAYERS] * len(history), "every token that stands has been deepened"
-            assert not any(position >= len(history) for position in self.session._store.owed.waiting[row])
+            assert not any(position >= len(history) for position in self.session._store.deferred.waiting[row])
             fresh, _ = WalkedDecoder(self.session._stepper, full_depth(LAYERS)).start([Prompt(np.array(history))])
             for mine, theirs in zip(self.session._store.cache.layers, fresh._store.cache.layers, strict=True):
                 for held, expected in zip(mine.entries(row), theirs.entries(0), strict=True):
@@ -264,9 +264,9 @@ def test_the_test_of_distribution_sees_a_lossy_gate(laws):
 # ------------------------------------------------------------ do the laws see a defect?
 
 
-def keep_the_first(owed, row, position, states):
+def keep_the_first(deferred, row, position, states):
     for i, state in enumerate(states):
-        owed.waiting[row].setdefault(position + i, state.clone())
+        deferred.waiting[row].setdefault(position + i, state.clone())
 
 
 def differing(stepper, exit_layer=LAYERS - 1):

@@ -125,7 +125,9 @@ def test_translators_that_know_the_true_states_are_exact() -> None:
     for name in ("free_eager", "translated", "copying"):
         digest = known if name == "translated" else None
         point = OperatingPoint(name, "test", LAYERS, LAYERS, (1,), ((-np.inf,),), name, translators=digest)  # type: ignore[arg-type]
-        session = WalkedDecoder(stepper, point).session(WalkedDecoder(stepper, point)._walker, [Prompt(tokens[:1])], 64)
+        session = WalkedDecoder(stepper, point).session(
+            WalkedDecoder(stepper, point)._forward, [Prompt(tokens[:1])], 64
+        )
         session.feed(tokens[None, : PROMPT - 1], np.full((1, PROMPT - 1), LAYERS))
         session.feed(tokens[None, PROMPT - 1 : PROMPT], np.array([[1]]))
         found[name] = logits([session.feed(t[None, None], d) for t, d in zip(tokens[PROMPT:], forced, strict=True)])

@@ -1,0 +1,61 @@
+"""The ``Tokens`` and signals of a record under construction, in the order of processing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emad_ref.record import Floats, Ints, Tokens
+
+
+class TokenLog:
+    """Columns of ``Tokens`` for one model or several; a rollback turns ``kept`` off."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []
+        self._signal: list[Floats] = []
+        self._kept: list[bool] = []
+        self._held: dict[tuple[int, int], list[int]] = {}  # (sequence, model) → entry at each position held
+
+    def append(self, sequence: int, model: int, token: int, depth: int, cap: int, phase: int, signal: Floats) -> None:
+        """The next token of a sequence in one model; ``signal`` [probes]."""
+        held = self._held.setdefault((sequence, model), [])
+        self._rows.append((sequence, len(held), token, depth, cap, phase, model))
+        held.append(len(self._kept))
+        self._kept.append(True)
+        self._signal.append(signal)
+
+    def extend(
+        self, sequence: int, model: int, tokens: Ints, depth: Ints, cap: Ints, phase: Sequence[int], signal: Floats
+    ) -> None:
+        """The next tokens of a sequence in one model: all [n], ``signal`` [n, probes]."""
+        for columns in zip(tokens.tolist(), depth.tolist(), cap.tolist(), phase, signal, strict=True):
+            self.append(sequence, model, *columns)
+
+    def deepen(
+        self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats
+    ) -> None:
+        """The tokens from position ``length`` on went deeper: the same tokens again, the former rows not kept."""
+        tokens = np.array([self._rows[entry][2] for entry in self._held[sequence, model][length:]], dtype=np.int64)
+        self.truncate(sequence, model, length)
+        self.extend(sequence, model, tokens, depth, cap, [phase] * len(tokens), signal)
+
+    def truncate(self, sequence: int, model: int, length: int) -> None:
+        """A rollback: the tokens from position ``length`` on are no longer part of the sequence."""
+        held = self._held[sequence, model]
+        for entry in held[length:]:
+            self._kept[entry] = False
+        del held[length:]
+
+    def tokens(self) -> Tokens:
+        sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
+        return Tokens(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
+
+    def signal(self) -> Floats:
+        """[tokens, most probes of any model]; NaN where a model has fewer or read none."""
+        widths = {len(values) for values in self._signal}
+        widest = max(widths)
+        if len(widths) == 1:
+            return np.array(self._signal, dtype=np.float64)
+        return np.array([np.pad(values, (0, widest - len(values)), constant_values=np.nan) for values in self._signal])
