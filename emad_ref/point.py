@@ -34,7 +34,7 @@ STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # each is asked
 )  # fmt: skip
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 LENSED: tuple[str, ...] = ("full", "linear")  # estimators that no part of the model's own head is read for
-SEARCHES: tuple[str, ...] = ("exact", "ivf", "faiss", "lowrank")
+SEARCHES: tuple[str, ...] = ("exact", "faiss", "lowrank")
 FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
 
@@ -45,7 +45,7 @@ class Estimator:
 
     ``kind``        ``full`` softmax; ``topk`` logits by inner-product search; ``lowrank`` readout; ``linear`` probe.
     ``k``, ``rank``  logits kept (topk, lowrank); r of the factorisation (lowrank).
-    ``search``      how topk retrieves: ``exact``, ``ivf``, ``faiss``, ``lowrank`` (finds rows, then scores them).
+    ``search``      how topk retrieves: ``exact``, ``faiss``, ``lowrank`` (finds rows, then scores them).
     ``correction``  per probe (slope, intercept) of the linear map to full entropy; () = none.
     ``weights``     linear: per probe, one weight per entry of the head's input, and the intercept last.
     """
@@ -61,7 +61,8 @@ class Estimator:
         if self.kind not in ESTIMATORS:
             raise BadArgument("estimator.kind", self.kind, f"one of {', '.join(ESTIMATORS)}")
         if self.search not in SEARCHES:
-            raise BadArgument("estimator.search", self.search, f"one of {', '.join(SEARCHES)}")
+            remedy = "faiss searches inverted lists"
+            raise BadArgument("estimator.search", self.search, f"one of {', '.join(SEARCHES)}", remedy)
         if (self.kind in ("topk", "lowrank")) != (self.k > 0):
             raise BadArgument("estimator.k", self.k, "a count ≥ 1 for topk and lowrank, 0 for the others")
         factored = self.kind == "lowrank" or (self.kind == "topk" and self.search == "lowrank")
@@ -70,7 +71,7 @@ class Estimator:
 
     @property
     def name(self) -> str:
-        """``full``, ``topk-64``, ``topk-64 ivf``, ``topk-64 lowrank-16``, ``lowrank-64 top-32``, ``linear``."""
+        """``full``, ``topk-64``, ``topk-64 faiss``, ``topk-64 lowrank-16``, ``lowrank-64 top-32``, ``linear``."""
         if self.kind == "topk":
             how = f"lowrank-{self.rank}" if self.search == "lowrank" else self.search
             return f"topk-{self.k}" + ("" if self.search == "exact" else f" {how}")

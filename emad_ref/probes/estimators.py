@@ -7,11 +7,10 @@ The decode loop and the lens trace use the same ``EntropyReader``, so replay and
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,7 +23,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
 from emad_ref.probes.signal_values import entropy_nats
-from emad_ref.record import Floats, Ints
+from emad_ref.record import Ints
 
 
 def full_softmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,13 +50,6 @@ class RowIndex(Protocol):
     def macs_per_row(self, k: int) -> int:
         """Multiply-adds executed per state searched for, to return ``k`` rows."""
 
-    @property
-    def found(self) -> int:
-        """Rows that every search is sure to find: the largest K."""
-
-    def wide_enough(self, k: int) -> RowIndex:
-        """Itself, or the same rows searched in more lists, so that 2·K rows or all are read."""
-
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(values, ids int64), each [rows, k], by falling value, for ``states`` [rows, E]."""
 
@@ -72,100 +64,20 @@ class ExactIndex:
     def macs_per_row(self, k: int) -> int:
         return self.rows.numel()
 
-    @property
-    def found(self) -> int:
-        return len(self.rows)
-
-    def wide_enough(self, k: int) -> ExactIndex:
-        return self
-
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         best = F.linear(states, self.rows, self.bias).topk(k, dim=-1)
         return best.values, best.indices
 
 
-class InvertedLists:
-    """How many of its lists an index searches per state, and the fewest rows that are found there."""
+class FaissIndex:
+    """Inverted lists of FAISS over float32 copies of ``rows`` [V, E], with ``bias`` [V] or None.
 
-    lists_searched: int
-    _found: Ints  # rows in the n smallest lists, n = 1, 2, …
-
-    @property
-    def found(self) -> int:
-        return int(self._found[self.lists_searched - 1])
-
-    def wide_enough(self, k: int) -> Self:
-        wider = copy.copy(self)
-        wider.lists_searched = max(self.lists_searched, lists_needed(self._found, k))
-        return wider
-
-
-class IvfIndex(InvertedLists):
-    """Inverted lists of one size (the last rows padded), so that every state costs the same; a list is one block.
-
-    Room for uneven lists did not pay for its padding: at equal cost recall was the same.
-    Holds a copy of the unembedding, sorted by list.
-
-    Args:
-        rows: [V, E]; bias: [V] or None.
-        lists_searched: per state; an eighth of all lists by default.
-        lists: √V by default.
-        seed: of k-means.
+    ``lists``: √V by default; ``lists_searched``: per state at least, an eighth of them by default; ``seed``: of
+    k-means. A search reads more lists where it takes them to hold 2·K rows. ``macs_per_row`` charges the largest lists
+    that a search can read, an upper bound. States travel to the CPU and back.
 
     Raises:
         BadArgument: more lists than rows, or a number of lists searched outside 1…lists.
-    """
-
-    def __init__(
-        self,
-        rows: Tensor,
-        bias: Tensor | None = None,
-        *,
-        lists_searched: int | None = None,
-        lists: int | None = None,
-        seed: int = 0,
-    ):
-        lists, self.lists_searched = list_sizes(len(rows), lists, lists_searched)
-        keys = with_bias(rows, bias)
-        self._ids = equal_lists(keys, lists, math.ceil(len(rows) / lists), seed).to(rows.device)
-        present = self._ids >= 0
-        self._keys = keys[self._ids.clamp(min=0)].masked_fill_(~present[..., None], 0)  # [lists, size, E (+ 1)]
-        held = present.sum(dim=1)
-        self._centres = self._keys.sum(dim=1) / held.clamp(min=1)[:, None].to(rows.dtype)
-        self._found = held.sort().values.cumsum(dim=0).cpu().numpy()  # by the smallest n lists
-        self._padding = torch.zeros_like(present, dtype=rows.dtype).masked_fill_(~present, -torch.inf)
-        self._biased = bias is not None
-
-    def macs_per_row(self, k: int) -> int:
-        lists, size, width = self._keys.shape
-        return (lists + self.lists_searched * size) * width
-
-    def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        states = with_one(states, self._biased)
-        searched = (states @ self._centres.T).topk(self.lists_searched, dim=-1).indices
-        best = self._scores(states, searched).topk(k, dim=-1)
-        return best.values, self._ids[searched].flatten(start_dim=1).gather(1, best.indices)
-
-    def _scores(self, states: Tensor, searched: Tensor) -> Tensor:
-        """[rows, lists searched · size]: one product per list that any state asks for, no gathered copy of rows."""
-        asked, size = searched.flatten(), self._keys.shape[1]
-        scores = states.new_empty(len(asked), size)
-        order = asked.argsort()
-        lists, counts = torch.unique_consecutive(asked[order], return_counts=True)
-        for number, pairs in zip(lists.tolist(), torch.split(order, counts.tolist()), strict=True):
-            scores[pairs] = torch.addmm(
-                self._padding[number], states[pairs // self.lists_searched], self._keys[number].T
-            )
-        return scores.view(len(states), -1)
-
-
-class FaissIndex(InvertedLists):
-    """Inverted lists of FAISS over float32 rows; arguments and errors as ``IvfIndex``. States travel to the CPU and
-    back.
-
-    Its lists differ in size: ``macs_per_row`` charges the largest that can be searched, an upper bound.
-
-    Raises:
         FaissMissing: the extra is not installed.
     """
 
@@ -178,28 +90,39 @@ class FaissIndex(InvertedLists):
         lists: int | None = None,
         seed: int = 0,
     ):
-        faiss = _faiss()
-        lists, self.lists_searched = list_sizes(len(rows), lists, lists_searched)
-        keys = _float32(with_bias(rows, bias))
-        width = keys.shape[1]
+        self._faiss = faiss = _import_faiss()
+        lists = round(math.sqrt(len(rows))) if lists is None else lists
+        if not 1 <= lists <= len(rows):
+            raise BadArgument("lists", lists, f"1–{len(rows)}, the rows of the unembedding")
+        self._least = max(1, round(SHARE_SEARCHED * lists)) if lists_searched is None else lists_searched
+        if not 1 <= self._least <= lists:
+            raise BadArgument("lists_searched", self._least, f"1–{lists}, all lists")
+        keys = _float32(rows if bias is None else torch.cat([rows, bias[:, None]], dim=1))
         # the index does not own its quantizer in Python: without this reference it would be collected
-        self._quantizer = faiss.IndexFlatIP(width)
-        self._index = faiss.IndexIVFFlat(self._quantizer, width, lists, faiss.METRIC_INNER_PRODUCT)
+        self._quantizer = faiss.IndexFlatIP(keys.shape[1])
+        self._index = faiss.IndexIVFFlat(self._quantizer, keys.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
         self._index.cp.seed = seed
         self._index.train(keys)
         self._index.add(keys)
         held = np.sort([self._index.invlists.list_size(number) for number in range(lists)])
-        self._found = held.cumsum()  # by the smallest n lists
-        self._read: Ints = held[::-1].cumsum()  # by the largest n
+        self._fewest: Ints = held.cumsum()  # rows in the n smallest lists
+        self._most: Ints = held[::-1].cumsum()  # rows in the n largest
         self._biased = bias is not None
+
+    def lists_searched(self, k: int) -> int:
+        """Lists that a search for ``k`` rows reads: even the smallest hold 2·K rows, or they are all lists."""
+        needed = np.searchsorted(self._fewest, min(ROWS_PER_K * k, self._fewest[-1])) + 1
+        return max(self._least, int(needed))
 
     def macs_per_row(self, k: int) -> int:
         width: int = self._index.d
-        return (len(self._read) + int(self._read[self.lists_searched - 1])) * width
+        return (len(self._most) + int(self._most[self.lists_searched(k) - 1])) * width
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        how = _faiss().SearchParametersIVF(nprobe=self.lists_searched)
-        values, ids = self._index.search(_float32(with_one(states, self._biased)), k, params=how)
+        if self._biased:  # a 1 that meets the bias
+            states = torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
+        how = self._faiss.SearchParametersIVF(nprobe=self.lists_searched(k))
+        values, ids = self._index.search(_float32(states), k, params=how)
         return torch.from_numpy(values).to(states), torch.from_numpy(ids).to(states.device)
 
 
@@ -211,75 +134,18 @@ def recall(found: Tensor, exact: Tensor) -> Tensor:
     return (both[:, 1:] == both[:, :-1]).sum(dim=1).double() / exact.shape[1]
 
 
-def list_sizes(rows: int, lists: int | None, lists_searched: int | None) -> tuple[int, int]:
-    """(lists, lists searched) with their defaults."""
-    lists = round(math.sqrt(rows)) if lists is None else lists
-    if not 1 <= lists <= rows:
-        raise BadArgument("lists", lists, f"1–{rows}, the rows of the unembedding")
-    searched = max(1, round(SHARE_SEARCHED * lists)) if lists_searched is None else lists_searched
-    if not 1 <= searched <= lists:
-        raise BadArgument("lists_searched", searched, f"1–{lists}, all lists")
-    return lists, searched
-
-
-def lists_needed(found: Ints, k: int) -> int:
-    """Lists to search for 2·K rows, or all; ``found`` [lists]: rows in the smallest n."""
-    return int(np.searchsorted(found, min(ROWS_PER_K * k, found[-1]))) + 1
-
-
-def with_bias(rows: Tensor, bias: Tensor | None) -> Tensor:
-    """Rows [V, E], or [V, E + 1] with the bias as the last coordinate."""
-    return rows if bias is None else torch.cat([rows, bias[:, None]], dim=1)
-
-
-def with_one(states: Tensor, biased: bool) -> Tensor:
-    """States [rows, E], or [rows, E + 1] with a 1 that meets the bias."""
-    return torch.cat([states, torch.ones_like(states[:, :1])], dim=1) if biased else states
-
-
-def equal_lists(keys: Tensor, lists: int, size: int, seed: int) -> Tensor:
-    """int64 [lists, size] row numbers of each list, −1 for padding: every row once, near its k-means centre.
-
-    Clustered are the directions of the rows from their mean: the common part moves no row up or down, and rows of
-    unlike length that a state prefers together belong together. (On emad-tiny, a quarter of the lists searched, plain
-    k-means lost the top token 15 times in 100 states, this 3 times.) Rows ask for the nearest list that has room, and
-    a list takes the nearest of those who ask, until all are placed.
-    """
-    from sklearn.cluster import MiniBatchKMeans
-    from sklearn.preprocessing import normalize
-
-    points = _float32(keys)
-    points = normalize(points - points.mean(axis=0))
-    means = MiniBatchKMeans(lists, random_state=seed, n_init=1, batch_size=4096, max_iter=20).fit(points)
-    distance: Floats = torch.cdist(torch.from_numpy(points), torch.from_numpy(means.cluster_centers_)).numpy()
-    members: Ints = np.full((lists, size), -1, dtype=np.int64)
-    held = np.zeros(lists, dtype=np.int64)
-    waiting = np.arange(len(points))
-    while len(waiting):
-        distance[:, held == size] = np.inf
-        asked = distance[waiting].argmin(axis=1)
-        order = np.lexsort((distance[waiting, asked], asked))
-        asked, ordered = asked[order], waiting[order]
-        place = held[asked] + np.arange(len(asked)) - np.searchsorted(asked, asked)
-        placed = place < size
-        members[asked[placed], place[placed]] = ordered[placed]
-        held += np.bincount(asked[placed], minlength=lists)
-        waiting = ordered[~placed]
-    return torch.from_numpy(members)
-
-
 def _float32(tensor: Tensor) -> Any:
     """A contiguous float32 array on the CPU."""
     return np.ascontiguousarray(tensor.detach().float().cpu().numpy())
 
 
-def _faiss() -> Any:
+def _import_faiss() -> Any:
     try:
         import faiss
     except ImportError as reason:
         raise FaissMissing(
             "estimator.search='faiss', but the module faiss is not installed; pip install 'pytest-emad[faiss]', or "
-            "search='ivf', which needs PyTorch only"
+            "search='lowrank', which needs PyTorch only"
         ) from reason
     return faiss
 
@@ -307,7 +173,7 @@ class TopKEntropy:
     """Ĥ from the ``k`` largest logits that ``index`` finds among ``vocabulary`` rows.
 
     Raises:
-        BadArgument: k outside 1…the rows that every search is sure to find.
+        BadArgument: k outside 1…V.
     """
 
     index: RowIndex
@@ -316,10 +182,8 @@ class TopKEntropy:
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.index.found:
-            raise BadArgument(
-                "estimator.k", self.k, f"1–{self.index.found}, the rows that any search finds", "search more lists"
-            )
+        if not 1 <= self.k <= self.vocabulary:
+            raise BadArgument("estimator.k", self.k, f"1–{self.vocabulary}, the size of the vocabulary")
 
     @property
     def macs_per_row(self) -> int:
@@ -381,13 +245,6 @@ class LowRankIndex:
     def macs_per_row(self, k: int) -> int:
         """E·r + r·V to find, K·E for the logits."""
         return self.factors.inner.numel() + self.factors.outer.numel() + k * self.rows.shape[1]
-
-    @property
-    def found(self) -> int:
-        return len(self.rows)
-
-    def wide_enough(self, k: int) -> LowRankIndex:
-        return self
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ids = approximate_logits(self.factors, states, self.bias).topk(k, dim=-1).indices
@@ -473,7 +330,6 @@ def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) 
 UNKNOWN_TOKEN = -1
 SEARCHES: dict[str, Callable[[Tensor, Tensor | None, Estimator], RowIndex]] = {
     "exact": lambda rows, bias, _: ExactIndex(rows, bias),
-    "ivf": lambda rows, bias, _: IvfIndex(rows, bias),
     "faiss": lambda rows, bias, _: FaissIndex(rows, bias),
     "lowrank": lambda rows, bias, asked: LowRankIndex(rows, low_rank_factors(rows, asked.rank), bias),
 }
@@ -613,7 +469,7 @@ def _topk_reader(stepper: Stepper, estimator: Estimator, probes: int) -> Entropy
     search = SEARCHES[estimator.search]
     key = ("index", estimator.search, estimator.rank)
     index = _cached(stepper, key, lambda rows: search(rows, _bias(stepper), estimator))
-    estimate = TopKEntropy(index.wide_enough(estimator.k), estimator.k, len(stepper.unembedding), stepper.softcap)
+    estimate = TopKEntropy(index, estimator.k, len(stepper.unembedding), stepper.softcap)
     return LogitEstimateReader(
         stepper, "topk", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
     )

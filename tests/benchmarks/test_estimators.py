@@ -8,8 +8,6 @@ timed in pairs, in random order, so that each finds the cache as the others left
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,6 @@ from emad_ref.benchmark.clock import time_pairs
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.probes.estimators import (
-    IvfIndex,
     LowRankEntropy,
     LowRankIndex,
     TopKEntropy,
@@ -35,7 +32,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 VOCABULARY, WIDTH, BLOCKS, CONTEXT, K = 50_304, 1024, 2, 64, 64
 PAIRS, WARM_UP = 40, 3
 MOST = {  # blocks; measured on one thread of a shared machine, with room for its noise
-    "topk ivf, 8 of 224 lists": 0.4,  # 0.16
     "lowrank 64": 0.4,  # 0.12
     "lowrank 128": 0.7,  # 0.29
     "lowrank 64, exact logits": 0.5,  # 0.14
@@ -71,11 +67,6 @@ def samples(stepper):
             "topk exact": entropy_reader(stepper, Estimator("topk", k=K), (1,)).raw,
             "linear": lambda hidden: linear.read(hidden, 0),
         }
-        lists = IvfIndex(rows)
-        for searched in (8, 28, 56):
-            index = copy.copy(lists)
-            index.lists_searched = searched
-            readers[f"topk ivf, {searched} of 224 lists"] = normed(stepper, TopKEntropy(index, K, VOCABULARY))
         parts = {rank: low_rank_factors(rows, rank) for rank in (64, 128)}
         for rank, found in parts.items():
             readers[f"lowrank {rank}"] = normed(stepper, LowRankEntropy(found, K))

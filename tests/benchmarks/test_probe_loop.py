@@ -27,7 +27,7 @@ TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators side by
 ESTIMATORS = (
     Estimator(),
     Estimator("topk", k=K),
-    Estimator("topk", k=K, search="ivf"),
+    Estimator("topk", k=K, search="faiss"),
     Estimator("topk", k=K, rank=RANK, search="lowrank"),
     Estimator("lowrank", k=K, rank=RANK),
 )

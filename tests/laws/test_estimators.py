@@ -19,7 +19,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.probes.estimators import (
     ExactIndex,
-    IvfIndex,
+    FaissIndex,
     LowRankEntropy,
     LowRankIndex,
     TopKEntropy,
@@ -94,7 +94,7 @@ def test_all_logits_at_full_rank_give_the_full_entropy(head, softcap):
     logits = capped(states @ rows.T + bias, softcap)
     for estimate in (
         TopKEntropy(ExactIndex(rows, bias), VOCABULARY, VOCABULARY, softcap),
-        TopKEntropy(IvfIndex(rows, bias).wide_enough(VOCABULARY), VOCABULARY, VOCABULARY, softcap),
+        TopKEntropy(FaissIndex(rows, bias), VOCABULARY, VOCABULARY, softcap),
         TopKEntropy(LowRankIndex(rows, low_rank_factors(rows, 3), bias), VOCABULARY, VOCABULARY, softcap),
         LowRankEntropy(low_rank_factors(rows, WIDTH), VOCABULARY, bias, softcap),
     ):
@@ -126,8 +126,7 @@ MACS = {
     "estimator",
     [
         Estimator("topk", k=8),
-        Estimator("topk", k=8, search="ivf"),
-        Estimator("topk", k=30, search="ivf"),
+        Estimator("topk", k=8, search="lowrank", rank=4),
         Estimator("lowrank", k=8, rank=4),
         Estimator("linear"),
     ],

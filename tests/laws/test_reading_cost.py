@@ -30,4 +30,4 @@ def test_cost_from_sizes_is_the_readers_charge(family):
 
 def test_an_index_has_no_cost_without_its_lists():
     with pytest.raises(BadArgument, match="build the index to know its cost"):
-        probe_flops(CausalStepper(small_model("gpt_neox")).geometry, Estimator("topk", k=VOCABULARY, search="ivf"))
+        probe_flops(CausalStepper(small_model("gpt_neox")).geometry, Estimator("topk", k=VOCABULARY, search="faiss"))

@@ -91,7 +91,7 @@ def test_full_depth_and_truncation_differ_in_their_ceiling_alone():
         (lambda: Estimator("full", k=3), "estimator.k", "0 for the others"),
         (lambda: Estimator("lowrank", k=3), "estimator.rank", "a rank ≥ 1"),
         (lambda: Estimator("topk", k=3, rank=2), "estimator.rank", "0 for the others"),
-        (lambda: Estimator("topk", k=3, search="near"), "estimator.search", "one of exact, ivf"),
+        (lambda: Estimator("topk", k=3, search="near"), "estimator.search", "one of exact, faiss"),
         (lambda: BinSpec(("mood",)), "bins.features", "at most two of position"),
         (lambda: BinSpec(("position", "position")), "bins.features", "each once"),
         (lambda: BinSpec(("frequency",)), "bins.frequency", "one byte per token id"),
@@ -126,9 +126,11 @@ def test_bins_multiply_and_are_named():
     both = BinSpec(("frequency", "position"), frequency=bytes([0, 1, 2, 0]))
     assert (both.buckets, both.count, both.name) == ((3, 3), 9, "frequency×position")
     assert (BinSpec().count, BinSpec().name) == (1, "none")
-    assert [e.name for e in (Estimator(), Estimator("topk", k=8, search="ivf"), Estimator("lowrank", k=8, rank=4))] == [
+    assert [
+        e.name for e in (Estimator(), Estimator("topk", k=8, search="faiss"), Estimator("lowrank", k=8, rank=4))
+    ] == [
         "full",
-        "topk-8 ivf",
+        "topk-8 faiss",
         "lowrank-4 top-8",
     ]
 

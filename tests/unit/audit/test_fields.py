@@ -41,7 +41,7 @@ LABELS: dict[str, str] = {
 }
 PARTS = {"": OperatingPoint, "estimator.": Estimator, "confidence.": Confidence, "bins.": BinSpec}
 WHOLE = {"estimator", "confidence", "bins"}  # by their parts
-OTHERWISE_RETRIEVED = {"ivf", "faiss"}  # approximations of "exact" whose misses depend on the index that was built
+OTHERWISE_RETRIEVED = {"faiss"}  # approximations of "exact" whose misses depend on the index that was built
 NEW = 8
 
 

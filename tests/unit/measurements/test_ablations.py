@@ -434,7 +434,7 @@ def test_recall_counts_the_true_largest_logits_among_those_retrieved(
 
 def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
     counted = RecallCounter(
-        run.subject.stepper, [Estimator("topk", k=4), LOW_RANK, Estimator("topk", k=4, search="ivf")], PROBES
+        run.subject.stepper, [Estimator("topk", k=4), LOW_RANK, Estimator("topk", k=4, search="faiss")], PROBES
     )
     take_trace(run.subject.stepper, run.subject.sequences("evaluate", 3), observe=counted)
     assert set(counted.shares) == {(name, probe) for name in ("topk-4", LOW_RANK.name) for probe in PROBES}

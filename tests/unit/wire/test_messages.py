@@ -224,7 +224,7 @@ VALUES = st.floats(allow_nan=False)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ESTIMATORS = st.one_of(
     st.just(Estimator()),
-    st.builds(Estimator, st.just("topk"), k=st.integers(1, 99), search=st.sampled_from(["exact", "ivf", "faiss"])),
+    st.builds(Estimator, st.just("topk"), k=st.integers(1, 99), search=st.sampled_from(["exact", "faiss"])),
     st.builds(
         Estimator,
         st.just("lowrank"),

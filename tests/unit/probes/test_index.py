@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissMissing, IvfIndex, equal_lists, recall
+from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissMissing, recall
 
 VOCABULARY, WIDTH, TOPICS = 900, 24, 30
 
@@ -36,12 +36,10 @@ def bias():
     return 3 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.fixture(scope="module", params=["ivf", "faiss"])
-def approximate(request):
-    if request.param == "faiss":
-        pytest.importorskip("faiss", reason="the extra pytest-emad[faiss] is not installed")
-        return FaissIndex
-    return IvfIndex
+@pytest.fixture(scope="module")
+def approximate():
+    pytest.importorskip("faiss", reason="the extra pytest-emad[faiss] is not installed")
+    return FaissIndex
 
 
 def test_exact_search_returns_the_largest_logits_in_order(rows, states, bias):
@@ -58,7 +56,6 @@ def test_searching_every_list_is_exact(approximate, rows, states, bias, biased):
     index = approximate(rows, with_bias, lists_searched=30)
     values, ids = index.search(states, 40)
     exact, exact_ids = ExactIndex(rows, with_bias).search(states, 40)
-    assert index.found == VOCABULARY
     assert torch.allclose(values, exact, atol=1e-4)
     assert recall(ids, exact_ids).min() >= 39 / 40
 
@@ -82,22 +79,6 @@ def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states)
     assert recalls[1] > 0.75, "a quarter of the lists finds most of what is near"
 
 
-def test_equal_lists_cost_the_centres_and_the_lists_read(rows):
-    index = IvfIndex(rows, lists=30, lists_searched=4)
-    assert index.macs_per_row(1) == (30 + 4 * 30) * WIDTH
-    assert index.found == 4 * 30
-
-
-def test_padding_is_never_found(rows, states):
-    """899 rows in 30 lists of 30: one place has no row, and its zeros would be the best of these negative logits."""
-    assert (-states @ rows.T < 0).float().mean() > 0.99
-    index = IvfIndex(rows[:-1], lists=30, lists_searched=30)
-    values, ids = index.search(-states, VOCABULARY - 1)
-    assert index.found == VOCABULARY - 1
-    assert torch.isfinite(values).all()
-    assert (ids.sort(dim=1).values == torch.arange(VOCABULARY - 1)).all()
-
-
 def test_rows_are_searched_alike_alone_and_in_a_batch(approximate, rows, states):
     index = approximate(rows, lists_searched=5)
     together = index.search(states, 10)
@@ -107,19 +88,12 @@ def test_rows_are_searched_alike_alone_and_in_a_batch(approximate, rows, states)
         assert torch.allclose(alone[0][0], together[0][i], atol=1e-5)
 
 
-def test_a_search_is_widened_to_twice_what_is_asked_for_and_not_narrowed(approximate, rows):
+def test_a_search_reads_at_least_the_lists_asked_for_and_enough_for_twice_k(approximate, rows):
     index = approximate(rows, lists_searched=2)
-    wide = index.wide_enough(100)
-    assert wide.found >= 200
-    assert index.lists_searched == 2, "the index it came from is as it was"
-    assert wide.wide_enough(1).lists_searched == wide.lists_searched
-    assert index.wide_enough(VOCABULARY).found == VOCABULARY
-
-
-def test_every_row_is_in_one_list_and_the_same_lists_come_again(rows):
-    lists = equal_lists(rows, 30, 30, seed=0)
-    assert sorted(lists.flatten().tolist()) == list(range(VOCABULARY))
-    assert torch.equal(lists, equal_lists(rows, 30, 30, seed=0))
+    assert index.lists_searched(1) == 2
+    fewest = [index.lists_searched(k) for k in (10, 100, VOCABULARY)]
+    assert 2 < fewest[0] < fewest[1] < fewest[2] == 30
+    assert index._fewest[fewest[1] - 1] >= 200 > index._fewest[fewest[1] - 2]
 
 
 def test_recall_counts_ids_in_any_order():
@@ -152,7 +126,7 @@ def test_without_faiss_the_error_names_the_extra(monkeypatch, rows):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(FaissMissing, match=r"pip install 'pytest-emad\[faiss\]', or search='ivf'"):
+    with pytest.raises(FaissMissing, match=r"pip install 'pytest-emad\[faiss\]', or search='lowrank'"):
         FaissIndex(rows)
 
 
