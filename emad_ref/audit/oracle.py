@@ -58,7 +58,7 @@ class ModelLens:
             ahead[layer - 1] = work.readout_macs[FULL, layer - 1] // n
             if layer in point.probes:
                 probe, work = point.probes.index(layer), Work.none(point.layers)
-                seen = watch.see(states, probe, work)
+                seen = watch.read(states, probe, work)
                 signal[:, probe] = to_host(seen.signal)
                 heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
                 macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if seen.macs is None else seen.macs

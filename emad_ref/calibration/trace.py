@@ -154,7 +154,7 @@ def _write_columns(
 ) -> None:
     """What ``watch`` sees in ``hidden``, into its columns."""
     at, work = layer - 1, Work.none(columns.signal.shape[1])
-    seen = watch.see(hidden, probe, work)
+    seen = watch.read(hidden, probe, work)
     columns.signal[rows, at] = seen.signal.float().cpu().numpy()
     columns.heads[:, at] = work.readout_rows[:, at] > 0
     if seen.macs is not None:

@@ -145,7 +145,7 @@ class AdaptiveForward:
             stops, shown = running.caps == layer, None
             column = self.column.get(layer) if running.any_asked else None
             if column is not None:
-                reading = self.probe.see(hidden[:, -1], column, work)
+                reading = self.probe.read(hidden[:, -1], column, work)
                 values = to_host(reading.signal)
                 signal[running.rows, -1, column] = values
                 if column == 0:
@@ -201,7 +201,7 @@ class AdaptiveForward:
             inside = place < keep[:, None]  # [running, width] not padding
             reading, column = None, self.column.get(layer)
             if column is not None:
-                reading = self.probe.see(hidden[torch.from_numpy(inside).to(hidden.device)], column, work)
+                reading = self.probe.read(hidden[torch.from_numpy(inside).to(hidden.device)], column, work)
                 values = np.full(inside.shape, np.nan)
                 values[inside] = to_host(reading.signal)
                 signal[running[:, None], place, column] = values

@@ -96,9 +96,9 @@ class CausalStepper:
         ]
         # a step for each block that has one; without it a block keeps its own forward
         self._steps = [fused_block(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
-        self.stations: tuple[LayerPlacement, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
-        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(station.device for station in self.stations))
-        windowed = any(station.kind == SLIDING_ATTENTION for station in self.stations)
+        self.placements: tuple[LayerPlacement, ...] = tuple(dict.fromkeys(placement for _, placement in self._blocks))
+        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(placement.device for placement in self.placements))
+        windowed = any(placement.kind == SLIDING_ATTENTION for placement in self.placements)
         self.window: int | None = config.sliding_window if windowed else None
         self._embedding = on_home_device("embedding", model.get_input_embeddings(), self.device)
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
@@ -127,7 +127,7 @@ class CausalStepper:
         """What runs: the backend asked for, and of ``fast`` where a device could capture, whether steps are."""
         if self._graphs is None:
             return f"{self._asked}, nothing captured: {self._without}" if self._without else self._asked
-        return f"{self._asked}, {self._graphs.said}"
+        return f"{self._asked}, {self._graphs.summary}"
 
     @property
     def captures(self) -> bool:
@@ -146,8 +146,8 @@ class CausalStepper:
 
     def steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
         """The fused steps of layers first+1 … last, None where a block has none, and where each reads its masks."""
-        stations = (station for _, station in self._blocks[first:last])
-        return list(zip(self._steps[first:last], stations, strict=True))
+        placements = (placement for _, placement in self._blocks[first:last])
+        return list(zip(self._steps[first:last], placements, strict=True))
 
     @property
     def max_positions(self) -> int:
@@ -196,21 +196,21 @@ class CausalStepper:
         if cache is not None:
             cache.require(first, last, frame)
         prepared: ForwardInputs = frame.prepared
-        prepared.meet(cache)
+        prepared.bind(cache)
         if self._graphs is not None and cache is not None:
             replayed = self._graphs.run(self, hidden, first, last, frame, cache)
             if replayed is not None:
                 return replayed
         here: LayerPlacement | None = None
         shape = hidden.shape
-        for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
-            if station != here:  # looked up where it changes: in a small model every call counts
-                here, hidden, given = station, to_device(hidden, station.device), None
+        for (block, placement), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
+            if placement != here:  # looked up where it changes: in a small model every call counts
+                here, hidden, inputs = placement, to_device(hidden, placement.device), None
             if step is None or cache is None:
-                hidden = block(hidden.view(shape), **prepared.arguments(station))
+                hidden = block(hidden.view(shape), **prepared.arguments(placement))
             else:
-                given = given or prepared.given(station)
-                hidden = step(as_vector(hidden), given)
+                inputs = inputs or prepared.attention_inputs(placement)
+                hidden = step(as_vector(hidden), inputs)
         return to_device(hidden.view(shape), self.device)
 
     def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
@@ -220,12 +220,12 @@ class CausalStepper:
         """
         require_layer(layer, self.layers)
         cache.require(layer - 1, layer, frame)
-        block, station = self._blocks[layer - 1]
+        block, placement = self._blocks[layer - 1]
         prepared: ForwardInputs = frame.prepared
-        prepared.meet(cache)
-        arguments = {**prepared.arguments(station), self.anatomy.cache_keyword: _FillWriter(cache, frame)}
+        prepared.bind(cache)
+        arguments = {**prepared.arguments(placement), self.anatomy.cache_keyword: _FillWriter(cache, frame)}
         try:
-            block(to_device(hidden, station.device), **arguments)
+            block(to_device(hidden, placement.device), **arguments)
         except _KVWritten:
             return
         raise AssertionError(f"layer {layer} never updated its cache")
@@ -262,9 +262,9 @@ class CausalStepper:
         """[V], or None."""
         return self._head.bias
 
-    def rotary_table(self, station: LayerPlacement, positions: int) -> tuple[Tensor, Tensor]:
+    def rotary_table(self, placement: LayerPlacement, positions: int) -> tuple[Tensor, Tensor]:
         """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, where blocks read."""
-        key = station if self.anatomy.rotary_per_kind else LayerPlacement(FULL_ATTENTION, station.device)
+        key = placement if self.anatomy.rotary_per_kind else LayerPlacement(FULL_ATTENTION, placement.device)
         if key not in self._tables or self._tables[key][0].shape[1] < positions:
             held = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
             home = device_of("rotary", self.rotary) or self.device
@@ -272,18 +272,18 @@ class CausalStepper:
             with torch.inference_mode(False), torch.no_grad():
                 at = torch.arange(max(positions, 2 * held), device=home)[None]
                 like = torch.empty(0, dtype=self.dtype, device=home)
-                per_kind = (station.kind,) if self.anatomy.rotary_per_kind else ()
+                per_kind = (placement.kind,) if self.anatomy.rotary_per_kind else ()
                 cos, sin = self.rotary(like, at, *per_kind)
-                self._tables[key] = to_device(cos, station.device), to_device(sin, station.device)
+                self._tables[key] = to_device(cos, placement.device), to_device(sin, placement.device)
         return self._tables[key]
 
-    def turns(self, station: LayerPlacement, positions: int) -> RotaryTables:
+    def signed_rotary_table(self, placement: LayerPlacement, positions: int) -> RotaryTables:
         """``rotary_table`` as fused steps take it, [1, ≥ positions, 1, 1, d]."""
-        cos, sin = self.rotary_table(station, positions)
-        held = self._signed.get(station)
+        cos, sin = self.rotary_table(placement, positions)
+        held = self._signed.get(placement)
         if held is None or held[0] is not cos:  # of this very table: it grows, and a planted stepper's is another
             with torch.inference_mode(False), torch.no_grad():
-                held = self._signed[station] = cos, signed_rotary(cos, sin)
+                held = self._signed[placement] = cos, signed_rotary(cos, sin)
         return held[1]
 
     def _state_of(self, block: Any) -> Any:

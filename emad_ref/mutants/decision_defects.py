@@ -151,13 +151,13 @@ def misread(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
 
     def prepare(decoder: Any) -> None:
         probe = decoder._forward.probe
-        see = probe.see
+        read = probe.read
 
         def changed(hidden: Tensor, number: int, work: Work) -> Any:
-            output = see(hidden, number, work)
+            output = read(hidden, number, work)
             return replace(output, signal=change(decoder, output.signal, hidden))
 
-        probe.see = changed
+        probe.read = changed
 
     return mutate(prepare=prepare)
 

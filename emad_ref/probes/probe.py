@@ -1,8 +1,8 @@
 """The probe of an operating point: reads a signal per row after a layer, and the logits a stopping row emits from.
 
 ``read`` evaluates states after a probe layer and charges its work; ``emit`` is the readout of rows that stop without
-logits.
-Some probes remember shallower layers of the same step: ``begin`` forgets them, ``keep`` drops the rows that stopped.
+logits. Some probes remember shallower layers of the same step: ``begin`` forgets them, ``keep`` drops the rows that
+stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from emad_ref.signals import (
 
 
 class HeadProbe:
-    """What all watches share: nothing to remember, and a full head at the exit, through the point's lens if it has one.
+    """The base of all probes: remembers nothing, and runs a full head at the exit, through the point's lens if any.
 
     ``heads``: how readouts are computed; the stepper's own by default.
 
@@ -47,10 +47,10 @@ class HeadProbe:
         self.lens = point_lens(stepper, point)
 
     def begin(self) -> None:
-        """Nothing is remembered from probe to probe."""
+        """Nothing to forget."""
 
     def keep(self, rows: Tensor) -> None:
-        """Nothing is remembered from probe to probe."""
+        """Nothing to drop."""
 
     def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         read = hidden if self.lens is None else self.lens.charged(hidden, layer, work)
@@ -63,7 +63,7 @@ class SaturationProbe(HeadProbe):
     def begin(self) -> None:
         self.below: Tensor | None = None
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         below, self.below = self.below, hidden
         if below is None:
             return ProbeOutput(torch.full_like(hidden[:, 0], torch.nan), None)
@@ -80,21 +80,21 @@ class ContrastProbe(HeadProbe):
     def begin(self) -> None:
         self.shallower: dict[int, Tensor] = {}
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         for logits in self.shallower.values():
             require_aligned(len(logits), len(hidden))
         logits = self.emit(hidden, layer, work)
-        seen = score_function(self.point.signal)(_parameters(self.point), layer, logits, self.shallower)
+        output = score_function(self.point.signal)(_parameters(self.point), layer, logits, self.shallower)
         self.shallower[layer] = logits
-        return seen
+        return output
 
     def keep(self, rows: Tensor) -> None:
         self.shallower = {layer: logits[rows] for layer, logits in self.shallower.items()}
 
 
 class PrunedProbe(HeadProbe):
-    """Remembers the race: the tokens still in it, row by row, and their logits by layer.
+    """Remembers each row's candidate tokens and their logits by layer.
 
     Raises:
         BadArgument: an adaptive rule that, sure of its token, would keep less than two of this vocabulary.
@@ -111,7 +111,7 @@ class PrunedProbe(HeadProbe):
         self.race: CandidateTokens | None = None
         self.confidence: Tensor | None = None  # [rows] of the last probe: what the adaptive k depends on
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer, parameters = self.point.probes[probe], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit(hidden, layer, work)
@@ -123,10 +123,10 @@ class PrunedProbe(HeadProbe):
         require_aligned(len(self.race), len(hidden))
         self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
         shallower = {m: z for m, z in self.race.logits.items() if m < layer}
-        seen = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], shallower)
-        self.confidence = seen.signal
-        assert seen.logits is not None, "scores of readouts give logits"
-        return ProbeOutput(seen.signal, self.race.spread(seen.logits), self.race.macs(self.stepper.geometry))
+        output = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], shallower)
+        self.confidence = output.signal
+        assert output.logits is not None, "scores of readouts give logits"
+        return ProbeOutput(output.signal, self.race.spread(output.logits), self.race.macs(self.stepper.geometry))
 
     def keep(self, rows: Tensor) -> None:
         if self.race is not None and self.confidence is not None:
@@ -143,23 +143,23 @@ class PrunedProbe(HeadProbe):
 
 
 def _parameters(point: OperatingPoint) -> Confidence:
-    assert point.confidence is not None, "only points with a confidence have these watches"
+    assert point.confidence is not None, "only points with a confidence have these probes"
     return point.confidence
 
 
 def require_aligned(remembered: int, shown: int) -> None:
-    """The rows shown must be those remembered: ``keep`` is owed wherever some rows stop and others go on."""
+    """The rows read must be those remembered: ``keep`` must follow every stop of some rows."""
     assert remembered == shown, f"{remembered} rows are remembered, {shown} are shown"
 
 
 def confidence_probe(
     stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None
 ) -> SaturationProbe | ContrastProbe | PrunedProbe:
-    """The watch of a point with a ``confidence``; ``heads`` as of ``HeadProbe``."""
+    """The probe of a point with a ``confidence``; ``heads`` as of ``HeadProbe``."""
     return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).pruned](stepper, point, heads)
 
 
-# (what the signal needs, whether the vocabulary is pruned) → what remembers it; points refuse the other combinations
+# (what the signal needs, whether the vocabulary is pruned) → probe; points refuse the other combinations
 CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | ContrastProbe | PrunedProbe]] = {
     (STATE_BELOW, False): SaturationProbe,
     (HALF_DEPTH, False): ContrastProbe,
@@ -171,9 +171,9 @@ CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | Contra
 
 class Probe(Protocol):
     def begin(self) -> None:
-        """A new step: forget what shallower probes showed."""
+        """A new step: forget the shallower layers."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         """Read states [rows, D] after ``point.probes[probe]``. Raises NotFinite."""
 
     def keep(self, rows: Tensor) -> None:
@@ -184,23 +184,23 @@ class Probe(Protocol):
 
 
 class FullSoftmaxProbe(HeadProbe):
-    """A full softmax: its logits give any signal of one layer, and are what a row emits from."""
+    """A full softmax: its logits give any signal of one layer, and a stopping row emits from them."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         logits = self.emit(hidden, layer, work)
         return ProbeOutput(to_host_finite(SIGNALS[self.point.signal].of(logits), f"after layer {layer}"), logits)
 
 
 class EstimatorProbe(HeadProbe):
-    """An estimate of the entropy; the head is run once, where the row stops."""
+    """An estimate of the entropy; a head runs once, where the row stops."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         super().__init__(stepper, point)
         self.reader: EntropyReader = entropy_reader(stepper, point.estimator, point.probes)
         self.kind = READOUTS.index(self.reader.kind)
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         rows = hidden.shape[0]
         work.readout_rows[self.kind, layer - 1] += rows
@@ -214,7 +214,7 @@ class AgreementProbe(HeadProbe):
     def begin(self) -> None:
         self.before: Tensor | None = None
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
         logits = self.emit(hidden, layer, work)
         log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2)
@@ -230,7 +230,7 @@ class AgreementProbe(HeadProbe):
 
 
 def make_probe(stepper: Stepper, point: OperatingPoint) -> Probe:
-    """The watch that a point asks for."""
+    """The probe that ``point`` names."""
     if point.confidence is not None:
         return confidence_probe(stepper, point)
     if SIGNALS[point.signal].needs is PREVIOUS_PROBE:

@@ -206,16 +206,16 @@ class Altered:
 class OtherSignal(Altered):
     """Compares a signal that is one thousandth off."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        seen = self.watch.see(hidden, probe, work)
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        seen = self.watch.read(hidden, probe, work)
         return replace(seen, signal=seen.signal * 1.001)
 
 
 class FullHead(Altered):
     """Compares what the rule compares, and emits from the full head all the same, which it does not count."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        seen = self.watch.see(hidden, probe, work)
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        seen = self.watch.read(hidden, probe, work)
         return replace(seen, logits=self.watch.stepper.logits(hidden))
 
 
@@ -240,8 +240,8 @@ class FreeLens(Altered):
 class Free(Altered):
     """Reads without being charged."""
 
-    def see(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        return self.watch.see(hidden, probe, Work.none(work.layers))
+    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
+        return self.watch.read(hidden, probe, Work.none(work.layers))
 
 
 def with_watch(point: OperatingPoint, altered: type[Altered]) -> WalkedDecoder:

@@ -218,7 +218,7 @@ def test_rollback_commit_chunks_and_rows_that_leave(family, engines):
 def test_sessions_side_by_side_have_buffers_of_their_own(engines, uncollected):
     steppers = pair()
     Both(steppers).do("close")  # buffers wait that only one of the two can have
-    assert len(steppers[0]._graphs.shelf._idle) > 1
+    assert len(steppers[0]._graphs.pool._idle) > 1
     one, other, fed = Both(steppers), Both(steppers), drawn(20)
     for at in range(6):
         one.feed(fed[:, [at]])
@@ -239,7 +239,7 @@ def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engin
         if close:
             both.do("close")
         del both
-        idle = steppers[0]._graphs.shelf._idle
+        idle = steppers[0]._graphs.pool._idle
         assert idle
         for each in idle:
             each._all.fill_(torch.nan)
@@ -248,21 +248,21 @@ def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engin
 
 def test_what_waits_makes_room_for_a_session_that_finds_none(engines, monkeypatch):
     captured, _ = pair()
-    shelf, made, free = captured._graphs.shelf, buffers.KVBuffers, 1
-    first = shelf.lend(1, 8)
-    shelf.take_back(first)
+    pool, made, free = captured._graphs.pool, buffers.KVBuffers, 1
+    first = pool.lend(1, 8)
+    pool.take_back(first)
 
     def short(*given: Any) -> buffers.KVBuffers:
-        if len(shelf._idle) >= free:
+        if len(pool._idle) >= free:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return made(*given)
 
     monkeypatch.setattr(buffers, "KVBuffers", short)
-    assert shelf.lend(2, 8).rows == 2
-    assert shelf._idle == []
+    assert pool.lend(2, 8).rows == 2
+    assert pool._idle == []
     free = 0
     with pytest.raises(torch.OutOfMemoryError):
-        shelf.lend(2, 8)
+        pool.lend(2, 8)
 
 
 @torch.inference_mode()
@@ -445,7 +445,7 @@ def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(e
     point = ruled(acting(eager))
     before = engines[0].replays
     alike(generated(captured, point), generated(eager, point), most(eager))
-    runs = [key for each in captured._graphs.shelf._idle for key in each.graphs]
+    runs = [key for each in captured._graphs.pool._idle for key in each.graphs]
     assert {rows for _, _, rows, _ in runs} == {1, 2}
     assert engines[0].replays > before
 
@@ -455,7 +455,7 @@ def test_graphs_are_let_go_of_where_there_are_too_many(engines, monkeypatch):
     captured, eager = pair()
     point = ruled(acting(eager))
     alike(generated(captured, point), generated(eager, point), most(eager))
-    assert [len(each.graphs) for each in captured._graphs.shelf._idle if each.rows == 3] == [3]
+    assert [len(each.graphs) for each in captured._graphs.pool._idle if each.rows == 3] == [3]
     assert engines[0].captures > 12
 
 

@@ -137,7 +137,7 @@ def test_a_spread_model_gives_the_logits_of_one_device(family: str, machine: Mac
     expected = list(fed(CausalStepper(small_model(family)), prompts()))
     with machine.open():
         walked = CausalStepper(spread(small_model(family), machine))
-        assert {station.device for station in walked.stations} == {machine.first, machine.second}
+        assert {placement.device for placement in walked.placements} == {machine.first, machine.second}
         require_same(list(fed(walked, prompts())), expected, machine.apart)
 
 

@@ -303,7 +303,7 @@ def test_the_ledger_charges_what_pytorch_counts(family: str, rows: int, rank: in
     point = OperatingPoint("p", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=attached(stepper, PROBES, rank))
     watch, work, hidden = make_probe(stepper, point), Work.none(LAYERS), torch.ones(rows, width, dtype=torch.float64)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        watch.see(hidden, 1, work)
+        watch.read(hidden, 1, work)
     assert work.readout_macs[FULL].tolist() == [0, 0, rows * (width**2 if rank is None else 2 * width * rank), 0, 0, 0]
     assert flops(work, stepper.geometry).total == counter.get_total_flops()
     assert flops(work, stepper.geometry).translators == 2 * int(work.readout_macs.sum()) > 0

@@ -44,7 +44,7 @@ def llama_block(names: NormNames, block: Any) -> FusedBlock:
     first, after_first = (_norm_of(block, names.norm, name) for name in (names.before_attention, names.after_attention))
     second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
     query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
-    turns, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
+    uses_rotary, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
     mixed = PackedLinear(*(parameter_table(getattr(attention, f"{name}_proj")) for name in "qkv"))
     widened = PackedLinear(parameter_table(mlp.gate_proj), parameter_table(mlp.up_proj))
     out, down = parameter_table(attention.o_proj), parameter_table(mlp.down_proj)
@@ -57,42 +57,42 @@ def llama_block(names: NormNames, block: Any) -> FusedBlock:
         split = projected.view(*tokens, -1, head)
         return norm(split) if norm is not None and not whole else split
 
-    def step(states: Tensor, given: AttentionInputs) -> Tensor:
+    def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         normed = states if first is None else first(states)
         if query_norm is None and not torch.is_grad_enabled():
-            packed = given.packed(states, sizes, _packed_llama)
+            packed = inputs.packed(states, sizes, _packed_llama)
             mixed.write(normed, packed)
             query, key, value = packed.query, packed.key, packed.value
-            if turns:
-                assert given.turns is not None
-                packed.turn(given.turns)
+            if uses_rotary:
+                assert inputs.rotary is not None
+                packed.rotate_parts(inputs.rotary)
         else:
             tokens = token_shape(states)
-            projected = zip(mixed(normed, given), (query_norm, key_norm, None), strict=True)
+            projected = zip(mixed(normed, inputs), (query_norm, key_norm, None), strict=True)
             query, key, value = (heads(each, norm, tokens) for each, norm in projected)
-            if turns:
-                assert given.turns is not None
-                both = rotate(torch.cat((query, key), dim=2).unsqueeze(3), given.turns).squeeze(3)
+            if uses_rotary:
+                assert inputs.rotary is not None
+                both = rotate(torch.cat((query, key), dim=2).unsqueeze(3), inputs.rotary).squeeze(3)
                 query, key = both.split((query.shape[2], key.shape[2]), dim=2)
             query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-        keys, values = given.writer.update(key, value, index)
-        change = linear(attend(query, keys, values, given, scale, states), out)
+        keys, values = inputs.writer.update(key, value, index)
+        change = linear(attend(query, keys, values, inputs, scale, states), out)
         base = _add_residual(states, change if after_first is None else after_first(change), factor)
         normed = base if second is None else second(base)
-        gate, up = widened(normed, given)
+        gate, up = widened(normed, inputs)
         change = linear(act(gate) * up, down)
         return _add_residual(base, change if after_second is None else after_second(change), factor)
 
     return step
 
 
-def _packed_llama(states: Tensor, _turns: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
+def _packed_llama(states: Tensor, _rotary: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
     """All heads of the queries, of the keys, of the values."""
     whole, tokens = buffer_for(states, queries + 2 * keys), token_shape(states)
     written = whole.split((queries, keys, keys), dim=-1)
     query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
-    turned = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
-    return PackedQKV(whole, tuple(written), turned, query, key, value)
+    rotated = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
+    return PackedQKV(whole, tuple(written), rotated, query, key, value)
 
 
 def _add_residual(hidden: Tensor, change: Tensor, factor: float | None) -> Tensor:
@@ -187,21 +187,21 @@ def gpt_neox_block(block: Any) -> FusedBlock:
     mix, out = parameter_table(attention.query_key_value), parameter_table(attention.dense)
     up, down = parameter_table(mlp.dense_h_to_4h), parameter_table(mlp.dense_4h_to_h)
 
-    def step(states: Tensor, given: AttentionInputs) -> Tensor:
+    def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
-        assert given.turns is not None
+        assert inputs.rotary is not None
         if torch.is_grad_enabled():
             # each head's output is [query | key | value], so this view costs nothing
             mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
-            rotate(_rotated_part(mixed, given.turns), given.turns)
+            rotate(_rotated_part(mixed, inputs.rotary), inputs.rotary)
             query, key, value = mixed.transpose(1, 2).unbind(3)
         else:
-            packed = given.packed(states, (normed.shape[-1] // head, head), _packed_neox)
+            packed = inputs.packed(states, (normed.shape[-1] // head, head), _packed_neox)
             linear(normed, mix, packed.whole)
-            packed.turn(given.turns)
+            packed.rotate_parts(inputs.rotary)
             query, key, value = packed.query, packed.key, packed.value
-        keys, values = given.writer.update(key, value, index)
-        change = linear(attend(query, keys, values, given, scale, states), out)
+        keys, values = inputs.writer.update(key, value, index)
+        change = linear(attend(query, keys, values, inputs, scale, states), out)
         base = states if parallel else change + states
         normed = torch.layer_norm(base, width, inner_norm["weight"], inner_norm["bias"], second_eps)
         inner = linear(act(linear(normed, up)), down)
@@ -210,15 +210,15 @@ def gpt_neox_block(block: Any) -> FusedBlock:
     return step
 
 
-def _packed_neox(states: Tensor, turns: RotaryTables, heads: int, head: int) -> PackedQKV:
+def _packed_neox(states: Tensor, rotary: RotaryTables, heads: int, head: int) -> PackedQKV:
     whole = buffer_for(states, heads * 3 * head)
     mixed = whole.view(*token_shape(states), heads, 3, head)
-    return PackedQKV(whole, (whole,), _rotated_part(mixed, turns), *mixed.transpose(1, 2).unbind(3))
+    return PackedQKV(whole, (whole,), _rotated_part(mixed, rotary), *mixed.transpose(1, 2).unbind(3))
 
 
-def _rotated_part(mixed: Tensor, turns: RotaryTables) -> Tensor:
+def _rotated_part(mixed: Tensor, rotary: RotaryTables) -> Tensor:
     """What turns of queries and keys: as wide as the tables are, which the config may say narrower."""
-    return mixed.narrow(3, 0, 2).narrow(4, 0, turns[0].shape[-1])
+    return mixed.narrow(3, 0, 2).narrow(4, 0, rotary[0].shape[-1])
 
 
 NEOX_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"GPTNeoXLayer": gpt_neox_block}
@@ -233,13 +233,13 @@ def opt_block(block: Any) -> FusedBlock:
     mixed = PackedLinear(*(parameter_table(getattr(attention, f"{name}_proj")) for name in "qkv"))
     out, up, down = parameter_table(attention.out_proj), parameter_table(block.fc1), parameter_table(block.fc2)
 
-    def step(states: Tensor, given: AttentionInputs) -> Tensor:
+    def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
         tokens = token_shape(states)
         normed = first(states) if before else states
-        query, key, value = mixed(normed, given)
+        query, key, value = mixed(normed, inputs)
         query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query * scale, key, value))
-        keys, values = given.writer.update(key, value, index)
-        base = states + linear(attend(query, keys, values, given, 1.0, states), out)
+        keys, values = inputs.writer.update(key, value, index)
+        base = states + linear(attend(query, keys, values, inputs, 1.0, states), out)
         if not before:
             base = first(base)
         inner = act(linear(second(base) if before else base, up))

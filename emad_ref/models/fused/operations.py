@@ -19,24 +19,24 @@ class PackedQKV(NamedTuple):
     """Queries, keys and values side by side in one buffer, and the views of it that a step takes.
 
     ``whole`` [rows · n, all outs], or [all outs] of a token alone. ``written``: where projections go, in order.
-    ``turned`` [rows, n, heads, k, d]: what is turned by position. ``query`` [rows, heads, n, head_dim]; ``key``,
-    ``value`` [rows, kv_heads, n, head_dim].
+    ``rotated`` [rows, n, heads, k, d]: the parts that the rotary embedding changes. ``query`` [rows, heads, n,
+    head_dim]; ``key``, ``value`` [rows, kv_heads, n, head_dim].
     """
 
     whole: Tensor
     written: tuple[Tensor, ...]
-    turned: Tensor
+    rotated: Tensor
     query: Tensor
     key: Tensor
     value: Tensor
 
-    def turn(self, turns: RotaryTables) -> None:
-        """Turn queries and keys by their positions, in place."""
-        (rotate_single if self.whole.dim() == 1 else rotate)(self.turned, turns)
+    def rotate_parts(self, rotary: RotaryTables) -> None:
+        """Apply the rotary embedding to queries and keys, in place."""
+        (rotate_single if self.whole.dim() == 1 else rotate)(self.rotated, rotary)
 
 
 class KVWriter(Protocol):
-    """What a step sees as its cache: ``models.stepper.CacheWriter``, or the like over buffers of its own."""
+    """The cache as a fused step sees it: ``models.stepper.CacheWriter``, or one over buffers of its own."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
         """Store [rows, kv_heads, n, head_dim]; what to attend over, [rows, kv_heads, keys, head_dim]."""
@@ -44,35 +44,32 @@ class KVWriter(Protocol):
 
 
 class AttentionInputs:
-    """What one forward gives the fused steps of one station.
+    """Inputs of the fused steps of one ``LayerPlacement`` in one forward.
 
-    ``writer``: the cache of the forward's rows. ``mask``: additive [rows or 1, 1, n, keys], None where every query sees
-    every key or, of ``several`` queries, by SDPA's causal flag. ``turns``: (cos, signed sin) [rows or 1, n, 1, 1, d],
-    None where positions are embedded.
+    ``writer``: the cache of the forward's rows. ``mask``: additive [rows or 1, 1, n, keys]; None where every query sees
+    every key or, for ``several`` queries, under SDPA's causal flag. ``rotary``: (cos, signed sin) [rows or 1, n, 1,
+    1, d], None where positions are embedded.
     """
 
-    __slots__ = ("_packed", "_parts", "_stacked", "causal", "mask", "turns", "writer")
+    __slots__ = ("_packed", "_parts", "_stacked", "causal", "mask", "rotary", "writer")
 
-    def __init__(self, writer: KVWriter, mask: Tensor | None, turns: RotaryTables | None, several: bool):
-        self.writer, self.mask, self.turns, self.causal = writer, mask, turns, several and mask is None
+    def __init__(self, writer: KVWriter, mask: Tensor | None, rotary: RotaryTables | None, several: bool):
+        self.writer, self.mask, self.rotary, self.causal = writer, mask, rotary, several and mask is None
         self._stacked: dict[int, Tensor] = {}
         self._packed: dict[tuple[int, ...], PackedQKV] = {}
         self._parts: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
     def packed(self, states: Tensor, sizes: tuple[int, ...], made: Callable[..., PackedQKV]) -> PackedQKV:
-        """``made(states, turns, *sizes)``, made at the forward's first block of these sizes and used by all of them.
+        """``made(states, rotary, *sizes)``, allocated by the first block of these sizes and reused by the others.
 
-        The cache copies what is written to it, so that the next block may overwrite what this one has left.
+        The cache copies what it stores, so the next block may overwrite the buffer.
         """
         if sizes not in self._packed:
-            self._packed[sizes] = made(states, self.turns, *sizes)
+            self._packed[sizes] = made(states, self.rotary, *sizes)
         return self._packed[sizes]
 
     def parts(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """A buffer [all outs] for what layers of these ``sizes`` make of a token alone, and its parts.
-
-        One block after the other writes to it.
-        """
+        """A buffer [all outs], and its parts, for one token's outputs of layers of these ``sizes``; blocks reuse it."""
         if sizes not in self._parts:
             whole = buffer_for(states, sum(sizes))
             self._parts[sizes] = whole, tuple(whole.split(sizes))
@@ -90,28 +87,28 @@ class AttentionInputs:
 class FusedBlock(Protocol):
     """One block over states [rows, n, D], or [D] of a token alone: writes K and V, returns the states after it."""
 
-    def __call__(self, states: Tensor, given: AttentionInputs) -> Tensor: ...
+    def __call__(self, states: Tensor, inputs: AttentionInputs) -> Tensor: ...
 
 
 def signed_rotary(cos: Tensor, sin: Tensor) -> RotaryTables:
-    """Tables [1, P, d] of a model's rotary module as ``turn`` takes them: [1, P, 1, 1, d]."""
+    """Tables [1, P, d] of a model's rotary module as ``rotate`` takes them: [1, P, 1, 1, d]."""
     half = sin.shape[-1] // 2
     sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
     return cos[:, :, None, None], sin[:, :, None, None]
 
 
-def rotate(states: Tensor, turns: RotaryTables) -> Tensor:
-    """Turn ``states`` [rows, n, heads, k, d] by their positions, in place."""
-    cos, sin = turns
+def rotate(states: Tensor, rotary: RotaryTables) -> Tensor:
+    """Apply the rotary embedding to ``states`` [rows, n, heads, k, d], in place."""
+    cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
     if cos.dtype == states.dtype:  # not ``addcmul``: it rounds once less than the modules do
         return states.mul_(cos).add_(swapped.mul_(sin))
     return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its turn
 
 
-def rotate_single(states: Tensor, turns: RotaryTables) -> Tensor:
-    """``turn`` for a token alone in an operation less: it rounds once less than the modules, whose bits nobody asks."""
-    cos, sin = turns
+def rotate_single(states: Tensor, rotary: RotaryTables) -> Tensor:
+    """``rotate`` for one token in one operation less; it rounds once less than the modules do."""
+    cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
     return states.mul_(cos).addcmul_(swapped, sin)
 
@@ -126,20 +123,20 @@ def buffer_for(states: Tensor, width: int) -> Tensor:
     return states.new_empty(width if states.dim() == 1 else (states.shape[0] * states.shape[1], width))
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, given: AttentionInputs, scale: float, like: Tensor) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, inputs: AttentionInputs, scale: float, like: Tensor) -> Tensor:
     """[rows, n, heads · d] of ``query`` [rows, heads, n, d] over [rows, kv_heads, keys, d].
 
     ``like``: states of the same tokens; of a vector, a vector [heads · d].
     """
     rows, heads, queries, width = query.shape
     groups = heads // keys.shape[1]
-    if groups == 1 or given.causal:
+    if groups == 1 or inputs.causal:
         seen = F.scaled_dot_product_attention(
-            query, keys, values, given.mask, is_causal=given.causal, scale=scale, enable_gqa=groups > 1
+            query, keys, values, inputs.mask, is_causal=inputs.causal, scale=scale, enable_gqa=groups > 1
         )
     else:
         stacked = query.reshape(rows, keys.shape[1], groups * queries, width)
-        seen = F.scaled_dot_product_attention(stacked, keys, values, given.stacked(groups), scale=scale)
+        seen = F.scaled_dot_product_attention(stacked, keys, values, inputs.stacked(groups), scale=scale)
     if like.dim() == 1:
         return seen.reshape(-1)
     return seen.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
@@ -157,8 +154,7 @@ def as_vector(hidden: Tensor) -> Tensor:
 
 
 def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
-    """What a linear layer of these ``parameters`` makes of ``states`` [rows, n, in] or [in]; ``out`` of
-    ``PackedQKV``."""
+    """The linear layer with parameters ``own`` of ``states`` [rows, n, in] or [in]; ``out``: where to write it."""
     if states.dim() > 1:
         if out is None:
             return F.linear(states, own["weight"], own["bias"])
@@ -172,7 +168,7 @@ def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Te
 
 
 def parameter_table(module: nn.Module) -> dict[str, Any]:
-    """The module's own table of parameters: read at every call, so that a parameter put in another's place counts."""
+    """The module's own table of parameters, read at every call, so that a replaced parameter takes effect."""
     return module._parameters
 
 
@@ -192,8 +188,8 @@ def activation(module: nn.Module) -> Pointwise:
 def gelu(states: Tensor) -> Tensor:
     """x·Φ(x), PyTorch's own kernel wherever it runs.
 
-    Of contiguous float32 on a CPU it asks oneDNN, which makes and drops a primitive at every call: a fifth of the time
-    of a small model's token. A transposed view, of the same numbers in the same order, it computes itself.
+    For contiguous float32 on a CPU, PyTorch calls oneDNN, which builds a primitive at every call: a fifth of the time
+    of a small model's token. It computes a transposed view of the same numbers itself.
     """
     asks = states.is_cpu and states.dtype == torch.float32 and states.is_contiguous()
     if not asks or states.shape[-1] % 2:
@@ -225,10 +221,10 @@ class PackedLinear:
         self._places: list[int] = []
         self._joined = self._found()
 
-    def __call__(self, states: Tensor, given: AttentionInputs) -> Sequence[Tensor]:
+    def __call__(self, states: Tensor, inputs: AttentionInputs) -> Sequence[Tensor]:
         """What each of them makes of ``states``; of a token alone, until the forward's next block is asked."""
         if self._joined is not None and states.dim() == 1:
-            whole, parts = given.parts(states, self.sizes)
+            whole, parts = inputs.parts(states, self.sizes)
             if self._one(states, whole):
                 return parts
         return [linear(states, own) for own in self._owns]

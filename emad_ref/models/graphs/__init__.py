@@ -1,20 +1,16 @@
 """Captured graphs: one decoding step of one token per row, replayed instead of launched kernel by kernel.
 
 At batch 1 an accelerator waits for Python longer than it multiplies. So where fused steps run with a cache, one query
-per row, the blocks between two halts are captured once and replayed from then on:
+per row, the blocks between two probes are captured once and replayed from then on:
 
     one graph per   segment (first, last] × rows × bucket of keys × K/V buffers
 
-``engine``   what captures and replays: CUDA's graphs, by device (``CAPTURE_ENGINES``)
-``arena``    K/V and inputs that stay where they are, lent to a cache for as long as it lives
-``static``   a cache over lent buffers; its lengths, rows and errors are any cache's
-``segment``  what is captured: the fused steps themselves, positions read from a tensor
-``heads``    readouts of a few states
-``replayed`` which forwards are captured, and how one is run; ``weights`` where what they read lies
+``buffers``  K/V and inputs at fixed addresses, leased to a cache for as long as it lives, and the cache over them
+``capture``  what captures and replays (CUDA graphs), the captured blocks and readouts, and which forwards use them
 
-A graph repeats addresses and shapes, and whatever Python said while it was captured. So positions and rows are tensors,
-and a query attends to a whole *bucket* of keys, a power of two, under a mask made from its position: keys past it are
-executed and add nothing. They are counted (``Frame.executed``). Depths, tokens, rows, blocks and readouts are those of
+A graph repeats addresses, shapes and every Python decision of its capture. So positions and rows are tensors, and a
+query attends to a whole *bucket* of keys, a power of two, under a mask made from its position: keys past it are
+executed, add nothing and are counted (``ForwardContext.executed``). Depths, tokens, blocks and readouts are those of
 the steps run one by one; sums over keys are in another order.
 """
 

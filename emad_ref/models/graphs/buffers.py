@@ -15,18 +15,18 @@ from emad_ref.models.kv_cache import CacheWrite, KVCache, LayerKVCache, write_en
 from emad_ref.record import Ints
 
 SMALLEST_BUCKET = 64  # positions of the smallest buffers, and keys of the smallest bucket
-MAX_GRAPHS = 256  # of one arena: each takes memory; audits that force any depth at any row meet many, and each once
-MAX_IDLE = 4  # arenas that wait on a shelf; the one that has waited longest goes first
+MAX_GRAPHS = 256  # over one set of buffers: each takes memory, and audits that force depths meet many, each once
+MAX_IDLE = 4  # buffers that wait in a pool; the longest waiting go first
 
 
 def bucket_size(positions: int) -> int:
-    """The smallest power of two that holds so many, at least ``LEAST``."""
+    """The smallest power of two ≥ ``positions``, at least ``SMALLEST_BUCKET``."""
     return max(SMALLEST_BUCKET, 1 << (positions - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class BufferShape:
-    """Of one model's K and V, and of its states: ``layers``, ``heads`` of keys, their ``width``; ``hidden`` D."""
+    """Sizes of one model's K and V and of its states: ``layers``, ``heads`` of keys, their ``width``; ``hidden`` D."""
 
     layers: int
     heads: int
@@ -37,9 +37,9 @@ class BufferShape:
 
 
 class StepBuffers:
-    """What a step of so many rows reads besides K/V and weights, at addresses of its own.
+    """Inputs of a step of ``rows`` rows besides K/V and weights, at fixed addresses.
 
-    ``hidden`` [rows, 1, D]; ``positions``, ``places`` int64 [rows]: each row's position, and its place in the buffers.
+    ``hidden`` [rows, 1, D]; ``positions``, ``places`` int64 [rows]: each row's position, and its row in the buffers.
     """
 
     def __init__(self, sizes: BufferShape, rows: int):
@@ -48,14 +48,14 @@ class StepBuffers:
             self._both = torch.zeros(2, rows, dtype=torch.int64, device=sizes.device)
         self.positions, self.places = self._both.unbind()
         self._rows = rows
-        self._said: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def take(self, hidden: Tensor, frame: CacheWrite) -> None:
-        """The first rows of a frame, and of their states: one small transfer, none where they were said already."""
-        said = frame.starts[: self._rows], frame.rows[: self._rows]
-        if self._said != said:
-            self._both.copy_(torch.tensor(said), non_blocking=True)
-            self._said = said
+        """Copy the first rows of a forward and their states; rows and positions only where they changed."""
+        wanted = frame.starts[: self._rows], frame.rows[: self._rows]
+        if self._last != wanted:
+            self._both.copy_(torch.tensor(wanted), non_blocking=True)
+            self._last = wanted
         self.hidden.copy_(hidden[: self._rows])
 
 
@@ -96,13 +96,13 @@ class KVBuffers:
             del self.graphs[next(iter(self.graphs))]
 
     def inputs(self, rows: int) -> StepBuffers:
-        """Those of steps of so many rows."""
+        """Inputs of steps of ``rows`` rows."""
         if rows not in self._inputs:
             self._inputs[rows] = StepBuffers(self._sizes, rows)
         return self._inputs[rows]
 
     def empty(self) -> None:
-        """Whatever a session left is gone: 0 × NaN would be NaN in the next one, though a mask hides it."""
+        """Zero all entries: under a mask, 0 × NaN of an earlier session would still be NaN."""
         self._all.zero_()
 
     def take(self, other: KVBuffers, places: Sequence[int]) -> None:
@@ -113,20 +113,20 @@ class KVBuffers:
 
 
 class BufferPool:
-    """Arenas of one model, lent by rows and positions."""
+    """Idle buffers of one model, lent by rows and positions."""
 
     def __init__(self, sizes: BufferShape):
         self._sizes = sizes
         self._idle: list[KVBuffers] = []  # the longest waiting first
 
     def lend(self, rows: int, positions: int) -> KVBuffers:
-        """An empty one for so many ``rows``, and ``positions`` at least."""
+        """Empty buffers for ``rows`` rows and at least ``positions`` positions."""
         capacity = bucket_size(positions)
-        for arena in reversed(self._idle):
-            if (arena.rows, arena.capacity) == (rows, capacity):
-                self._idle.remove(arena)
-                arena.empty()
-                return arena
+        for buffers in reversed(self._idle):
+            if (buffers.rows, buffers.capacity) == (rows, capacity):
+                self._idle.remove(buffers)
+                buffers.empty()
+                return buffers
         try:
             return KVBuffers(self._sizes, rows, capacity)
         except torch.OutOfMemoryError:
@@ -135,29 +135,29 @@ class BufferPool:
             self._idle.clear()  # and their graphs: what waits must not keep a session from its buffers
             return KVBuffers(self._sizes, rows, capacity)
 
-    def take_back(self, arena: KVBuffers) -> None:
-        """It may be lent again."""
-        self._idle.append(arena)
+    def take_back(self, buffers: KVBuffers) -> None:
+        """``buffers`` may be lent again."""
+        self._idle.append(buffers)
         del self._idle[:-MAX_IDLE]
 
 
 class BufferLease:
-    """What one cache has borrowed: nothing until it writes, and another arena when it outgrows the one it has."""
+    """The buffers leased to one cache: none until it writes, and larger ones when it outgrows them."""
 
-    def __init__(self, shelf: BufferPool, rows: int, capacity: int):
-        self.shelf, self.rows = shelf, rows
+    def __init__(self, pool: BufferPool, rows: int, capacity: int):
+        self.pool, self.rows = pool, rows
         self._capacity = capacity
         self._held: KVBuffers | None = None
 
-    def arena(self, positions: int) -> KVBuffers:
-        """With room for ``positions`` at least, K and V of a smaller one included."""
+    def buffers(self, positions: int) -> KVBuffers:
+        """The buffers, with room for at least ``positions``; growing copies K and V."""
         held = self._held
         if held is None or held.capacity < positions:
             return self._move(range(self.rows), max(positions, self._capacity))
         return held
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows from now on, by new numbers: in an arena of as many."""
+        """Only these rows from now on, renumbered, in buffers of as many."""
         self.rows = len(rows)
         if self._held is not None:
             self._move(rows, self._held.capacity)
@@ -165,38 +165,38 @@ class BufferLease:
     def end(self) -> None:
         """Give back what is held."""
         if self._held is not None:
-            self.shelf.take_back(self._held)
+            self.pool.take_back(self._held)
             self._held = None
 
     def _move(self, rows: Sequence[int], positions: int) -> KVBuffers:
-        arena = self.shelf.lend(len(rows), positions)
+        buffers = self.pool.lend(len(rows), positions)
         if self._held is not None:
-            arena.take(self._held, rows)
+            buffers.take(self._held, rows)
         self.end()
-        self._held = arena
-        return arena
+        self._held = buffers
+        return buffers
 
 
 class StaticLayerCache(LayerKVCache):
     """Keys and values of one layer in borrowed buffers."""
 
-    def __init__(self, number: int, rows: int, capacity: int, loan: BufferLease):
+    def __init__(self, number: int, rows: int, capacity: int, lease: BufferLease):
         super().__init__(number, rows, capacity)
-        self._loan = loan
+        self._lease = lease
 
     def entries(self, row: int) -> tuple[Tensor, Tensor]:
         """See ``LayerKVCache.entries``."""
         held = self._length[self._rows.index(row)]
         if not held:
             raise BadArgument("row", row, "a row with entries", "nothing ran here yet")
-        arena, layer = self._loan.arena(held), self._number - 1
-        return arena.keys[layer][row, :, :held], arena.values[layer][row, :, :held]
+        buffers, layer = self._lease.buffers(held), self._number - 1
+        return buffers.keys[layer][row, :, :held], buffers.values[layer][row, :, :held]
 
     def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
         """See ``LayerKVCache.write``: for forwards that are not captured."""
-        arena, layer = self._loan.arena(frame.keys), self._number - 1
-        places = None if len(frame.rows) == arena.rows else torch.tensor(frame.rows, device=keys.device)
-        seen = write_entries(arena.keys[layer], arena.values[layer], keys, values, frame, places)
+        buffers, layer = self._lease.buffers(frame.keys), self._number - 1
+        places = None if len(frame.rows) == buffers.rows else torch.tensor(frame.rows, device=keys.device)
+        seen = write_entries(buffers.keys[layer], buffers.values[layer], keys, values, frame, places)
         self._hold(frame)
         return seen
 
@@ -212,14 +212,14 @@ class StaticLayerCache(LayerKVCache):
 
 
 class StaticKVCache(KVCache):
-    """A cache whose buffers come from ``shelf`` and go back to it with the cache."""
+    """A cache whose buffers come from ``pool`` and go back to it with the cache."""
 
-    def __init__(self, shelf: BufferPool, layers: int, rows: int, capacity: int):
+    def __init__(self, pool: BufferPool, layers: int, rows: int, capacity: int):
         super().__init__(layers, rows, capacity)
-        self.loan = loan = BufferLease(shelf, rows, capacity)
-        self._static = [StaticLayerCache(i + 1, rows, capacity, loan) for i in range(layers)]
+        self.lease = lease = BufferLease(pool, rows, capacity)
+        self._static = [StaticLayerCache(i + 1, rows, capacity, lease) for i in range(layers)]
         self.layers = [*self._static]
-        weakref.finalize(self, loan.end)  # layers hold the loan, not the cache: nothing keeps it alive but its user
+        weakref.finalize(self, lease.end)  # layers hold the lease, not the cache: only its user keeps the cache alive
 
     def holds(self, first: int, last: int) -> bool:
         """Whether layers first+1 … last are still those that it was made with: decoders may put others there."""
@@ -234,4 +234,4 @@ class StaticKVCache(KVCache):
         """See ``KVCache.drop``."""
         kept = np.delete(np.arange(self.rows), np.atleast_1d(rows)).tolist()
         super().drop(rows)
-        self.loan.keep(kept)
+        self.lease.keep(kept)

@@ -135,9 +135,9 @@ def has_no_hooks(parts: Sequence[Any]) -> bool:
 class _BucketWriter:
     """What fused steps see as their cache: stores at the rows' positions, gives a bucket of keys and values."""
 
-    def __init__(self, arena: KVBuffers, inputs: StepBuffers, keys: int):
-        self._keys, self._values, self._inputs, self._bucket = arena.keys, arena.values, inputs, keys
-        self._whole = len(inputs.positions) == arena.rows
+    def __init__(self, buffers: KVBuffers, inputs: StepBuffers, keys: int):
+        self._keys, self._values, self._inputs, self._bucket = buffers.keys, buffers.values, inputs, keys
+        self._whole = len(inputs.positions) == buffers.rows
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
         return self._put(self._keys[layer_idx], keys), self._put(self._values[layer_idx], values)
@@ -153,43 +153,46 @@ class _BucketWriter:
 
 
 class CapturedSegment:
-    """Layers first+1 … last of ``stepper`` over the rows of ``inputs``, against ``keys`` keys of ``arena`` each.
+    """Layers first+1 … last of ``stepper`` over the rows of ``inputs``, against ``keys`` keys of ``buffers`` each.
 
     Called, it gives h_last [rows, 1, D] of ``inputs.hidden``, and writes K and V; called twice, it has done no more.
     """
 
-    def __init__(self, stepper: CausalStepper, first: int, last: int, arena: KVBuffers, inputs: StepBuffers, keys: int):
+    def __init__(
+        self, stepper: CausalStepper, first: int, last: int, buffers: KVBuffers, inputs: StepBuffers, keys: int
+    ):
         self._steps = _require_fused(stepper.steps(first, last))
-        self._inputs, self._buffers = inputs, _BucketWriter(arena, inputs, keys)
+        self._inputs, self._writer = inputs, _BucketWriter(buffers, inputs, keys)
         self._dtype, self._window = stepper.dtype, stepper.window
-        stations = {station for _, station in self._steps}
+        placements = {placement for _, placement in self._steps}
         # as long as the graph: a table that grows is another one
-        self._turns: dict[LayerPlacement, RotaryTables | None] = {
-            station: None if stepper.rotary is None else stepper.turns(station, keys) for station in stations
+        self._rotary: dict[LayerPlacement, RotaryTables | None] = {
+            placement: None if stepper.rotary is None else stepper.signed_rotary_table(placement, keys)
+            for placement in placements
         }
         with torch.inference_mode(False), torch.no_grad():
             self._slots = torch.arange(keys, device=inputs.positions.device)
 
     def __call__(self) -> Tensor:
-        given = {station: self._given(station) for station in self._turns}
+        inputs = {placement: self._attention_inputs(placement) for placement in self._rotary}
         hidden = self._inputs.hidden
         states = as_vector(hidden)
-        for step, station in self._steps:
-            states = step(states, given[station])
+        for step, placement in self._steps:
+            states = step(states, inputs[placement])
         return states.view(hidden.shape)
 
-    def _given(self, station: LayerPlacement) -> AttentionInputs:
-        positions, turns = self._inputs.positions, self._turns[station]
-        if turns is not None:
-            cos, sin = turns
-            turns = cos[0].index_select(0, positions)[:, None], sin[0].index_select(0, positions)[:, None]
-        return AttentionInputs(self._buffers, self._mask(station), turns, several=False)
+    def _attention_inputs(self, placement: LayerPlacement) -> AttentionInputs:
+        positions, rotary = self._inputs.positions, self._rotary[placement]
+        if rotary is not None:
+            cos, sin = rotary
+            rotary = cos[0].index_select(0, positions)[:, None], sin[0].index_select(0, positions)[:, None]
+        return AttentionInputs(self._writer, self._mask(placement), rotary, several=False)
 
-    def _mask(self, station: LayerPlacement) -> Tensor:
+    def _mask(self, placement: LayerPlacement) -> Tensor:
         """Additive [rows, 1, 1, keys]: as ``stepper.attention_mask``, of positions that are known when it runs."""
         here = self._inputs.positions[:, None]
         seen = self._slots <= here
-        if station.kind == SLIDING_ATTENTION and self._window is not None:
+        if placement.kind == SLIDING_ATTENTION and self._window is not None:
             seen = seen & (self._slots > here - self._window)
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
         return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)[:, None, None]
@@ -199,7 +202,7 @@ def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
     """All of them: where a block has none, nothing is captured (``capture.make_graphs``)."""
-    present = [(step, station) for step, station in steps if step is not None]
+    present = [(step, placement) for step, placement in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
 
@@ -243,7 +246,7 @@ class StepGraphs:
 
     def __init__(self, stepper: CausalStepper, engine: CaptureEngine):
         geometry = stepper.geometry
-        self.shelf = BufferPool(
+        self.pool = BufferPool(
             BufferShape(
                 stepper.layers,
                 geometry.kv_heads,
@@ -259,15 +262,15 @@ class StepGraphs:
         self.refused = ""
 
     @property
-    def said(self) -> str:
-        """In a report, behind the backend."""
+    def summary(self) -> str:
+        """For reports, after the backend's name."""
         return f"nothing captured: {self.refused}" if self.refused else "captured graphs"
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """One whose steps can be captured."""
         stepper = self._owner()
         assert stepper is not None, "asked by its own stepper"
-        return StaticKVCache(self.shelf, stepper.layers, rows, capacity)
+        return StaticKVCache(self.pool, stepper.layers, rows, capacity)
 
     def run(
         self, stepper: CausalStepper, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache
@@ -279,15 +282,15 @@ class StepGraphs:
         frame.executed = frame.keys
         if not isinstance(cache, StaticKVCache) or not self._takes(stepper, first, last, frame, cache):
             return None
-        keys, arena, rows = bucket_size(frame.keys), cache.loan.arena(frame.keys), len(frame.rows)
+        keys, buffers, rows = bucket_size(frame.keys), cache.lease.buffers(frame.keys), len(frame.rows)
         read = parameter_addresses(chain.from_iterable(self._places[first:last]))
-        known = arena.graphs.get((first, last, rows, keys))
+        known = buffers.graphs.get((first, last, rows, keys))
         # soon some rows leave, and no token is to wait for that capture: it is made with the first
         counts = (rows,) if known is not None and known.read == read else range(1, rows + 1)
         try:
             for count in counts:
-                arena.inputs(count).take(hidden, frame)
-                captured = self._captured(stepper, first, last, arena, count, keys, read)
+                buffers.inputs(count).take(hidden, frame)
+                captured = self._captured(stepper, first, last, buffers, count, keys, read)
         except GraphCaptureError as reason:
             self._refuse(str(reason))
             return None
@@ -316,7 +319,7 @@ class StepGraphs:
             and first < last
             and len(frame.rows) <= MAX_CAPTURED_ROWS
             and not frame.prepared.ragged
-            and cache.loan.shelf is self.shelf
+            and cache.lease.pool is self.pool
             and cache.holds(first, last)
             and self._may(stepper)
         )
@@ -334,17 +337,17 @@ class StepGraphs:
         stepper: CausalStepper,
         first: int,
         last: int,
-        arena: KVBuffers,
+        buffers: KVBuffers,
         rows: int,
         keys: int,
         read: tuple[int, ...],
     ) -> CapturedGraph:
         """The graph of this segment over weights at ``read``. Raises GraphCaptureError."""
-        found = arena.graphs.get((first, last, rows, keys))
+        found = buffers.graphs.get((first, last, rows, keys))
         if found is None or found.read != read:
-            segment = CapturedSegment(stepper, first, last, arena, arena.inputs(rows), keys)
+            segment = CapturedSegment(stepper, first, last, buffers, buffers.inputs(rows), keys)
             found = CapturedGraph(self._engine.capture(segment), read, segment)
-            arena.keep((first, last, rows, keys), found)
+            buffers.keep((first, last, rows, keys), found)
         return found
 
     def _refuse(self, reason: str) -> None:

@@ -289,10 +289,10 @@ class TestFrame:
         assert frame.take(np.array([1])) is frame.take(np.array([1]))
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
-        cache, (station,) = neox.new_cache(2), neox.stations
+        cache, (placement,) = neox.new_cache(2), neox.placements
         together, apart = (neox.frame(at(starts, 1), cache) for starts in ([7, 7], [7, 3]))
-        assert together.prepared.arguments(station)["attention_mask"] is None
-        ragged = apart.prepared.arguments(station)["attention_mask"]
+        assert together.prepared.arguments(placement)["attention_mask"] is None
+        ragged = apart.prepared.arguments(placement)["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(

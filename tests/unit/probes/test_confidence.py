@@ -52,7 +52,7 @@ def climb(
     """What every probe of one step shows, no row stopping."""
     counted = Work.none(LAYERS) if work is None else work
     watch.begin()
-    return {probe: watch.see(states[probe], i, counted) for i, probe in enumerate(point.probes)}
+    return {probe: watch.read(states[probe], i, counted) for i, probe in enumerate(point.probes)}
 
 
 POINTS = {
@@ -204,7 +204,7 @@ def test_rows_that_stop_take_what_is_remembered_of_them_along(
     watch.keep(torch.arange(ROWS))  # before anything was seen
     for i, probe in enumerate(point.probes):
         left = probe > 3
-        seen = watch.see(states[probe][staying] if left else states[probe], i, work)
+        seen = watch.read(states[probe][staying] if left else states[probe], i, work)
         expected = whole[probe].signal[staying] if left else whole[probe].signal
         assert torch.allclose(seen.signal, expected, atol=EXACT, equal_nan=True)
         if probe == 3:
@@ -229,9 +229,9 @@ def test_rows_out_of_step_with_the_memory_are_an_error(
 ) -> None:
     watch, work = make_probe(stepper, named[1]), Work.none(LAYERS)
     watch.begin()
-    watch.see(states[2], 0, work)
+    watch.read(states[2], 0, work)
     with pytest.raises(AssertionError, match="4 rows are remembered, 3 are shown"):
-        watch.see(states[3][:3], 1, work)
+        watch.read(states[3][:3], 1, work)
 
 
 @torch.inference_mode()
