@@ -167,14 +167,14 @@ class _GenerationLoop:
         depths: list[Tensor] = []
         alive = np.arange(len(ids))
         running = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-        session, arrival = self.decoder.begin(self.prompts, int(self.config.max_length) - ids.shape[1])
+        session, output = self.decoder.begin(self.prompts, int(self.config.max_length) - ids.shape[1])
         # of all rows, also of those that have ended: processors and draws are of the whole batch, as Transformers' are
-        latest = torch.zeros(len(ids), arrival.logits.shape[-1], device=ids.device)
+        latest = torch.zeros(len(ids), output.logits.shape[-1], device=ids.device)
         try:
             while True:
-                latest[torch.from_numpy(alive).to(ids.device)] = arrival.logits[:, -1].to(ids.device, torch.float32)
+                latest[torch.from_numpy(alive).to(ids.device)] = output.logits[:, -1].to(ids.device, torch.float32)
                 depth = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-                depth[torch.from_numpy(alive).to(ids.device)] = torch.from_numpy(arrival.depth[:, -1]).to(ids.device)
+                depth[torch.from_numpy(alive).to(ids.device)] = torch.from_numpy(output.depth[:, -1]).to(ids.device)
                 depths.append(depth)
                 token = self._pick(ids, latest.clone(), processors, running if pads else torch.ones_like(running))
                 ids = torch.cat([ids, token[:, None]], dim=-1)
@@ -189,7 +189,7 @@ class _GenerationLoop:
                 session.commit(session.length)
                 fed = token[torch.from_numpy(alive).to(ids.device), None].to(self.decoder.stepper.device)
                 with torch.inference_mode():
-                    arrival = session.advance(fed, None)
+                    output = session.advance(fed, None)
         finally:
             session.close()
         if self.streamer is not None:

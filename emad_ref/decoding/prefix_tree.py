@@ -2,7 +2,7 @@
 
 Greedy decoding makes the next token a function of the history and the model in charge. Rules share a text as long as
 they agree on it, so the texts of one prompt form a tree of ``PrefixNode``; a rule is a path through it. Where a path
-needs a model's output after a prefix that nobody asked before, that model writes up to ``AHEAD`` tokens on, for all
+needs a model's output after a new prefix, that model writes up to ``AHEAD`` tokens on, for all
 waiting paths in batches. One rule alone costs one decoding; the twentieth costs almost nothing.
 
 Laws compare every path with ``switching.switch`` (tokens, models, entropies, work) and ``speculation.speculate``
@@ -36,8 +36,8 @@ NextToken = tuple[int, float]  # the token a model writes, and the entropy of it
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """One text to write: ``prompt`` int64 [n], at most ``most`` new tokens, over after a token of ``stop`` or where
-    ``ended`` says so of the tokens emitted so far."""
+    """One text to write after ``prompt`` int64 [n]: at most ``most`` new tokens, up to a token of ``stop`` or until
+    ``ended`` holds of the tokens emitted so far."""
 
     prompt: Ints
     most: int
@@ -45,22 +45,22 @@ class TextRequest:
     ended: EndOfText = never_ends
 
     def over(self, tokens: Sequence[int]) -> bool:
-        """Whether ``tokens``, at least one, are all that is wanted."""
+        """Whether the text is complete with ``tokens``, at least one."""
         return len(tokens) == self.most or tokens[-1] in self.stop or self.ended(tokens)
 
 
 @dataclass(eq=False)
 class PrefixNode:
-    """A history: what each model says after it, None where it was not asked, and the histories one token longer."""
+    """A prefix: each model's next token (None until it is needed), and the prefixes that are one token longer."""
 
-    said: list[NextToken | None] = field(default_factory=lambda: [None] * len(MODELS))
+    answers: list[NextToken | None] = field(default_factory=lambda: [None] * len(MODELS))
     after: dict[int, PrefixNode] = field(default_factory=dict)
 
     def child(self, token: int) -> PrefixNode:
         return self.after.setdefault(token, PrefixNode())
 
 
-@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+@dataclass(frozen=True, eq=False)
 class SwitchedText:
     """One text under one rule: int64 [emitted] ``tokens`` and the ``model`` of each, float64 [emitted] its entropy and
     the rolling mean after it; ``prompt`` tokens before it."""
@@ -89,12 +89,12 @@ class SwitchedText:
     def caught_up(self, model: int) -> int:
         """Tokens that ``model`` read only to take over, the prompt among them; the last it read is its own step."""
         feeds = list(self.feeds(model))
-        opened = int(bool(feeds) and self.model[0] == model)  # whoever starts reads the prompt as anybody would
+        opened = int(bool(feeds) and self.model[0] == model)  # the model that starts reads the prompt in any case
         return sum(n - 1 for _, n in feeds[opened:])
 
     def work(self, model: int, layers: int, opening: bool = False) -> Work:
-        """Executed by ``model``, of so many ``layers``, at full depth in a session of one row; or only what the model
-        that starts spent on ``opening`` with the prompt.
+        """Work of ``model`` with ``layers`` layers, at full depth in a session of one row; with ``opening`` only that
+        of reading the prompt.
 
         A session reads its prompt but for the last position in one chunk, that position by itself.
         """
@@ -112,7 +112,7 @@ class SwitchedText:
 
 @dataclass(frozen=True, eq=False)
 class ContinuationScores:
-    """What one model says of a given continuation, per token [n]: log p in nats, whether it is the greedy choice, and
+    """One model's scores of a given continuation, per token [n]: log p in nats, whether it is the greedy choice, and
     the entropy of the distribution in bits."""
 
     log_p: Floats
@@ -122,7 +122,7 @@ class ContinuationScores:
 
 @dataclass(frozen=True, eq=False)
 class SwitchedScores:
-    """The same of a continuation read in turns: ``model`` int64 [n], in charge of each token."""
+    """``ContinuationScores`` of the models in charge; ``model`` int64 [n] of each token."""
 
     model: Ints
     log_p: Floats
@@ -139,7 +139,7 @@ def _score_continuation(logits: Floats, tokens: Ints) -> ContinuationScores:
 
 
 def _models_in_charge(rule: SwitchingRule, entropies_bits: Sequence[Floats]) -> list[int]:
-    """Models of the n tokens of a given text, from what either model's entropy [n] would be."""
+    """Models of the n tokens of a given text, from both models' entropies [n]."""
     models, bits, run = [rule.start], [float(entropies_bits[rule.start][0])], 1
     for at in range(1, len(entropies_bits[0])):
         following = rule.next_model(rolling_mean(bits, rule.window), models[-1], run)
@@ -152,27 +152,27 @@ def _models_in_charge(rule: SwitchingRule, entropies_bits: Sequence[Floats]) -> 
 @dataclass(frozen=True, eq=False)
 class SpeculatedText:
     """One text by greedy speculation: int64 [emitted] ``tokens``, and the ``model`` of each, ``SMALL`` where a draft
-    stands, accepted or waved through by the gate; float64 [judged] ``entropy_bits`` of the drafts that were judged."""
+    was kept, accepted or passed by the gate; float64 [judged] ``entropy_bits`` of the drafts that were judged."""
 
     tokens: Ints
     model: Ints
     entropy_bits: Floats
 
 
-PrefixQuery = tuple[PrefixNode, int, list[int]]  # where a model is asked, which, and the tokens emitted up to there
+PrefixQuery = tuple[PrefixNode, int, list[int]]  # the prefix, the model, and the tokens emitted up to there
 W = TypeVar("W", SwitchedText, SpeculatedText)
 
 
 def _next_token(node: PrefixNode, model: int, tokens: list[int]) -> Generator[PrefixQuery, None, NextToken]:
-    while (said := node.said[model]) is None:
+    while (answer := node.answers[model]) is None:
         yield node, model, tokens
-    return said
+    return answer
 
 
 def _switching_path(
     text: TextRequest, rule: SwitchingRule, node: PrefixNode
 ) -> Generator[PrefixQuery, None, SwitchedText]:
-    """The walk of ``rule`` from the root of ``text``, asking for whatever was not said yet."""
+    """The path of ``rule`` from the root of ``text``; it yields a query where a model's next token is missing."""
     tokens: list[int] = []
     model: list[int] = []
     bits: list[float] = []
@@ -216,10 +216,10 @@ def _speculation_path(
 
 
 class PrefixTrees:
-    """The trees of some prompts in one pair of models, kept as long as the object.
+    """The prefix trees of some prompts for one pair of models.
 
-    Methods take the ``partners``, small first, both at full depth; decoders may come and go, the models may not.
-    ``rows``: prompts that their decoders take at once.
+    Methods take the ``partners``, small first, both at full depth: always decoders of the same two models. ``rows``:
+    prompts that their decoders take at once.
     """
 
     def __init__(self, rows: int):
@@ -237,7 +237,9 @@ class PrefixTrees:
         _require_full_depth(partners)
         if any(text.most < 1 for text, _ in wanted):
             raise BadArgument("most", 0, "at least one new token")
-        return self._told(partners, [(text, _switching_path(text, rule, self._root(text))) for text, rule in wanted])
+        return self._run_paths(
+            partners, [(text, _switching_path(text, rule, self._root(text))) for text, rule in wanted]
+        )
 
     def spoken(
         self, partners: Partners, wanted: Sequence[TextRequest], k: int, gate_bits: float | None
@@ -248,7 +250,7 @@ class PrefixTrees:
             As ``walks``.
         """
         _require_full_depth(partners)
-        return self._told(
+        return self._run_paths(
             partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in wanted]
         )
 
@@ -258,19 +260,19 @@ class PrefixTrees:
         for token in walk.tokens.tolist():
             nodes.append(node)
             node = node.child(token)
-        if any(node.said[model] is None for node in nodes):
+        if any(node.answers[model] is None for node in nodes):
             _require_full_depth(partners)
             self._read(partners, model, text, walk.tokens, nodes)
-        chosen = [said[0] for node in nodes if (said := node.said[model]) is not None]
+        chosen = [answer[0] for node in nodes if (answer := node.answers[model]) is not None]
         return np.array(chosen) == walk.tokens
 
     def scored(
         self, partners: Partners, wanted: Sequence[tuple[Ints, Ints]], rule: SwitchingRule
     ) -> list[SwitchedScores]:
-        """Of each (prompt, continuation), teacher-forced under ``rule``, what the models in charge say.
+        """Scores of each (prompt, continuation), teacher-forced under ``rule``, by the models in charge.
 
-        H_t is the entropy of whoever is in charge of token t, as in decoding; the text is given, so that the rule
-        decides models only.
+        H_t is the entropy of the model in charge of token t, as in decoding; the text is given, so the rule decides
+        models only.
 
         Raises:
             As ``walks``.
@@ -291,7 +293,7 @@ class PrefixTrees:
     # ------------------------------------------------------------ private
 
     def _read_options(self, partner: Partner, model: int, wanted: Sequence[tuple[Ints, Ints]]) -> None:
-        """Every continuation that ``model`` has not read yet; those of one prompt in one session."""
+        """Score every continuation that ``model`` has not read yet, those of one prompt in one session."""
         todo: dict[tuple[int, ...], dict[tuple[int, ...], Ints]] = {}
         for prompt, continuation in wanted:
             key = tuple(prompt.tolist()), tuple(continuation.tolist())
@@ -311,30 +313,30 @@ class PrefixTrees:
     def _root(self, text: TextRequest) -> PrefixNode:
         return self._roots.setdefault(tuple(text.prompt.tolist()), PrefixNode())
 
-    def _told(
-        self, partners: Partners, askers: Sequence[tuple[TextRequest, Generator[PrefixQuery, None, W]]]
+    def _run_paths(
+        self, partners: Partners, paths: Sequence[tuple[TextRequest, Generator[PrefixQuery, None, W]]]
     ) -> list[W]:
-        """What each of ``askers`` comes to, in rounds: all that wait for an answer get it together."""
+        """Results of ``paths``, in rounds: all paths that wait for a model's next token get it together."""
         found: dict[int, W] = {}
         while True:
             waiting: dict[tuple[int, int], tuple[TextRequest, PrefixNode, list[int]]] = {}
-            for number, (text, asker) in enumerate(askers):
+            for number, (text, path) in enumerate(paths):
                 if number in found:
                     continue
                 try:
-                    node, model, tokens = next(asker)
+                    node, model, tokens = next(path)
                     waiting.setdefault((id(node), model), (text, node, tokens))
                 except StopIteration as end:
                     found[number] = end.value
             if not waiting:
-                return [found[number] for number in range(len(askers))]
+                return [found[number] for number in range(len(paths))]
             for model in (SMALL, LARGE):
-                self._ask(partners, model, [asked for (_, of), asked in waiting.items() if of == model])
+                self._answer(partners, model, [asked for (_, of), asked in waiting.items() if of == model])
 
-    def _ask(
+    def _answer(
         self, partners: Partners, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
     ) -> None:
-        """Let ``model`` write on from where it is asked; alike lengths together, so that little is padded."""
+        """``model`` writes on from each waiting prefix; similar lengths together, so that little is padded."""
         order = sorted(waiting, key=lambda asked: len(asked[0].prompt) + len(asked[2]))
         for at in range(0, len(order), self._rows):
             self._write(partners[model], model, order[at : at + self._rows])
@@ -347,16 +349,16 @@ class PrefixTrees:
         session, step = partner.decoder.start(prompts)
         try:
             for _ in range(AHEAD):
-                said = self._said(partner, model, step.logits[:, -1])
-                for (_, node, tokens), one in zip(texts, said, strict=True):
-                    node.said[model] = one
+                answers = self._next_tokens(partner, model, step.logits[:, -1])
+                for (_, node, tokens), one in zip(texts, answers, strict=True):
+                    node.answers[model] = one
                     tokens.append(one[0])
                 texts = [(text, node.child(tokens[-1]), tokens) for text, node, tokens in texts]
-                # beyond a history on which this model was asked before, all it would write is known
+                # beyond a prefix that this model has answered before, all its tokens are known
                 alive = [
                     row
                     for row, (text, node, tokens) in enumerate(texts)
-                    if node.said[model] is None and not text.over(tokens)
+                    if node.answers[model] is None and not text.over(tokens)
                 ]
                 if not alive:
                     return
@@ -372,17 +374,17 @@ class PrefixTrees:
     def _read(
         self, partners: Partners, model: int, text: TextRequest, tokens: Ints, nodes: Sequence[PrefixNode]
     ) -> None:
-        """What ``model`` says after each history of one text, which it reads as it stands."""
+        """Next tokens of ``model`` after each prefix of one text, which it reads in chunks."""
         session, step = partners[model].decoder.start([Prompt(text.prompt)])
         try:
             logits = _feed_text(partners[model], session, step, tokens)
-            for node, one in zip(nodes, self._said(partners[model], model, logits), strict=True):
-                node.said[model] = node.said[model] or one
+            for node, one in zip(nodes, self._next_tokens(partners[model], model, logits), strict=True):
+                node.answers[model] = node.answers[model] or one
         finally:
             session.close()
 
     @staticmethod
-    def _said(partner: Partner, model: int, logits: Floats) -> list[NextToken]:
+    def _next_tokens(partner: Partner, model: int, logits: Floats) -> list[NextToken]:
         """From logits [rows, V]."""
         shared = _shared_logits(partner, model, logits)
         return list(zip(shared.argmax(axis=-1).tolist(), entropy_bits(shared).tolist(), strict=True))

@@ -89,16 +89,16 @@ def decode_stream(
 ) -> Iterator[tuple[int, int]]:
     """(token, depth) as the decoder's ``generate`` emits them, each as soon as it is known."""
     sampler = Sampler(1, decoder.temperature, decoder.seed)
-    session, arrival = decoder.begin([prompt], tokens)
+    session, output = decoder.begin([prompt], tokens)
     with closing(session):
         for left in range(tokens, 0, -1):
-            picked = sampler.pick(arrival.logits[:, -1], [0])
-            yield int(picked), int(arrival.depth[0, -1])
+            picked = sampler.pick(output.logits[:, -1], [0])
+            yield int(picked), int(output.depth[0, -1])
             if int(picked) in stop or left == 1:
                 return
             session.commit(session.length)
             with torch.inference_mode():
-                arrival = session.advance(picked[:, None], None)
+                output = session.advance(picked[:, None], None)
 
 
 def stream_pair(

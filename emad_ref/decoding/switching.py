@@ -201,17 +201,17 @@ class _SwitchedSequence:
     entropy_bits: list[float] = field(default_factory=list)
     rolling_bits: list[float] = field(default_factory=list)
     reason: StopReason = "length"
-    seats: dict[int, LoggedSession] = field(default_factory=dict)
+    sessions: dict[int, LoggedSession] = field(default_factory=dict)
     work: dict[int, Work | None] = field(default_factory=dict)
     opening_work: dict[int, Work | None] = field(default_factory=dict)
 
     def decode(self, sampler: Sampler, max_new: int, stop: frozenset[int]) -> Iterator[tuple[int, int]]:
         """(token, model) one by one; the row is complete once all are taken."""
-        with ExitStack() as sessions:
+        with ExitStack() as stack:
             current, run = self.rule.start, 0
-            seat = self._open(sessions, current, self.prompt, PROMPT, DECODE)
-            self.opening_work[current] = seat.opening_work
-            self.history, logits = list(map(int, self.prompt.tokens)), seat.logits
+            session = self._open(stack, current, self.prompt, PROMPT, DECODE)
+            self.opening_work[current] = session.opening_work
+            self.history, logits = list(map(int, self.prompt.tokens)), session.logits
             _require_reachable(self.rule, logits.shape[-1])
             while True:
                 self._emit(logits, current, sampler)
@@ -222,8 +222,8 @@ class _SwitchedSequence:
                     break
                 following = self.rule.next_model(self.rolling_bits[-1], current, run + 1)
                 current, run = following, run + 1 if following == current else 0
-                logits = self._read_on(sessions, current, logits)
-            self.work = {model: seat.work for model, seat in self.seats.items()}
+                logits = self._read_on(stack, current, logits)
+            self.work = {model: session.work for model, session in self.sessions.items()}
 
     def _emit(self, logits: Floats, current: int, sampler: Sampler) -> None:
         self.model.append(current)
@@ -231,28 +231,28 @@ class _SwitchedSequence:
         self.rolling_bits.append(rolling_mean(self.entropy_bits, self.rule.window))
         self.history.append(int(sampler.pick(torch.from_numpy(logits), [self.number])))
 
-    def _read_on(self, sessions: ExitStack, current: int, former: Floats) -> Floats:
+    def _read_on(self, stack: ExitStack, current: int, former: Floats) -> Floats:
         """Logits [1, V] of ``current`` after the whole history: one token, or all it has not seen."""
-        if current not in self.seats:
+        if current not in self.sessions:
             # a model that decides depth decides it for every token after the prompt, whoever emitted that token
             undecided = self.partners[current].undecided
             known = np.array(self.history[: len(self.prompt.tokens)] if undecided else self.history, dtype=np.int64)
             last = CATCH_UP if len(known) < len(self.history) else DECODE
-            opened = self._open(sessions, current, replace(self.prompt, tokens=known), CATCH_UP, last)
+            opened = self._open(stack, current, replace(self.prompt, tokens=known), CATCH_UP, last)
             require_one_vocabulary(former, opened.logits)
-        seat = self.seats[current]
-        unseen = np.array([self.history[int(seat.length[0]) :]], dtype=np.int64)
+        session = self.sessions[current]
+        unseen = np.array([self.history[int(session.length[0]) :]], dtype=np.int64)
         if unseen.size == 0:
-            return seat.logits
-        logits = seat.feed(unseen, [CATCH_UP] * (unseen.shape[1] - 1) + [DECODE], last=1)[:, -1]
-        seat.session.commit(seat.length)  # EAD takes nothing back
+            return session.logits
+        logits = session.feed(unseen, [CATCH_UP] * (unseen.shape[1] - 1) + [DECODE], last=1)[:, -1]
+        session.session.commit(session.length)  # EAD takes nothing back
         return logits
 
-    def _open(self, sessions: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> LoggedSession:
-        seat = LoggedSession(self.partners[model], model, self.log, [self.number], [prompt], head, last)
-        sessions.callback(seat.close)
-        self.seats[model] = seat
-        return seat
+    def _open(self, stack: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> LoggedSession:
+        session = LoggedSession(self.partners[model], model, self.log, [self.number], [prompt], head, last)
+        stack.callback(session.close)
+        self.sessions[model] = session
+        return session
 
 
 def _require_reachable(rule: SwitchingRule, vocabulary: int) -> None:

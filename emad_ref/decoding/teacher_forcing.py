@@ -60,14 +60,14 @@ BATCH_ROWS = 32  # of one batch: a step of so many small rows costs twice a step
 class TeacherForcedStep:
     """Step ``at`` (from 0) of a batch. ``rows`` int64 [going on]: which of its rows take it.
 
-    ``arrival``  what the decoder makes of their tokens so far, in its last column.
+    ``output``   of their latest tokens, in the last column.
     ``target``   int64 [going on] the tokens that follow, on the decoder's device.
     ``work``     of decode steps up to here: without what prompt positions before the last cost.
     """
 
     at: int
     rows: Ints
-    arrival: StepOutput
+    output: StepOutput
     target: Tensor
     work: Work
 
@@ -94,12 +94,12 @@ def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) 
     following, lengths = pad_right([TokenSequence(text.tokens[text.adaptive_from + 1 :]) for text in batch])
     targets = torch.from_numpy(following).to(decoder.stepper.device)
     room = max(len(text.tokens) for text in batch) - max(len(prompt.tokens) for prompt in prompts)
-    session, arrival = decoder.begin(prompts, room)
+    session, output = decoder.begin(prompts, room)
     before = decoder.prompt_work(prompts)
     rows = np.arange(len(batch))
     for at in count():
         target = targets[torch.from_numpy(rows).to(targets.device), at]
-        yield TeacherForcedStep(at, rows, arrival, target, session.work - before)
+        yield TeacherForcedStep(at, rows, output, target, session.work - before)
         going = at + 1 < lengths[rows]
         if not going.any():
             break
@@ -107,5 +107,5 @@ def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) 
             session.drop(np.flatnonzero(~going))
             rows, target = rows[going], target[torch.from_numpy(going).to(target.device)]
         session.commit(session.length)
-        arrival = session.advance(target[:, None], None)
+        output = session.advance(target[:, None], None)
     session.close()

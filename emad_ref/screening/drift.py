@@ -204,12 +204,12 @@ def _feed_documents(
     """(depth [decided], signal [decided, probes]) of each row; the last token is only predicted."""
     depths: list[list[int]] = [[] for _ in batch]
     signals: list[list[Floats]] = [[] for _ in batch]
-    for lesson in teacher_force_batch(decoder, batch):
-        arrival = lesson.arrival
-        for row, depth, signal in zip(lesson.rows, arrival.depth[:, -1], arrival.signal[:, -1], strict=True):
+    for forced in teacher_force_batch(decoder, batch):
+        output = forced.output
+        for row, depth, signal in zip(forced.rows, output.depth[:, -1], output.signal[:, -1], strict=True):
             depths[row].append(int(depth))
             signals[row].append(signal)
-        bar.update(len(lesson.rows))
+        bar.update(len(forced.rows))
     return [np.array(each, dtype=np.int64) for each in depths], [np.array(each) for each in signals]
 
 

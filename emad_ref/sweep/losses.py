@@ -284,14 +284,14 @@ def _feed_batch(
     nll: Floats = np.zeros((len(batch), max(lengths)))
     wrong: Ints = np.zeros(nll.shape, dtype=np.int64)
     depth = np.zeros_like(wrong)
-    for lesson in teacher_force_batch(decoder, batch):
-        rows, at, target = lesson.rows, lesson.at, lesson.target
-        log_p = torch.log_softmax(at_least_float32(lesson.arrival.logits[:, -1]), dim=-1)
+    for forced in teacher_force_batch(decoder, batch):
+        rows, at, target = forced.rows, forced.at, forced.target
+        log_p = torch.log_softmax(at_least_float32(forced.output.logits[:, -1]), dim=-1)
         nll[rows, at] = -to_host(log_p.gather(-1, target[:, None])[:, 0])
         wrong[rows, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
-        depth[rows, at] = lesson.arrival.depth[:, -1]
+        depth[rows, at] = forced.output.depth[:, -1]
         bar.update(len(rows))
-    return nll, wrong, [row[:n] for row, n in zip(depth, lengths, strict=True)], lesson.work
+    return nll, wrong, [row[:n] for row, n in zip(depth, lengths, strict=True)], forced.work
 
 
 def _derived_flops(
