@@ -31,13 +31,13 @@ FIRST_TABLE = 256  # positions a table starts with that a stepper keeps between 
 
 
 class ForwardContext:
-    """The rows and positions of one forward, and what its blocks take, computed once. Made by ``Stepper.frame``.
+    """The rows and positions of one forward, and its blocks' inputs, computed once. Made by ``Stepper.frame``.
 
     ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
-    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys that
-    lie up to its last position. ``executed``: keys every query was executed against when the frame was last run,
-    padding and masked ones included: ``keys``, or more where a replayed graph fixes how many (``models.graphs``).
-    ``prepared``: what ``prepare`` makes of the frame; only the stepper that made it knows what that is.
+    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys up to
+    the last position. ``executed``: keys that every query was executed against in the last run, padding and masked
+    ones included: ``keys``, or more where a captured graph fixes the number (``models.graphs``). ``prepared``: the
+    stepper's own inputs of its blocks, ``prepare(self)``.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ForwardContext:
         self.prepared = prepare(self)
 
     def take(self, keep: Ints) -> ForwardContext:
-        """The frame of a subset of its rows: ``keep`` int64 indices into them; ``hidden[keep]`` goes with it."""
+        """The context of a subset of the rows, ``keep`` int64 indices into them, for states ``hidden[keep]``."""
         chosen = tuple(np.asarray(keep, dtype=np.int64).tolist())
         if chosen not in self._taken:
             if not chosen or not all(0 <= i < len(self.rows) for i in chosen):
@@ -83,10 +83,9 @@ class ForwardContext:
 
 
 class CacheWriter:
-    """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over.
+    """The cache as a block sees it: ``update`` stores at the forward's positions and returns all K and V to attend to.
 
-    It does not keep its frame alive, which whoever runs it does: frames hold what is prepared for them, and in a circle
-    K/V would wait for the garbage collector.
+    It holds its context weakly: contexts hold their inputs, and in a cycle K/V would wait for the garbage collector.
     """
 
     def __init__(self, cache: KVCache, frame: ForwardContext):
@@ -99,7 +98,7 @@ class CacheWriter:
 
 
 class Stepper(Protocol):
-    """Walks one model.
+    """One model, layer by layer.
 
     ``device``, ``dtype``: the head's; token ids go in there, states and logits come out there. ``places``: devices of
     the blocks. ``layers``: L, the decoder's blocks. ``vocabulary``: V. ``geometry``: sizes, for FLOPs.
@@ -151,8 +150,8 @@ class Stepper(Protocol):
 
         ``positions`` int64 [rows, n], consecutive in each row; without a cache they start at 0.
         ``rows`` int64 [rows] session rows taking part, ascending; all by default.
-        ``lengths`` int64 [rows] valid tokens of a chunk padded on the right, 1…n; n by default. What is computed for
-        the padding is meaningless and gets overwritten.
+        ``lengths`` int64 [rows] valid tokens of a chunk padded on the right, 1…n; n by default. Results of padding are
+        meaningless and get overwritten.
 
         Raises:
             BadArgument: other shapes or values, positions beyond a table of positions, a cache without the sources
@@ -161,7 +160,7 @@ class Stepper(Protocol):
         ...
 
     def embed(self, tokens: Tensor, frame: ForwardContext) -> Tensor:
-        """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: all that comes before the first block."""
+        """h_0 [rows, n, D] of ``tokens`` int64 [rows, n], the input of the first block."""
         ...
 
     def run(self, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache | None) -> Tensor:
@@ -199,11 +198,7 @@ def forward_context(
     end: int | None,
     prepare: Callable[[ForwardContext], Any],
 ) -> ForwardContext:
-    """The frame that ``Stepper.frame`` describes; ``end``: the first position that the model has no entry for, if any.
-
-    Raises:
-        BadArgument: as ``Stepper.frame``.
-    """
+    """``Stepper.frame``; ``end``: the first position that the model has no entry for, if any. Raises BadArgument."""
     positions = np.asarray(positions)
     if positions.ndim != 2 or 0 in positions.shape:
         raise BadArgument("positions", positions.shape, "shape [rows ≥ 1, n ≥ 1]")
@@ -226,13 +221,11 @@ def forward_context(
 
 
 def require_layers(first: int, last: int, layers: int) -> None:
-    """Refuse a ``run`` outside 0 ≤ first ≤ last ≤ L."""
     if not 0 <= first <= last <= layers:
         raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {layers}")
 
 
 def require_layer(layer: int, layers: int) -> None:
-    """Refuse a ``fill`` of a layer that is not there."""
     if not 1 <= layer <= layers:
         raise BadArgument("layer", layer, f"a layer in 1–{layers}")
 
@@ -257,7 +250,7 @@ def attention_mask(
     if frame.start is not None and not windowed and unmasked and not always:
         return None
     lowest = torch.finfo(dtype).min
-    if frame.start is not None and not windowed:  # the same in two operations: slots after each query's own
+    if frame.start is not None and not windowed:  # mask the slots after each query's own
         later = torch.full((1, 1, frame.queries, frame.keys), lowest, dtype=dtype, device=device)
         return later.triu_(frame.start + 1)
     here = frame.distinct_slots(device)
@@ -303,7 +296,7 @@ class SizeMismatch(EmadError):
 
 
 def require_usable(model: Any, kernel: str) -> None:
-    """Refuse training mode, and attention that takes no additive mask."""
+    """Raises BadArgument for training mode, and for attention that takes no additive mask."""
     if model.training:
         raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
     if kernel not in ATTENTION_KERNELS:
@@ -311,7 +304,6 @@ def require_usable(model: Any, kernel: str) -> None:
 
 
 def require_backend(name: str) -> None:
-    """Refuse a backend that is not in ``families.BACKENDS``."""
     if name not in BACKENDS:
         raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
 
@@ -326,9 +318,8 @@ def require_size(model: Any, geometry: Geometry) -> None:
 def count_parameters(model: Any) -> int | None:
     """Parameters of ``model``, tied ones once, or of its text part where it also reads images or sound.
 
-    None, for there is nothing to compare, where weights are quantised: then they lie packed in buffers or in objects
-    of their own, not in parameters. Such a model is known by its config, or by modules whose ``weight`` is a method
-    (PyTorch's own int8 layers).
+    None where weights are quantised: they are packed in buffers or objects, not in parameters. Such a model declares it
+    in its config, or has modules whose ``weight`` is a method (PyTorch's own int8 layers).
     """
     config = model.config.get_text_config()
     if getattr(model.config, "quantization_config", None) is not None:
@@ -344,8 +335,8 @@ def require_agreement(
 ) -> None:
     """Raise ModelMismatch unless one pass, and a prompt, a chunk and a token on its cache, give the model's own logits.
 
-    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: the caches to walk with,
-    empty; None is no cache.
+    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: empty caches of the two;
+    None is no cache.
     """
     most = CHECK_TOLERANCE[stepper.dtype]
     require_equal_logits(family, _full_depth_logits(stepper, ids, 0, whole), theirs.double(), most)

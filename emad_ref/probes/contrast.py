@@ -1,4 +1,4 @@
-"""Contrastive confidence: a deep readout minus what a shallower one already said (early-exit LLMs, "Contrastive").
+"""Contrastive confidence: a deep readout minus a shallower one (early-exit LLMs, "Contrastive").
 
     H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``plausible_tokens``
     p_LCD    softmax(log p_ℓ − log p_m), normalised over H
@@ -11,7 +11,7 @@ p_ℓ is the expert, the readout of the layer reached; p_m the amateur, of a lay
     JSD        m = argmax over j ≤ m < ℓ of JSD(p_ℓ, p_m) / (ℓ − m), j the minimum exit layer
 
 p_DCD holds the mass 1 on H besides what p_ℓ has outside: it is a score. The authors' code scales p_LCD to the mass of H
-(``rescale``), which makes it a distribution. The smaller α, the more tokens of which neither layer thinks much decide:
+(``rescale``), which makes it a distribution. The smaller α, the more tokens that are unlikely in both layers take part:
 α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
 
 Distributions are given as logarithms [rows, V], over the whole vocabulary or over a part of it, the same in p_ℓ and
@@ -99,7 +99,7 @@ CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: weighted_contrast, S
 
 
 def score_function(signal: str) -> ScoreFunction:
-    """How readouts give ``signal``: a contrast, or what one layer's logits say, which emits p_ℓ and asks no other."""
+    """The function of readouts for ``signal``: a contrast, or a score of one layer's logits, which emits p_ℓ."""
     row = SIGNALS[signal]
     if not row.alone:
         return CONTRASTS[row.needs]
@@ -125,6 +125,6 @@ def _undefined_output(logits: Tensor, layer: int) -> ProbeOutput:
     return ProbeOutput(torch.full_like(at_least_float32(logits[:, 0]), torch.nan), logits)
 
 
-def _require_finite_output(seen: ProbeOutput, layer: int) -> ProbeOutput:
-    require_finite(seen.signal, f"after layer {layer}")
-    return seen
+def _require_finite_output(output: ProbeOutput, layer: int) -> ProbeOutput:
+    require_finite(output.signal, f"after layer {layer}")
+    return output

@@ -1,11 +1,11 @@
-"""What a draft reads of a state after its layer, for a loop that only wants the likeliest token, and the gate's word.
+"""The readout of drafted tokens: the likeliest token after a layer, and the gate's expected divergence.
 
     gate   w·norm(h) + c [rows], √nats, the state as it is
     token  S[argmax(W_S·norm(T(h)) + b_S)], T the lens' translator, S the pruned vocabulary
 
-W_S is gathered once. A full T is applied as one product, (I + A)·h + b; a softcap, which keeps the order, is left out:
-so a draft may differ from what a decoder would emit through the lens where two tokens are as likely up to rounding.
-Charged is what runs: E multiply-adds a gate, D² or 2·D·r a translator, k·E a pruned head (kind ``subset``).
+W_S is gathered once. A full T is applied as one product, (I + A)·h + b. The softcap keeps the order, so it is left out.
+A draft may therefore differ from the lens's own readout where two tokens tie up to rounding. The work counts E
+multiply-adds for a gate, D² or 2·D·r for a translator, and k·E for a pruned head (kind ``subset``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "lin
 
 
 class DraftReader:
-    """Reads states [rows, D] after ``layer`` of the model that ``stepper`` walks.
+    """Reads states [rows, D] after ``layer``.
 
-    ``lens``: digest of an attached lens, ``gate``: linear with one probe, ``vocabulary`` int64 [k] ids; None: none of
-    it, and all of V.
+    ``lens``: digest of an attached lens, or None. ``gate``: linear with one probe, or None. ``vocabulary``: int64 [k]
+    ids, None for all.
 
     Raises:
         BadArgument: a lens that is not attached or does not translate ``layer``, a gate of another width.
@@ -55,8 +55,8 @@ class DraftReader:
         self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
 
     def expected(self, hidden: Tensor, work: Work) -> Tensor:
-        """The gate's √KL in √nats [rows] of states [rows, D]; as ``probes.estimators`` has it, whatever it is."""
-        assert self._gate is not None, "a drafting without a gate asks none"
+        """The gate's expected √KL in √nats, float [rows], of states [rows, D]; finite or not."""
+        assert self._gate is not None, "a drafting without a gate reads none"
         work.readout_rows[LINEAR, self._at] += len(hidden)
         work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate_macs
         return self._gate(self._stepper.normed(hidden), 0)

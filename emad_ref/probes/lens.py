@@ -1,11 +1,10 @@
-"""Tuned lenses and state translators: affine maps of hidden states, attached to the stepper that walks their model.
+"""Tuned lenses and state translators: affine maps of hidden states, attached to the stepper of their model.
 
     z_ℓ = head(norm(T_ℓ(h_ℓ)))     T_ℓ(h) = h + A_ℓ·h + b_ℓ       lens, Belrose et al., 2303.08112
     ĥ_ℓ = h_e + U·(Vᵀ·h_e) + b     1 ≤ e < ℓ < L                  state translator of the pair (e, ℓ)
 
 A is D × D, or U·Vᵀ of rank r. The state translator estimates the state above an exit, for the K and V that later
-tokens
-attend to. Operating points name both by digest; the tensors are held once per stepper.
+tokens attend to. Operating points name both by digest; the tensors are held once per stepper.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class AttachedTensors(Generic[T]):
-    """Of one field of points: ``named``, e.g. ``lens``; ``what``, e.g. ``a tuned lens``, for messages."""
+    """Tensors by digest for one field of points: ``named``, e.g. ``lens``; ``what``, ``a tuned lens`` in messages."""
 
     named: str
     what: str
@@ -44,16 +43,12 @@ class AttachedTensors(Generic[T]):
         _FIELDS.append(self)
 
     def put(self, stepper: Stepper, digest: str, thing: T) -> str:
-        """Hold ``thing`` under ``digest``, which is returned."""
+        """Hold ``thing`` under ``digest``; returns the digest."""
         self.held.setdefault(stepper, {})[digest] = thing
         return digest
 
     def get(self, stepper: Stepper, digest: str) -> T:
-        """What is held of that name.
-
-        Raises:
-            BadArgument: nothing is.
-        """
+        """The tensors of that digest. Raises BadArgument where none are attached."""
         held = self.held.get(stepper, {})
         if digest not in held:
             known = ", ".join(name[:DIGEST_DIGITS] for name in held) or "none is"
@@ -62,7 +57,7 @@ class AttachedTensors(Generic[T]):
         return held[digest]
 
     def lend(self, own: Stepper, copy: Stepper) -> None:
-        """Hold for ``copy`` copies of all that is held for ``own``: what is written into those reaches no original."""
+        """Attach copies of all of ``own``'s to ``copy``, so that writing into them changes no original."""
         held = self.held.setdefault(copy, {})
         for digest, thing in self.held.get(own, {}).items():
             if digest not in held:
@@ -73,18 +68,18 @@ _FIELDS: list[AttachedTensors[Any]] = []
 
 
 def copy_attachments(own: Stepper, copy: Stepper) -> None:
-    """Attach to ``copy``, which walks a copy of the model of ``own``, copies of all that is attached to ``own``."""
+    """Attach copies of all that is attached to ``own`` to ``copy``, the stepper of a copy of its model."""
     for each in _FIELDS:
         each.lend(own, copy)
 
 
 def attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
-    """Field of points → digest → what is held of that name: all that is attached, to be taken to another process."""
+    """Field of points → digest → tensors: all attachments, to be sent to another process."""
     return {each.named: dict(each.held.get(stepper, {})) for each in _FIELDS}
 
 
 def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
-    """What ``attachments`` gave of the same model elsewhere."""
+    """Attach the ``attachments`` of the same model in another process."""
     for each in _FIELDS:
         for digest, thing in things[each.named].items():
             each.put(stepper, digest, thing)
@@ -93,28 +88,24 @@ def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> 
 def require_same_model(
     name: str, mine: Sequence[object], asked: Sequence[object], remedy: str = "fit it for this model"
 ) -> None:
-    """Refuse what was fitted on another model: (fingerprint, dtype, layers, width), ``mine`` and ``asked``.
-
-    Raises:
-        BadArgument: one of them is another, by name.
-    """
+    """Raises BadArgument, by name, where (fingerprint, dtype, layers, width) of ``mine`` and ``asked`` differ."""
     for part, own, wanted in zip(("fingerprint", "dtype", "layers", "width"), mine, asked, strict=True):
         if own != wanted:
             raise BadArgument(f"{name}.{part}", shorten(own), f"{shorten(wanted)} of this model", remedy)
 
 
 def dtype_of(stepper: Stepper) -> str:
-    """Of the weights, as files and lenses say it: ``float32``."""
+    """Name of the weights' dtype, e.g. ``float32``."""
     return str(stepper.dtype).removeprefix("torch.")
 
 
 def raised_dtype(stepper: Stepper) -> torch.dtype:
-    """In which fitted maps of its states are computed: float32 at least."""
+    """The dtype of maps of its states: float32, or float64 for float64 models."""
     return torch.float64 if stepper.dtype == torch.float64 else torch.float32
 
 
 def shorten(value: object) -> object:
-    """A digest cut short; anything else as it is."""
+    """The head of a digest; any other value unchanged."""
     return value[:DIGEST_DIGITS] if isinstance(value, str) else value
 
 
@@ -148,7 +139,7 @@ class Translator:
         return sum(factor.numel() for factor in self.factors)
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> Translator:
-        """A copy there."""
+        """A copy on ``device`` in ``dtype``."""
         return Translator(tuple(factor.to(device, dtype) for factor in self.factors), self.bias.to(device, dtype))
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -164,7 +155,7 @@ class Translator:
 
 
 class TranslatorKind(NamedTuple):
-    """What translators that are used together share: ``width`` D of the states, ``rank`` as of each, ``dtype``."""
+    """Common to translators that are used together: ``width`` D of the states, ``rank``, ``dtype``."""
 
     width: int
     rank: int | None
@@ -172,10 +163,10 @@ class TranslatorKind(NamedTuple):
 
 
 def translator_kind(name: str, translators: Mapping[Any, Translator], each: str) -> TranslatorKind:
-    """The one kind of these, of which there is one at least.
+    """The common kind of at least one translator.
 
     Raises:
-        BadArgument: several widths, ranks or dtypes; ``name`` is what holds them, one for ``each`` of its keys.
+        BadArgument: several widths, ranks or dtypes; ``name`` and ``each`` of its keys are for the message.
     """
     kinds = {TranslatorKind(len(one.bias), one.rank, one.bias.dtype) for one in translators.values()}
     if len(kinds) > 1:
@@ -229,7 +220,7 @@ class TunedLens:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the model it belongs to and of every number in it: its name in points."""
+        """sha256 of its model and its numbers: its name in points."""
         return translator_digest(f"{self.fingerprint} {self.dtype} {self.layers}", self.translators)
 
     def macs(self, layer: int) -> int:
@@ -237,25 +228,21 @@ class TunedLens:
         return self.translators[layer].macs if layer in self.translators else 0
 
     def __call__(self, hidden: Tensor, layer: int) -> Tensor:
-        """What the head reads of states [..., D] after ``layer``."""
+        """The head's input for states [..., D] after ``layer``."""
         return self.translators[layer](hidden) if layer in self.translators else hidden
 
     def charged(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
-        """The same, for a head that runs next: its multiply-adds go into ``work``, beside that head's rows."""
+        """``self(hidden, layer)``, its multiply-adds counted in ``work`` beside the rows of the head that runs next."""
         work.readout_macs[FULL, layer - 1] += hidden.shape[:-1].numel() * self.macs(layer)
         return self(hidden, layer)
 
     def require(self, fingerprint: str, dtype: str, layers: int, width: int) -> None:
-        """Refuse another model than the one it was fitted on.
-
-        Raises:
-            BadArgument: another fingerprint, dtype, number of layers or width.
-        """
+        """Raises BadArgument for another fingerprint, dtype, number of layers or width than those it was fitted on."""
         mine = (self.fingerprint, self.dtype, self.layers, self.width)
         require_same_model("lens", mine, (fingerprint, dtype, layers, width), "fit one for this model: emad lens")
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> TunedLens:
-        """A copy there; not a lens of another name: ``digest`` is asked of the one that was fitted."""
+        """A copy on ``device`` in ``dtype``, for computing only: points name the digest of the fitted lens."""
         moved = {layer: each.placed(device, dtype) for layer, each in self.translators.items()}
         return replace(self, translators=moved)
 
@@ -264,9 +251,9 @@ _LENSES: AttachedTensors[TunedLens] = AttachedTensors("lens", "a tuned lens that
 
 
 def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
-    """Let points with this lens be read on ``stepper``, as long as it lives; returns what such points name it by.
+    """Make ``lens`` available to points on ``stepper``; returns the digest by which points name it.
 
-    ``fingerprint``: of the model that ``stepper`` walks (``LoadedModel.fingerprint``).
+    ``fingerprint``: ``LoadedModel.fingerprint`` of the stepper's model.
 
     Raises:
         BadArgument: a lens of another model, dtype, number of layers or width.
@@ -276,20 +263,12 @@ def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
 
 
 def attached_lens(stepper: Stepper, digest: str | None) -> TunedLens | None:
-    """The attached lens of that name; None for None, the model's own head.
-
-    Raises:
-        BadArgument: none of that name is attached.
-    """
+    """The attached lens of that digest; None for None, the model's own head. Raises BadArgument if none is attached."""
     return None if digest is None else _LENSES.get(stepper, digest)
 
 
 def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
-    """The lens that ``point`` reads by.
-
-    Raises:
-        BadArgument: as ``attached_lens``; a probe that the lens has no translator for.
-    """
+    """The lens of ``point``. Raises BadArgument where it is not attached, or lacks one of the probes."""
     lens = attached_lens(stepper, point.lens)
     if lens is not None:
         missing = [probe for probe in point.probes if probe not in lens.translators]
@@ -302,7 +281,7 @@ def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
 
 
 def lens_macs(lens: TunedLens | None, layers: int) -> Ints:
-    """int64 [L] multiply-adds per row in front of a head after each layer: nothing without a lens."""
+    """int64 [L] multiply-adds per row in front of a head after each layer; 0 without a lens."""
     ahead: Ints = np.zeros(layers, dtype=np.int64)
     if lens is not None:
         for layer in lens.translators:
@@ -310,7 +289,7 @@ def lens_macs(lens: TunedLens | None, layers: int) -> Ints:
     return ahead
 
 
-Pair = tuple[int, int]  # (exit, layer): from the state after the one to the state after the other
+Pair = tuple[int, int]  # (exit, layer): from the state after the exit to the state after the layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +332,7 @@ class StateTranslators:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the model they belong to and of every number in them: their name in points."""
+        """sha256 of their model and their numbers: their name in points."""
         return translator_digest(f"states {self.fingerprint} {self.dtype} {self.layers}", self.pairs)
 
     def macs(self, exit_: int, layer: int) -> int:
@@ -361,12 +340,12 @@ class StateTranslators:
         return self.pairs[exit_, layer].macs if (exit_, layer) in self.pairs else 0
 
     def macs_below(self, layer: int) -> Ints:
-        """int64 [L] multiply-adds per row that a K/V-only pass of ``layer`` asks for, by the exit (column e − 1)."""
+        """int64 [L] multiply-adds per row in front of a K/V-only pass of ``layer``, by exit (column e − 1)."""
         return np.array([self.macs(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
 
     def below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
-        """What stands in for the states below ``layer``, [rows, n, D], of tokens that left with ``states`` after
-        ``exits`` int64 [rows], all below ``layer``; charged to ``work``.
+        """Estimated states below ``layer``, [rows, n, D], of tokens that left with ``states`` after ``exits`` int64
+        [rows], all below ``layer``; counted in ``work``.
         """
         moved = states
         for exit_ in np.unique(exits).tolist():
@@ -384,12 +363,12 @@ class StateTranslators:
         return moved
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> StateTranslators:
-        """A copy there; not of another name: ``digest`` is asked of those that were fitted."""
+        """A copy on ``device`` in ``dtype``, for computing only: points name the digest of the fitted ones."""
         return replace(self, pairs={pair: each.placed(device, dtype) for pair, each in self.pairs.items()})
 
 
 def pairs_above(exits: tuple[int, ...], layers: int) -> list[Pair]:
-    """All pairs of these exits, ascending: of one right below the last layer there is none."""
+    """All pairs of these exits, ascending; an exit right below the last layer has none."""
     return [(exit_, layer) for exit_ in exits for layer in range(exit_ + 1, layers)]
 
 
@@ -397,9 +376,9 @@ _TRANSLATORS: AttachedTensors[StateTranslators] = AttachedTensors("translators",
 
 
 def attach_translators(stepper: Stepper, translators: StateTranslators, fingerprint: str) -> str:
-    """Let points with these translators be decoded on ``stepper``, as long as it lives; returns what they name them by.
+    """Make ``translators`` available to points on ``stepper``; returns the digest by which points name them.
 
-    ``fingerprint``: of the model that ``stepper`` walks (``LoadedModel.fingerprint``).
+    ``fingerprint``: ``LoadedModel.fingerprint`` of the stepper's model.
 
     Raises:
         BadArgument: translators of another model, dtype, number of layers or width.
@@ -411,11 +390,7 @@ def attach_translators(stepper: Stepper, translators: StateTranslators, fingerpr
 
 
 def point_translators(stepper: Stepper, point: OperatingPoint) -> StateTranslators | None:
-    """The attached translators that ``point`` names; None where it names none.
-
-    Raises:
-        BadArgument: none of that name are attached; a probe that they do not know as an exit.
-    """
+    """The attached translators that ``point`` names, or None. Raises BadArgument where they lack one of its exits."""
     if point.translators is None:
         return None
     found = _TRANSLATORS.get(stepper, point.translators)

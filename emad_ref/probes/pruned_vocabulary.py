@@ -1,16 +1,14 @@
 """Readouts of all tokens or of a few, and the choice of the few: pruned vocabularies (early-exit LLMs, "Softmax").
 
-    z_S = W_S·norm(h)     S the tokens still in the race, per row; k = |S| inner products instead of |V|
+    z_S = W_S·norm(h)     S the candidate tokens, per row; k = |S| inner products instead of |V|
 
-S at the next layer is the best k of S by logit: of all of V after the minimum layer j, whose head is the last full one
-below the exit. "Best" is by logit and never by id, and what was pruned is not read again. Rows differ in S, and under
-the adaptive rule in k: each row gathers its own rows of W, rows of equal k in one batched product. No row is padded to
-the k of another, for that would be executed and belong to nobody (``SeparateHeads``). Where nobody counts what is
-executed, as in a trace of thousands of rows, one product with all of W is faster, and gives the same logits
-(``SharedHeads``).
+S at the next layer is the best k of S by logit, starting from all of V after the minimum layer j, whose head is the
+last full one below the exit. Pruned tokens are not read again. Rows differ in S, and under the adaptive rule in k: each
+row gathers its own rows of W, rows of equal k in one batched product (``SeparateHeads``). No row is padded to the k of
+another, because padding would be executed. A trace of thousands of rows counts no executed work; there one product
+with all of W is faster and gives the same logits (``SharedHeads``).
 
-Every readout charges the ledger k·E multiply-adds a row. Choosing the best k compares numbers; it multiplies nothing.
-Which k stands in the operating point; nothing here knows thresholds.
+Every readout counts k·E multiply-adds a row. The operating point holds k; nothing here knows thresholds.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ GATHERED_ENTRIES = 2**22  # entries of W that one product gathers: 16 MB of floa
 
 
 class ReadoutHeads(Protocol):
-    """How readouts are computed; what they are charged is the same however it is done."""
+    """How readouts are computed; the work counted is the same for all ways."""
 
     stepper: Stepper
 
@@ -47,7 +45,7 @@ class ReadoutHeads(Protocol):
 
 
 class SeparateHeads:
-    """What is charged is executed: V·E multiply-adds a row for a full head, k·E for a pruned one."""
+    """Executes the counted work: V·E multiply-adds a row for a full head, k·E for a pruned one."""
 
     def __init__(self, stepper: Stepper):
         self.stepper = stepper
@@ -69,9 +67,9 @@ class SeparateHeads:
 
 
 class SharedHeads:
-    """One full head for all that is asked of the same states in a row: for many rules on thousands of tokens at once.
+    """One full head for consecutive readouts of the same states: many rules on thousands of tokens at once.
 
-    Pruned logits are picked from it. Nobody may count what is executed here.
+    Pruned logits are picked from it, so executed work differs from the counted work.
     """
 
     def __init__(self, stepper: Stepper):
@@ -90,7 +88,7 @@ class SharedHeads:
 
 
 def full_head(heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> Tensor:
-    """Logits [..., V] of states [..., D] after ``layer``; charged as full heads."""
+    """Logits [..., V] of states [..., D] after ``layer``; counted as full heads."""
     work.readout_rows[FULL, layer - 1] += hidden.shape[:-1].numel()
     return heads.full(hidden)
 
@@ -102,7 +100,7 @@ def adaptive_size(vocabulary: int, shrink: float, confidence: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class CandidateTokens:
-    """Each row's tokens still in the race, and their logits after each layer read so far.
+    """Each row's candidate tokens, and their logits after each layer read so far.
 
     ``ids`` int64 [rows, widest], the best by the layer below first; ``sizes`` k of each row; ``logits``: layer →
     [rows, widest]. From place k of a row on there is no token: its id is ``vocabulary``, its logits −inf.
@@ -138,17 +136,14 @@ class CandidateTokens:
         return CandidateTokens(self.vocabulary, ids, kept, logits)
 
     def read(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
-        """With the logits of states ``hidden`` [rows, D] after one more ``layer``; charged as pruned readouts."""
+        """Add the logits of states ``hidden`` [rows, D] after one more ``layer``; counted as pruned readouts."""
         work.readout_rows[SUBSET, layer - 1] += len(self)
         work.readout_macs[SUBSET, layer - 1] += int(self.macs(heads.stepper.geometry).sum())
         logits = heads.pruned(hidden, self.ids, self.sizes)
         return CandidateTokens(self.vocabulary, self.ids, self.sizes, {**self.logits, layer: logits})
 
     def macs(self, geometry: Geometry) -> Ints:
-        """int64 [rows] multiply-adds of reading each row out once: k·E.
-
-        And the projection in front of the head in families that have one (OPT-350m, D ≠ E).
-        """
+        """int64 [rows] multiply-adds of one readout: k·E, plus the projection where D ≠ E (OPT-350m)."""
         wide, narrow = geometry.hidden, geometry.embedding_width
         return np.array(self.sizes) * narrow + (wide * narrow if wide != narrow else 0)
 
@@ -160,7 +155,7 @@ class CandidateTokens:
         return CandidateTokens(self.vocabulary, self.ids[rows, :widest], sizes, logits)
 
     def spread(self, scores: Tensor) -> Tensor:
-        """[rows, V] with ``scores`` [rows, widest] at their ids and −inf elsewhere: what was pruned is not emitted."""
+        """[rows, V] with ``scores`` [rows, widest] at their ids and −inf elsewhere."""
         room = scores.new_full((len(self), self.vocabulary + 1), -torch.inf)  # the last column is for no token
         return room.scatter(1, self.ids, scores)[:, :-1]
 

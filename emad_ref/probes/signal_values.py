@@ -22,11 +22,9 @@ class NotFinite(EmadError):
 
 @dataclass(frozen=True, eq=False)
 class ProbeOutput:
-    """What a probe shows: ``signal`` [rows], NaN where none is defined; ``logits`` [rows, V] to emit from, or None.
+    """``signal`` [rows], NaN where undefined; ``logits`` [rows, V] to emit from, None where the exit must run a head.
 
-    ``signal`` lies on the host where nothing else reads it (``shown``), else where its states do. None means that a
-    head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where rows may differ in
-    it (pruned vocabularies), else None.
+    ``macs`` int64 [rows]: multiply-adds of each row's readout where rows may differ (pruned vocabularies), else None.
     """
 
     signal: Tensor
@@ -58,14 +56,14 @@ def saturation(hidden: Tensor, below: Tensor) -> Tensor:
 def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
     log_q = torch.log_softmax(at_least_float32(logits), dim=-1)
-    # where the final distribution has nothing, nothing can be missed: 0·(−inf) would be NaN
+    # where the final distribution is zero the term is 0, but 0·(−inf) would be NaN
     terms = (final_log_p.exp() * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
     return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below it
 
 
 def require_finite(entropy: Tensor, where: str) -> None:
-    """Raise NotFinite when an entropy is not a number; ``where`` names the place for the message."""
-    # one sum sees what is not finite in a third of the calls; of float16 values it must not overflow by itself
+    """Raises NotFinite where an entropy is not a number; ``where`` names the place for the message."""
+    # one sum shows NaN and infinity in a third of the calls; in float64, float16 values cannot overflow it
     few = entropy.is_cpu and entropy.numel() <= FEW
     if not math.isfinite(sum(entropy.flatten().tolist()) if few else entropy.sum(dtype=torch.float64).item()):
         bad = int((~torch.isfinite(entropy)).sum())
@@ -76,14 +74,14 @@ def require_finite(entropy: Tensor, where: str) -> None:
 
 
 def to_host_finite(signal: Tensor, where: str) -> Tensor:
-    """``signal`` [rows] on the host, float64: the one transfer that a decision costs. Raises NotFinite."""
-    values = torch.from_numpy(to_host(signal))  # before it is looked at: a look on the device would be a second one
+    """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
+    values = torch.from_numpy(to_host(signal))  # before the check, which on the device would be a second transfer
     require_finite(values, where)
     return values
 
 
 def to_host(signal: Tensor) -> Floats:
-    """``signal``, or logits, as NumPy, float64; nothing is run where it is so already."""
+    """``signal``, or logits, as NumPy float64."""
     if signal.dtype != torch.float64:
         signal = signal.double()
     return (signal if signal.is_cpu else signal.cpu()).numpy()
@@ -95,10 +93,8 @@ CACHED_BYTES = 2**18  # of logits: with log-probabilities, probabilities and the
 def row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
     """Slices of the rows of ``logits`` [n, V], in order: two rows or more, of ``cached`` bytes for each thread.
 
-    ``cached``: None: ``CACHED_BYTES``.
-
-    Never one row of several: a sum over a single row is split among threads, and so added up in another order. Devices
-    other than CPUs take all rows at once: what costs there is another kernel.
+    ``cached``: ``CACHED_BYTES`` by default. No block has a single row of several: PyTorch splits the sum over a single
+    row among threads, in another order. Devices other than CPUs take all rows at once.
     """
     rows, at_once = len(logits), len(logits)
     if logits.device.type == "cpu":

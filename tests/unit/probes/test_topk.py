@@ -65,6 +65,6 @@ def test_it_reads_entropy_token_and_probability_and_costs_what_its_index_costs()
 
 
 @pytest.mark.parametrize("k", [0, VOCABULARY + 1])
-def test_more_rows_than_can_be_found_are_refused(k):
-    with pytest.raises(BadArgument, match=rf"estimator.k={k}, but expected 1–{VOCABULARY}, the rows that any search"):
+def test_more_rows_than_the_vocabulary_are_refused(k):
+    with pytest.raises(BadArgument, match=rf"estimator.k={k}, but expected 1–{VOCABULARY}, the size of the vocabulary"):
         TopKEntropy(ExactIndex(torch.zeros(VOCABULARY, WIDTH)), k, VOCABULARY)
