@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from emad_ref.models import graphs
-from emad_ref.models.graphs import GraphCaptureError
+from emad_ref.models import graph_capture
+from emad_ref.models.graph_capture import GraphCaptureError
 
 # those that wait for the device, or bring something from the host
 REFUSED = frozenset({"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "lift_fresh", "lift"})
@@ -123,5 +123,5 @@ def capturing(monkeypatch: Any) -> list[TapeEngine]:
         made.append(TapeEngine(device))
         return made[-1]
 
-    monkeypatch.setitem(graphs.CAPTURE_ENGINES, "cpu", engine)
+    monkeypatch.setitem(graph_capture.CAPTURE_ENGINES, "cpu", engine)
     return made

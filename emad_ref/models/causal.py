@@ -1,10 +1,10 @@
-"""A causal language model walked: the blocks of a decoder-only family, called in turn.
+"""A causal language model layer by layer: the blocks of a decoder-only family, called in turn.
 
 The blocks are the Hugging Face modules themselves: full depth is the model's own forward to the bit where the masks
 agree, and a checkpoint needs no conversion. Construction holds the model's size and its full-depth logits against
-``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. Where K and V are kept, blocks
-that have a fused step (``models.fused``) take it in place of their modules' forward, unless the backend is ``walked``,
-and steps of one token are captured where the device can (``models.graphs``), unless it is ``eager``.
+``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. With a cache, blocks run their
+fused step (``models.fused_blocks``) where there is one, unless the backend is ``walked``. Steps of one token are
+captured where the device can (``models.graph_capture``), unless the backend is ``eager``.
 
 A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
 rotary tables on its own device, and its K and V stay there.
@@ -22,10 +22,9 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAST, FULL_ATTENTION, SLIDING_ATTENTION, WALKED, anatomy_of, layer_kinds, row_of
 from emad_ref.models.forward_inputs import ForwardInputs, LayerPlacement
-from emad_ref.models.fused import fused_block, fused_norm
-from emad_ref.models.fused.operations import FusedBlock, RotaryTables, as_vector, signed_rotary
+from emad_ref.models.fused_blocks import FusedBlock, RotaryTables, as_vector, fused_block, fused_norm, signed_rotary
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.graphs import make_graphs
+from emad_ref.models.graph_capture import make_graphs
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.placement import device_of, on_home_device, to_device, without_hooks
 from emad_ref.models.stepper import (
@@ -64,9 +63,9 @@ class CausalStepper:
     ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
     One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
     ``check``: compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
-    ``backend``: ``fast``: with a cache, the fused steps of ``models.fused``, on CUDA as captured graphs; ``eager``: the
-    same, one by one; ``walked``: modules alone.
-    ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
+    ``backend``: ``fast``: with a cache, fused steps, on CUDA as captured graphs; ``eager``: fused steps one by one;
+    ``walked``: modules alone.
+    ``device``: of the head, of token ids, states and logits. ``places``: devices of the blocks.
 
     Raises:
         BadArgument: an unknown backend, a family without a row, training mode, offloaded weights, a block on

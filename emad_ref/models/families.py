@@ -422,8 +422,7 @@ def family_of(config: Any) -> ModelFamily:
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 ATTENTION_KERNELS = ("sdpa", "eager")  # those that take an additive mask [rows, 1, queries, keys]
-# fused steps where a block has one (``models.fused``), captured where the device can (``models.graphs``); the same,
-# nothing captured; modules alone
+# fused steps (``models.fused_blocks``) captured where the device can (``models.graph_capture``); fused steps; modules
 FAST, EAGER, WALKED = BACKENDS = ("fast", "eager", "walked")
 # frequencies that depend on the longest sequence in a batch would make rows depend on their neighbours
 LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})

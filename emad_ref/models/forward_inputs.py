@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import SLIDING_ATTENTION
-from emad_ref.models.fused.operations import AttentionInputs
+from emad_ref.models.fused_blocks import AttentionInputs
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import CacheWriter, ForwardContext, attention_mask
 

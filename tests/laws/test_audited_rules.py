@@ -246,7 +246,7 @@ class Free(Altered):
 
 def with_watch(point: OperatingPoint, altered: type[Altered]) -> WalkedDecoder:
     decoder = honest(point)
-    decoder._walker.watch = altered(decoder._walker.watch)
+    decoder._forward.probe = altered(decoder._forward.probe)
     return decoder
 
 
@@ -290,8 +290,8 @@ def of_easier_thresholds(point: OperatingPoint) -> WalkedDecoder:
 def with_free_lens_at_probes(point: OperatingPoint) -> WalkedDecoder:
     """A probe emits within the watch."""
     decoder = honest(point)
-    watch: Any = decoder._walker.watch
-    watch.emit = FreeLens(honest(point)._walker.watch).emit
+    watch: Any = decoder._forward.probe
+    watch.emit = FreeLens(honest(point)._forward.probe).emit
     return decoder
 
 

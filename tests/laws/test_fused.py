@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.models import causal
+from emad_ref.models import causal, fused_blocks
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import fused_block, fused_norm, operations
+from emad_ref.models.fused_blocks import PackedLinear, fused_block, fused_norm
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
@@ -102,7 +102,7 @@ def test_fused_steps_are_the_modules(family, dtype):
 )
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
     """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
-    monkeypatch.setattr(operations, "gelu", F.gelu)
+    monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
     monkeypatch.setattr(causal, "as_vector", lambda hidden: hidden)
     config = small_config(family)
     if hasattr(config, "num_key_value_heads"):
@@ -274,18 +274,19 @@ def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkey
     model = small_model(family, torch.float32)
     lay_out_as_large(model, monkeypatch)
     fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
-    one_by_one, multiply = [], operations.linear
+    joined, multiply = [], PackedLinear._one
 
-    def linear(states, own, *given):
-        one_by_one.append(states.dim())
-        return multiply(states, own, *given)
+    def one(self, *given):
+        joined.append(multiply(self, *given))
+        return joined[-1]
 
-    monkeypatch.setattr(operations, "linear", linear)
+    monkeypatch.setattr(PackedLinear, "_one", one)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
     most = tolerance(model.config.model_type, "float32", "cpu")
     for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
         assert (ours - theirs).abs().max() <= most
-    assert set(one_by_one) == {3}, "several tokens as the modules do it, one token never"
+    assert joined, "one token is multiplied with weights that lie side by side"
+    assert all(joined)
 
 
 @pytest.mark.parametrize("name", ["q_proj.weight", "v_proj.weight", "k_proj.bias"])
@@ -352,17 +353,17 @@ def test_sessions_on_two_threads_share_nothing_that_a_token_writes(family):
 def test_gelu_is_gelu_and_keeps_its_shape(shape):
     """To the last bits, of a kernel that sums in another order."""
     states = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * 3).float()
-    found = operations.gelu(states)
+    found = fused_blocks.gelu(states)
     assert found.shape == states.shape
     assert found.is_contiguous()
     assert torch.allclose(found, F.gelu(states), rtol=0, atol=1e-6)
-    assert torch.equal(operations.gelu(states.double()), F.gelu(states.double()))
+    assert torch.equal(fused_blocks.gelu(states.double()), F.gelu(states.double()))
 
 
 @torch.inference_mode()
 def test_tables_may_be_wider_than_the_share_of_a_head_that_turns(monkeypatch):
     """A quarter of 14 is 3, and its table has 4 columns."""
-    monkeypatch.setattr(operations, "gelu", F.gelu)
+    monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
     config = small_config("gpt_neox")
     config.hidden_size = 56
     model = small_model("gpt_neox", config=config)

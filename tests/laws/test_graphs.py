@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.models import graph_buffers, graph_capture
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.graphs import GraphCaptureWarning, buffers, capture
-from emad_ref.models.graphs.buffers import bucket_size
+from emad_ref.models.graph_buffers import bucket_size
+from emad_ref.models.graph_capture import GraphCaptureWarning
 from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntry
 from emad_ref.models.loading import load
 from emad_ref.models.matmul_counter import MatmulCounter
@@ -53,7 +54,7 @@ FULL = full_depth(LAYERS)
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[TapeEngine]:
     """From here on steps are captured, over buckets that small texts outgrow; the engines, as steppers make them."""
-    monkeypatch.setattr(buffers, "SMALLEST_BUCKET", 8)
+    monkeypatch.setattr(graph_buffers, "SMALLEST_BUCKET", 8)
     return capturing(monkeypatch)
 
 
@@ -248,16 +249,16 @@ def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engin
 
 def test_what_waits_makes_room_for_a_session_that_finds_none(engines, monkeypatch):
     captured, _ = pair()
-    pool, made, free = captured._graphs.pool, buffers.KVBuffers, 1
+    pool, made, free = captured._graphs.pool, graph_buffers.KVBuffers, 1
     first = pool.lend(1, 8)
     pool.take_back(first)
 
-    def short(*given: Any) -> buffers.KVBuffers:
+    def short(*given: Any) -> graph_buffers.KVBuffers:
         if len(pool._idle) >= free:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return made(*given)
 
-    monkeypatch.setattr(buffers, "KVBuffers", short)
+    monkeypatch.setattr(graph_buffers, "KVBuffers", short)
     assert pool.lend(2, 8).rows == 2
     assert pool._idle == []
     free = 0
@@ -440,7 +441,7 @@ def test_a_head_on_which_something_hangs_is_not_captured(engines):
 
 def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(engines, monkeypatch):
     """Captured and other steps take turns over the same buffers, within one token too."""
-    monkeypatch.setattr(capture, "MAX_CAPTURED_ROWS", 2)
+    monkeypatch.setattr(graph_capture, "MAX_CAPTURED_ROWS", 2)
     captured, eager = pair("gemma3")
     point = ruled(acting(eager))
     before = engines[0].replays
@@ -451,7 +452,7 @@ def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(e
 
 
 def test_graphs_are_let_go_of_where_there_are_too_many(engines, monkeypatch):
-    monkeypatch.setattr(buffers, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(graph_buffers, "MAX_GRAPHS", 3)
     captured, eager = pair()
     point = ruled(acting(eager))
     alike(generated(captured, point), generated(eager, point), most(eager))
@@ -486,7 +487,7 @@ def test_readouts_are_captured_by_how_many_states_they_read(engines):
     kept = captured.logits(states)
     for read in (captured.logits(states.flip(0)).flip(0), kept):
         assert torch.allclose(read, eager.logits(states), rtol=0, atol=most(eager))
-    many = torch.randn(capture.MAX_CAPTURED_ROWS + 1, 32, dtype=torch.float64)
+    many = torch.randn(graph_capture.MAX_CAPTURED_ROWS + 1, 32, dtype=torch.float64)
     assert torch.equal(captured.logits(many), eager.logits(many))
     assert captured.logits(many[:0]).shape == (0, VOCABULARY)
     assert engines[0].replays == replays + 5

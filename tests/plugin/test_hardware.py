@@ -14,7 +14,7 @@ import pytest
 from emad_ref.benchmark import machine
 from emad_ref.errors import EmadError
 from emad_ref.measurements.hardware import CHECKED, TIMED, captured_steps, logit_tolerances, weight_bandwidth
-from emad_ref.models.graphs import GraphCaptureWarning
+from emad_ref.models.graph_capture import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
 from emad_ref.workers import child_process
 from pytest_emad import hardware

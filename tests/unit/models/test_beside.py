@@ -11,7 +11,7 @@ import transformers as hf
 from torch import nn
 
 from emad_ref.models import weight_layout
-from emad_ref.models.fused.operations import AttentionInputs, PackedLinear, parameter_table
+from emad_ref.models.fused_blocks import AttentionInputs, PackedLinear, parameter_table
 from emad_ref.models.weight_layout import RUN_GAP, column_major, lay_out_weights, packable_layers, packed_view
 from tests.small import lay_out_as_large, small_model
 

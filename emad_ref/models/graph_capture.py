@@ -1,4 +1,17 @@
-"""Capture and replay of decoding steps as graphs: engines by device, captured blocks, captured readouts."""
+"""Captured graphs: one decoding step of one token per row, replayed instead of launched kernel by kernel.
+
+At batch 1 an accelerator waits for Python longer than it multiplies. So where fused steps run with a cache, one query
+per row, the blocks between two probes are captured once and replayed from then on:
+
+    one graph per   segment (first, last] × rows × bucket of keys × K/V buffers
+
+``models.graph_buffers`` holds K/V and inputs at fixed addresses.
+
+A graph repeats addresses, shapes and every Python decision of its capture. So positions and rows are tensors, and a
+query attends to a whole *bucket* of keys, a power of two, under a mask made from its position: keys past it are
+executed, add nothing and are counted (``ForwardContext.executed``). Depths, tokens, blocks and readouts are those of
+the steps run one by one; sums over keys are in another order.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +28,8 @@ from torch import Tensor, nn
 from emad_ref.errors import EmadError
 from emad_ref.models.families import FAST, SLIDING_ATTENTION
 from emad_ref.models.forward_inputs import LayerPlacement
-from emad_ref.models.fused.operations import AttentionInputs, FusedBlock, RotaryTables, as_vector
-from emad_ref.models.graphs.buffers import (
+from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, as_vector
+from emad_ref.models.graph_buffers import (
     BufferPool,
     BufferShape,
     CapturedGraph,
@@ -374,3 +387,14 @@ def make_graphs(stepper: CausalStepper, backend: str) -> tuple[StepGraphs | None
     if types != {stepper.dtype}:
         return None, f"weights of several types: {', '.join(sorted(map(str, types)))}"
     return StepGraphs(stepper, make(stepper.device)), ""
+
+
+__all__ = [
+    "CAPTURE_ENGINES",
+    "CaptureEngine",
+    "GraphCaptureError",
+    "GraphCaptureWarning",
+    "StaticKVCache",
+    "StepGraphs",
+    "make_graphs",
+]

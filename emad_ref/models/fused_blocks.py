@@ -1,0 +1,544 @@
+"""Fused blocks: blocks of known families in plain tensor operations, with a third of the calls.
+
+At batch 1 a small model spends more time entering modules than multiplying. So a forward with a cache, over one or
+several queries per row at common or own positions, runs a block's fused *step* (``FusedBlock``) where there is one:
+
+    NEOX_BLOCKS    GPT-NeoX, parallel and sequential
+    LLAMA_BLOCKS   Llama and families that differ by norms, factors and rotary layers: Qwen2 and 3, Mistral, OLMo2, …
+    OPT_BLOCKS     OPT, norms before or after
+
+``fused_norm`` is the norm in front of the head as a function, bit-equal to its module.
+
+The modules stay the oracle: a law (``tests/laws/test_fused.py``) and the stepper's self-check compare these steps with
+them. A block that is not exactly the module that a step was written for (another layer type, a subclass, a hook, a
+quantised or replaced layer, another attention kernel) keeps its own forward. A step reads a module's parameters at
+every call, never a copy of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from emad_ref.models.weight_layout import packed_view
+
+Pointwise = Callable[[Tensor], Tensor]
+RotaryTables = tuple[Tensor, Tensor]
+
+
+class PackedQKV(NamedTuple):
+    """Queries, keys and values side by side in one buffer, and the views of it that a step takes.
+
+    ``whole`` [rows · n, all outs], or [all outs] of a token alone. ``written``: where projections go, in order.
+    ``rotated`` [rows, n, heads, k, d]: the parts that the rotary embedding changes. ``query`` [rows, heads, n,
+    head_dim]; ``key``, ``value`` [rows, kv_heads, n, head_dim].
+    """
+
+    whole: Tensor
+    written: tuple[Tensor, ...]
+    rotated: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    def rotate_parts(self, rotary: RotaryTables) -> None:
+        """Apply the rotary embedding to queries and keys, in place."""
+        (rotate_single if self.whole.dim() == 1 else rotate)(self.rotated, rotary)
+
+
+class KVWriter(Protocol):
+    """The cache as a fused step sees it: ``models.stepper.CacheWriter``, or one over buffers of its own."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
+        """Store [rows, kv_heads, n, head_dim]; what to attend over, [rows, kv_heads, keys, head_dim]."""
+        ...
+
+
+class AttentionInputs:
+    """Inputs of the fused steps of one ``LayerPlacement`` in one forward.
+
+    ``writer``: the cache of the forward's rows. ``mask``: additive [rows or 1, 1, n, keys]; None where every query sees
+    every key or, for ``several`` queries, under SDPA's causal flag. ``rotary``: (cos, signed sin) [rows or 1, n, 1,
+    1, d], None where positions are embedded.
+    """
+
+    __slots__ = ("_packed", "_parts", "_stacked", "causal", "mask", "rotary", "writer")
+
+    def __init__(self, writer: KVWriter, mask: Tensor | None, rotary: RotaryTables | None, several: bool):
+        self.writer, self.mask, self.rotary, self.causal = writer, mask, rotary, several and mask is None
+        self._stacked: dict[int, Tensor] = {}
+        self._packed: dict[tuple[int, ...], PackedQKV] = {}
+        self._parts: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
+
+    def packed(self, states: Tensor, sizes: tuple[int, ...], made: Callable[..., PackedQKV]) -> PackedQKV:
+        """``made(states, rotary, *sizes)``, allocated by the first block of these sizes and reused by the others.
+
+        The cache copies what it stores, so the next block may overwrite the buffer.
+        """
+        if sizes not in self._packed:
+            self._packed[sizes] = made(states, self.rotary, *sizes)
+        return self._packed[sizes]
+
+    def parts(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A buffer [all outs], and its parts, for one token's outputs of layers of these ``sizes``; blocks reuse it."""
+        if sizes not in self._parts:
+            whole = buffer_for(states, sum(sizes))
+            self._parts[sizes] = whole, tuple(whole.split(sizes))
+        return self._parts[sizes]
+
+    def stacked(self, groups: int) -> Tensor | None:
+        """The mask of ``groups`` query heads that stand as queries of one: [rows or 1, 1, groups · n, keys]."""
+        if self.mask is None or self.mask.shape[2] == 1:
+            return self.mask
+        if groups not in self._stacked:
+            self._stacked[groups] = self.mask.repeat(1, 1, groups, 1)
+        return self._stacked[groups]
+
+
+class FusedBlock(Protocol):
+    """One block over states [rows, n, D], or [D] of a token alone: writes K and V, returns the states after it."""
+
+    def __call__(self, states: Tensor, inputs: AttentionInputs) -> Tensor: ...
+
+
+def signed_rotary(cos: Tensor, sin: Tensor) -> RotaryTables:
+    """Tables [1, P, d] of a model's rotary module as ``rotate`` takes them: [1, P, 1, 1, d]."""
+    half = sin.shape[-1] // 2
+    sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+    return cos[:, :, None, None], sin[:, :, None, None]
+
+
+def rotate(states: Tensor, rotary: RotaryTables) -> Tensor:
+    """Apply the rotary embedding to ``states`` [rows, n, heads, k, d], in place."""
+    cos, sin = rotary
+    swapped = states.roll(cos.shape[-1] // 2, -1)
+    if cos.dtype == states.dtype:  # not ``addcmul``: it rounds once less than the modules do
+        return states.mul_(cos).add_(swapped.mul_(sin))
+    return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its turn
+
+
+def rotate_single(states: Tensor, rotary: RotaryTables) -> Tensor:
+    """``rotate`` for one token in one operation less; it rounds once less than the modules do."""
+    cos, sin = rotary
+    swapped = states.roll(cos.shape[-1] // 2, -1)
+    return states.mul_(cos).addcmul_(swapped, sin)
+
+
+def token_shape(states: Tensor) -> tuple[int, int]:
+    """(rows, n) of ``states`` [rows, n, D], or [D] of a token alone."""
+    return (1, 1) if states.dim() == 1 else (states.shape[0], states.shape[1])
+
+
+def buffer_for(states: Tensor, width: int) -> Tensor:
+    """[rows · n, ``width``] for what is projected from ``states`` [rows, n, D]; [``width``] for a token alone."""
+    return states.new_empty(width if states.dim() == 1 else (states.shape[0] * states.shape[1], width))
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, inputs: AttentionInputs, scale: float, like: Tensor) -> Tensor:
+    """[rows, n, heads · d] of ``query`` [rows, heads, n, d] over [rows, kv_heads, keys, d].
+
+    ``like``: states of the same tokens; of a vector, a vector [heads · d].
+    """
+    rows, heads, queries, width = query.shape
+    groups = heads // keys.shape[1]
+    if groups == 1 or inputs.causal:
+        seen = F.scaled_dot_product_attention(
+            query, keys, values, inputs.mask, is_causal=inputs.causal, scale=scale, enable_gqa=groups > 1
+        )
+    else:
+        stacked = query.reshape(rows, keys.shape[1], groups * queries, width)
+        seen = F.scaled_dot_product_attention(stacked, keys, values, inputs.stacked(groups), scale=scale)
+    if like.dim() == 1:
+        return seen.reshape(-1)
+    return seen.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
+
+
+def as_vector(hidden: Tensor) -> Tensor:
+    """``hidden`` [1, 1, D] as a vector [D] where that gains time; else, and under autograd, [rows, n, D] as it is.
+
+    A vector stays one.
+    """
+    if hidden.dim() == 1:
+        return hidden
+    one = hidden.shape[0] * hidden.shape[1] == 1 and hidden.dtype == torch.float32 and hidden.is_cpu
+    return hidden.view(-1) if one and not torch.is_grad_enabled() else hidden
+
+
+def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
+    """The linear layer with parameters ``own`` of ``states`` [rows, n, in] or [in]; ``out``: where to write it."""
+    if states.dim() > 1:
+        if out is None:
+            return F.linear(states, own["weight"], own["bias"])
+        rows, transposed = states.flatten(0, -2), own["weight"].t()
+        if own["bias"] is None:
+            return torch.mm(rows, transposed, out=out)
+        return torch.addmm(own["bias"], rows, transposed, out=out)
+    if own["bias"] is None:
+        return torch.mv(own["weight"], states, out=out)
+    return torch.addmv(own["bias"], own["weight"], states, out=out)
+
+
+def parameter_table(module: nn.Module) -> dict[str, Any]:
+    """The module's own table of parameters, read at every call, so that a replaced parameter takes effect."""
+    return module._parameters
+
+
+def layer_norm(module: nn.LayerNorm) -> Pointwise:
+    """``module`` as a function, without the four calls that are made to enter it."""
+    width, eps, own = module.normalized_shape, module.eps, parameter_table(module)
+    return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
+
+
+def activation(module: nn.Module) -> Pointwise:
+    """``module`` as a function: PyTorch's own where it does nothing but call it."""
+    if type(module).__name__ == "GELUActivation":
+        return gelu if getattr(module, "act", None) is F.gelu else module
+    return ACTIVATIONS.get(type(module).__name__, module)
+
+
+def gelu(states: Tensor) -> Tensor:
+    """x·Φ(x), PyTorch's own kernel wherever it runs.
+
+    For contiguous float32 on a CPU, PyTorch calls oneDNN, which builds a primitive at every call: a fifth of the time
+    of a small model's token. It computes a transposed view of the same numbers itself.
+    """
+    asks = states.is_cpu and states.dtype == torch.float32 and states.is_contiguous()
+    if not asks or states.shape[-1] % 2:
+        return F.gelu(states)
+    transposed = states.as_strided((2, states.numel() // 2), (1, 2))
+    return F.gelu(transposed).as_strided(states.shape, states.stride())
+
+
+# not those of ``nn.functional``, which ask first whether another library's tensors are at hand
+ACTIVATIONS: dict[str, Pointwise] = {
+    "SiLUActivation": torch._C._nn.silu,
+    "SiLU": torch._C._nn.silu,
+    "ReLU": torch.relu,
+}
+
+
+class PackedLinear:
+    """Linear layers of these ``parameters``, over the same states [rows, n, in], or [in] of a token alone.
+
+    Several tokens are multiplied with one weight after the other, as the modules do it, whose bits they keep.
+    ``sizes``: outputs of each.
+    """
+
+    __slots__ = ("_joined", "_names", "_owns", "_places", "sizes")
+
+    def __init__(self, *owns: dict[str, Any]):
+        self._owns, self.sizes = owns, tuple(len(own["weight"]) for own in owns)
+        self._names = [name for name in ("weight", "bias") if any(own[name] is not None for own in owns)]
+        self._places: list[int] = []
+        self._joined = self._found()
+
+    def __call__(self, states: Tensor, inputs: AttentionInputs) -> Sequence[Tensor]:
+        """What each of them makes of ``states``; of a token alone, until the forward's next block is asked."""
+        if self._joined is not None and states.dim() == 1:
+            whole, parts = inputs.parts(states, self.sizes)
+            if self._one(states, whole):
+                return parts
+        return [linear(states, own) for own in self._owns]
+
+    def write(self, states: Tensor, packed: PackedQKV) -> None:
+        """The same, to where ``packed`` has it."""
+        if self._joined is None or states.dim() > 1 or not self._one(states, packed.whole):
+            for own, written in zip(self._owns, packed.written, strict=True):
+                linear(states, own, written)
+
+    def _one(self, states: Tensor, out: Tensor) -> bool:
+        """Whether the weights lie side by side; then what they make of a token alone is in ``out`` [all outs].
+
+        Where they lay when the step was made is asked again at every call: a parameter put in another's place counts.
+        """
+        places = [own[name].data_ptr() for name in self._names for own in self._owns]
+        if places != self._places:
+            self._joined, self._places = self._found(), places  # in this order: another thread may ask meanwhile
+        if self._joined is None:
+            return False
+        weight, *bias = self._joined
+        if bias:
+            torch.addmv(bias[0], weight, states, out=out)
+        else:
+            torch.mv(weight, states, out=out)
+        return True
+
+    def _found(self) -> list[Tensor] | None:
+        """Weight, and bias if they have one, of all together; None where they are to be taken one by one."""
+        if any(own[name] is None for name in self._names for own in self._owns):
+            return None
+        found = [packed_view([own[name] for own in self._owns]) for name in self._names]
+        return None if any(each is None for each in found) else found  # type: ignore[return-value]  # just seen
+
+
+class NormNames(NamedTuple):
+    """Attributes of a block that hold its norms, None where it has none; ``norm`` makes one a function."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+    norm: Callable[[Any], Pointwise]
+
+
+def llama_block(names: NormNames, block: Any) -> FusedBlock:
+    """The step of a decoder layer like Llama's."""
+    attention, mlp = block.self_attn, block.mlp
+    head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, activation(mlp.act_fn)
+    first, after_first = (_norm_of(block, names.norm, name) for name in (names.before_attention, names.after_attention))
+    second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
+    query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
+    uses_rotary, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
+    mixed = PackedLinear(*(parameter_table(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    widened = PackedLinear(parameter_table(mlp.gate_proj), parameter_table(mlp.up_proj))
+    out, down = parameter_table(attention.o_proj), parameter_table(mlp.down_proj)
+    sizes = (*mixed.sizes[:2], head)
+    whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
+
+    def heads(projected: Tensor, norm: Pointwise | None, tokens: tuple[int, int]) -> Tensor:
+        if norm is not None and whole:
+            projected = norm(projected)
+        split = projected.view(*tokens, -1, head)
+        return norm(split) if norm is not None and not whole else split
+
+    def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
+        normed = states if first is None else first(states)
+        if query_norm is None and not torch.is_grad_enabled():
+            packed = inputs.packed(states, sizes, _packed_llama)
+            mixed.write(normed, packed)
+            query, key, value = packed.query, packed.key, packed.value
+            if uses_rotary:
+                assert inputs.rotary is not None
+                packed.rotate_parts(inputs.rotary)
+        else:
+            tokens = token_shape(states)
+            projected = zip(mixed(normed, inputs), (query_norm, key_norm, None), strict=True)
+            query, key, value = (heads(each, norm, tokens) for each, norm in projected)
+            if uses_rotary:
+                assert inputs.rotary is not None
+                both = rotate(torch.cat((query, key), dim=2).unsqueeze(3), inputs.rotary).squeeze(3)
+                query, key = both.split((query.shape[2], key.shape[2]), dim=2)
+            query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+        keys, values = inputs.writer.update(key, value, index)
+        change = linear(attend(query, keys, values, inputs, scale, states), out)
+        base = _add_residual(states, change if after_first is None else after_first(change), factor)
+        normed = base if second is None else second(base)
+        gate, up = widened(normed, inputs)
+        change = linear(act(gate) * up, down)
+        return _add_residual(base, change if after_second is None else after_second(change), factor)
+
+    return step
+
+
+def _packed_llama(states: Tensor, _rotary: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
+    """All heads of the queries, of the keys, of the values."""
+    whole, tokens = buffer_for(states, queries + 2 * keys), token_shape(states)
+    written = whole.split((queries, keys, keys), dim=-1)
+    query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
+    rotated = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
+    return PackedQKV(whole, tuple(written), rotated, query, key, value)
+
+
+def _add_residual(hidden: Tensor, change: Tensor, factor: float | None) -> Tensor:
+    return change.add_(hidden) if factor is None else hidden + change * factor
+
+
+def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> Pointwise | None:
+    return None if name is None or not hasattr(owner, name) else norm(getattr(owner, name))
+
+
+def llama_norm(module: Any) -> Pointwise:
+    """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before it meets the weight."""
+    quotient, own = _normalise(module, module.variance_epsilon), parameter_table(module)
+    return lambda states: own["weight"] * quotient(states).to(states.dtype)
+
+
+def olmo2_norm(module: Any) -> Pointwise:
+    """OLMo2's RMSNorm: weight and quotient meet before the product is rounded."""
+    quotient, own = _normalise(module, module.variance_epsilon), parameter_table(module)
+    return lambda states: (own["weight"] * quotient(states)).to(states.dtype)
+
+
+def gemma_norm(module: Any) -> Pointwise:
+    """Gemma's RMSNorm: the weight counts from one, in float32."""
+    quotient, own = _normalise(module, module.eps), parameter_table(module)
+    return lambda states: (quotient(states) * (1.0 + own["weight"].float())).to(states.dtype)
+
+
+def _normalise(module: Any, eps: float) -> Pointwise:
+    """x / √(mean x² + ε) in float32; the weight stays outside, for inside it is multiplied in another order.
+
+    Of a token alone (``parts.alone``), mean and ε are one product: PyTorch's own norm is seven operations on a CPU,
+    twice the time. Its sum is in another order.
+    """
+    width = _width(module)
+    with torch.inference_mode(False):  # steps may be made where no gradient is, and run where one is
+        added = torch.full((1,), eps)
+
+    def quotient(states: Tensor) -> Tensor:
+        if states.dim() > 1:
+            return torch.rms_norm(states.float(), width, None, eps)
+        return states * torch.addmv(added, states[None], states, alpha=1 / width[0]).rsqrt_()
+
+    return quotient
+
+
+def _width(module: nn.Module) -> tuple[int, ...]:
+    return tuple(parameter_table(module)["weight"].shape)
+
+
+RMS_NORMS: dict[str, Callable[[Any], Pointwise]] = {
+    "LlamaRMSNorm": llama_norm,
+    "Qwen2RMSNorm": llama_norm,
+    "Qwen3RMSNorm": llama_norm,
+    "MistralRMSNorm": llama_norm,
+    "SmolLM3RMSNorm": llama_norm,
+    "GraniteRMSNorm": llama_norm,
+    "GemmaRMSNorm": gemma_norm,
+    "Gemma3RMSNorm": gemma_norm,
+    "Olmo2RMSNorm": olmo2_norm,
+}
+_PRE_NORM = NormNames("input_layernorm", None, "post_attention_layernorm", None, llama_norm)
+_POST_NORM = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm", olmo2_norm)
+_PRE_AND_POST_NORM = NormNames(
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    gemma_norm,
+)
+LLAMA_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
+    "LlamaDecoderLayer": partial(llama_block, _PRE_NORM),
+    "Qwen2DecoderLayer": partial(llama_block, _PRE_NORM),
+    "Qwen3DecoderLayer": partial(llama_block, _PRE_NORM),
+    "MistralDecoderLayer": partial(llama_block, _PRE_NORM),
+    "SmolLM3DecoderLayer": partial(llama_block, _PRE_NORM),
+    "GraniteDecoderLayer": partial(llama_block, _PRE_NORM),
+    "GemmaDecoderLayer": partial(llama_block, _PRE_NORM._replace(norm=gemma_norm)),
+    "Gemma3DecoderLayer": partial(llama_block, _PRE_AND_POST_NORM),
+    "Olmo2DecoderLayer": partial(llama_block, _POST_NORM),
+}
+
+
+def gpt_neox_block(block: Any) -> FusedBlock:
+    """The step of a ``GPTNeoXLayer``."""
+    attention, mlp = block.attention, block.mlp
+    first, second = block.input_layernorm, block.post_attention_layernorm
+    width, first_eps, second_eps = first.normalized_shape, first.eps, second.eps
+    head, scale = attention.head_size, attention.scaling
+    index, parallel, act = attention.layer_idx, block.use_parallel_residual, activation(mlp.act)
+    norm, inner_norm = parameter_table(first), parameter_table(second)
+    mix, out = parameter_table(attention.query_key_value), parameter_table(attention.dense)
+    up, down = parameter_table(mlp.dense_h_to_4h), parameter_table(mlp.dense_4h_to_h)
+
+    def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
+        normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
+        assert inputs.rotary is not None
+        if torch.is_grad_enabled():
+            # each head's output is [query | key | value], so this view costs nothing
+            mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
+            rotate(_rotated_part(mixed, inputs.rotary), inputs.rotary)
+            query, key, value = mixed.transpose(1, 2).unbind(3)
+        else:
+            packed = inputs.packed(states, (normed.shape[-1] // head, head), _packed_neox)
+            linear(normed, mix, packed.whole)
+            packed.rotate_parts(inputs.rotary)
+            query, key, value = packed.query, packed.key, packed.value
+        keys, values = inputs.writer.update(key, value, index)
+        change = linear(attend(query, keys, values, inputs, scale, states), out)
+        base = states if parallel else change + states
+        normed = torch.layer_norm(base, width, inner_norm["weight"], inner_norm["bias"], second_eps)
+        inner = linear(act(linear(normed, up)), down)
+        return inner.add_(change).add_(states) if parallel else inner.add_(base)
+
+    return step
+
+
+def _packed_neox(states: Tensor, rotary: RotaryTables, heads: int, head: int) -> PackedQKV:
+    whole = buffer_for(states, heads * 3 * head)
+    mixed = whole.view(*token_shape(states), heads, 3, head)
+    return PackedQKV(whole, (whole,), _rotated_part(mixed, rotary), *mixed.transpose(1, 2).unbind(3))
+
+
+def _rotated_part(mixed: Tensor, rotary: RotaryTables) -> Tensor:
+    """What turns of queries and keys: as wide as the tables are, which the config may say narrower."""
+    return mixed.narrow(3, 0, 2).narrow(4, 0, rotary[0].shape[-1])
+
+
+NEOX_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"GPTNeoXLayer": gpt_neox_block}
+
+
+def opt_block(block: Any) -> FusedBlock:
+    """The step of an ``OPTDecoderLayer``."""
+    attention, before = block.self_attn, block.do_layer_norm_before
+    head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
+    act = activation(block.activation_fn)
+    first, second = layer_norm(block.self_attn_layer_norm), layer_norm(block.final_layer_norm)
+    mixed = PackedLinear(*(parameter_table(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    out, up, down = parameter_table(attention.out_proj), parameter_table(block.fc1), parameter_table(block.fc2)
+
+    def step(states: Tensor, inputs: AttentionInputs) -> Tensor:
+        tokens = token_shape(states)
+        normed = first(states) if before else states
+        query, key, value = mixed(normed, inputs)
+        query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query * scale, key, value))
+        keys, values = inputs.writer.update(key, value, index)
+        base = states + linear(attend(query, keys, values, inputs, 1.0, states), out)
+        if not before:
+            base = first(base)
+        inner = act(linear(second(base) if before else base, up))
+        changed = base + linear(inner, down)
+        return changed if before else second(changed)
+
+    return step
+
+
+OPT_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {"OPTDecoderLayer": opt_block}
+
+
+FUSED_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
+    **NEOX_BLOCKS,
+    **LLAMA_BLOCKS,
+    **OPT_BLOCKS,
+}
+NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": layer_norm, **RMS_NORMS}
+# layers that steps compute by themselves, and those that do nothing in eval mode
+_PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
+
+
+def fused_block(block: nn.Module, kernel: str) -> FusedBlock | None:
+    """The step of ``block`` for queries with a cache under an attention ``kernel``; None where there is none."""
+    maker = FUSED_BLOCKS.get(type(block).__name__)
+    return maker(block) if maker is not None and kernel == "sdpa" and _is_unmodified(block) else None
+
+
+def fused_norm(module: nn.Module) -> Pointwise | None:
+    """The norm in front of the head as a function of states [..., D]; None where it is not one known to the bit."""
+    maker = NORMS.get(type(module).__name__)
+    if maker is None or not _is_unmodified(module):
+        return None
+    norm = maker(module)
+    # a vector is a token alone to a step, and summed in another order
+    return lambda states: norm(states) if states.dim() > 1 else norm(states[None])[0]
+
+
+def _is_unmodified(part: nn.Module) -> bool:
+    """Only modules of the part's own source, activations, and PyTorch's; none of them hooked, patched or wrapped."""
+    home = type(part).__module__
+    if type(part) not in _PLAIN_MODULES and not home.startswith("transformers.models."):
+        return False
+    for module in part.modules():
+        kind = type(module)
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return False
+        if kind not in _PLAIN_MODULES and kind.__module__ not in (home, "transformers.activations"):
+            return False
+        # a patched class computes otherwise under its old name
+        if kind not in _PLAIN_MODULES and kind.forward.__module__ != kind.__module__:
+            return False
+    return True
