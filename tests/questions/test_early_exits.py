@@ -127,7 +127,7 @@ def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
         assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
         assert "a decoder-only model" in answer.verdict.reason
     arithmetic = ee_8.answer(run, ee("EE-8"))
-    assert "the formula is decided where" in arithmetic.verdict.reason
+    assert "needs an encoder-decoder model" in arithmetic.verdict.reason
     assert (arithmetic.corpus, arithmetic.fingerprint) == ("", "")
 
 
