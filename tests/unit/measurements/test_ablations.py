@@ -630,7 +630,7 @@ def test_every_profile_is_tried_on_both_corpora(stepper: Stepper) -> None:
     one, other = small_evidence(stepper), small_evidence(stepper)
     other.subject.corpus = "other"
     other.subject.documents = lambda split: [document % 3 for document in one.subject.documents(split)]
-    del other.traces.calibration  # taken of the text that both began with
+    del other.traces.calibration, other.traces.calibrated_on  # of the text that both began with
     one.shifted = other
     found = shown(one, ablations.ablate_calibration_corpus)
     assert [row["text"] for row in found if row["profile"] == "none"] == ["self", "other"]
