@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,12 @@ def hooks() -> str:
 
 def fixture_list() -> str:
     """Each fixture with its scope and docstring, read from the source."""
-    return "\n".join(_fixture_lines())
-
-
-def _fixture_lines() -> Iterator[str]:
+    lines = []
     for node in ast.parse(Path(inspect.getfile(fixtures)).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("emad_"):
             scope = "session" if "session" in ast.unparse(node.decorator_list[0]) else "function"
-            yield f"- `{node.name}` ({scope}): {' '.join((ast.get_docstring(node) or '').split())}"
+            lines.append(f"- `{node.name}` ({scope}): {' '.join((ast.get_docstring(node) or '').split())}")
+    return "\n".join(lines)
 
 
 def options() -> str:

@@ -9,9 +9,9 @@ A distribution names an ``Extension`` in its metadata, and every command and sui
         register=Path(__file__).with_name("claims.toml"),
         questions={"MY-1": "mine.questions.my_1"},          # a module with QUESTION, as those of emad_ref.claims
         corpora={"mine:logs": "mine.text:documents"},       # documents(split, seed, data) → texts
-        tables={"tokens by layer": "mine.tables:by_layer"}, # by_layer(evidence) → Exhibits
+        tables={"tokens by layer": "mine.tables:by_layer"}, # by_layer(evidence) → Attachments
         provenance="mine.emad:facts",                       # facts() → built-in values
-        families={"my_decoder": "mine.family:FAMILY"},      # models.families.Family, by the config's model_type
+        families={"my_decoder": "mine.family:FAMILY"},      # models.families.ModelFamily, by the config's model_type
     )
 
 Parts are named, not imported, so that finding an extension loads neither torch nor SciPy. Standard library only.

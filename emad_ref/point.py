@@ -271,7 +271,7 @@ class OperatingPoint:
         if self.confidence is not None:
             self._require_confident(self.confidence)
         elif SIGNALS[self.signal].parametrised:
-            raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
+            raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.rules")
 
     @cached_property
     def table(self) -> NDArray[np.float32]:

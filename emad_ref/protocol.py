@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints, Record, Work
@@ -42,6 +44,14 @@ class Unsupported(EmadError):
                 "reason", reason, "a sentence", "say what the decoder cannot do: Unsupported('no sessions')"
             )
         super().__init__(reason)
+
+
+def as_int64(name: str, values: Any) -> Ints:
+    """``values`` as int64. Raises BadArgument for floats and booleans, which a cast would change silently."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise BadArgument(name, array.dtype.name, "integers", "cast them if that is what they are")
+    return array.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
     """Before conftest files are looked for; ``arguments`` as given, those of ini file and environment first.
 
     Raises:
-        pytest.UsageError: pytest misunderstood them, and nobody but the user can say it better.
+        pytest.UsageError: pytest misread them, and only the user can correct the command.
     """
     _check_dashes(arguments)
     given, folder = config.known_args_namespace, config.invocation_params.dir

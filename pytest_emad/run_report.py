@@ -542,7 +542,7 @@ def _finished_report(folder: Path) -> str | None:
 
 
 def shorten_properties(report: pytest.TestReport) -> None:
-    """Replace our records among the properties of ``report`` by the short form, once nobody needs them any more."""
+    """Replace our records among the properties of ``report`` by the short form, after the last use of the full one."""
     claims = [value for kind, value in first_attempt_records(report.user_properties) if kind == CLAIM]
     others = [entry for entry in report.user_properties if not is_record(entry)]
     short = [entry for number, claim in enumerate(claims, start=1) for entry in _short_properties(number, claim)]

@@ -101,7 +101,7 @@ def _server() -> socket.socket:
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
-    """In a fork: the request to run. In the process that forks: None, once nobody asks any more."""
+    """In a fork: the request to run. In the process that forks: None, once the test process has closed its end."""
     while True:
         size, streams, _, _ = socket.recv_fds(connection, 8, 3)
         if not size:

@@ -27,5 +27,5 @@ changed_share, detect_drift  # the second bounded loss and the drift test: docs/
 monotone_depths  # the plain form that laws hold replay to
 duplicate_clusters  # what a document index says of many texts, as tests ask it
 derived_work  # the derivation that laws hold counted work against
-record_features  # for whoever holds a record of their decoder: docs/guarantee.md
+record_features  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

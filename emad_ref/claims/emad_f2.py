@@ -17,7 +17,7 @@ numbers. So with random weights, which take as long as trained ones and have no 
 
 At ``standard`` and above further batch sizes are timed from fewer pairs (``LatencyBenchmark.swept``). They are numbers
 beside: a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
-(``verdict.vanishing``), which is named in the reason and has a leg that decides nothing.
+(``statistics.speedup``), which is named in the reason and has a leg that decides nothing.
 
 What was emitted while the clock ran is checked afterwards (``audit.answers``). Where it is not what the record says, a
 leg that names the difference is falsified, whatever else is absent.

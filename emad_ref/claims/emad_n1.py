@@ -3,7 +3,7 @@
 Windows of the device's own counter in pairs (``benchmark.energy``), requests of the same shape as those timed; every
 batch size is a leg, and estimates the ratio of joules per token summed over windows, which together are one mix of
 requests. What the counter's steps may add or leave out widens the interval at its worst (``benchmark.energy``). On a
-CPU it is the energy of its packages where the system shows it (``benchmark.rapl``), whoever used them.
+CPU it is the energy of its packages where the system shows it (``benchmark.rapl``), including other programs' share.
 
 All windows are this process's: NVML lists who is on a device, and a window that another process shared is spoiled, so
 that one which measured for this one could not be told from a stranger's.

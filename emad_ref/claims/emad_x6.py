@@ -2,9 +2,9 @@
 
 A report. EMAD as published reads the model's own head, leaves by the entropy profile, lets depth only fall and needs no
 K/V above an exit. Each part is exchanged alone, in EMAD and among the others' better ones
-(``evidence.component_ablation``), and each way is set to lose at most 1 % of perplexity. The part whose exchange gains
-most net saving is the one that fails; all are listed, the largest gain first. It does not apply to weights without
-quality; no decoder is asked.
+(``ModelMeasurements.component_ablation``), and each way is set to lose at most 1 % of perplexity. The part whose
+exchange gains most net saving is the one that fails; all are listed, the largest gain first. It does not apply to
+weights without quality; no decoder is asked.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import require_finite
-from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported, as_int64
 from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Work
 from emad_ref.schedule.interface import Admission, DeferredStates, SessionState, count_blocks
 from emad_ref.schedule.schedules import SCHEDULES, run_deferred_to_ceiling, schedule_of
@@ -130,7 +130,7 @@ class ReferenceSession:
 
     def drop(self, rows: Ints) -> None:
         self._require_open()
-        gone, held = set(np.atleast_1d(to_int64("rows", rows)).tolist()), range(len(self._trail))
+        gone, held = set(np.atleast_1d(as_int64("rows", rows)).tolist()), range(len(self._trail))
         if not gone < set(held):
             expected = f"some, not all, of rows 0–{len(held) - 1}"
             raise BadArgument("rows", sorted(gone), expected, "close() ends the whole session")
@@ -226,7 +226,7 @@ class ReferenceSession:
             raise SessionClosed("session=closed, but expected an open one; start() a new one")
 
     def _checked_tokens(self, tokens: Ints) -> Ints:
-        tokens = to_int64("tokens", tokens)
+        tokens = as_int64("tokens", tokens)
         if tokens.ndim != 2 or len(tokens) != len(self._trail) or tokens.shape[1] < 1:
             raise BadArgument("tokens", tokens.shape, f"shape [{len(self._trail)}, n ≥ 1]")
         require_vocabulary(tokens, self._stepper.vocabulary)
@@ -234,7 +234,7 @@ class ReferenceSession:
         return tokens
 
     def _checked_depth(self, depth: Ints, shape: tuple[int, ...]) -> Ints:
-        depth = to_int64("depth", depth)
+        depth = as_int64("depth", depth)
         if depth.shape != shape:
             raise BadArgument("depth", depth.shape, f"the shape of tokens, {list(shape)}")
         for row, wanted in enumerate(depth.tolist()):
@@ -257,7 +257,7 @@ class ReferenceSession:
                 f"deepen under schedule={self._point.schedule!r}, but only {able} keeps the states of tokens that "
                 f"stopped early and lets them rise; open the decoder at a point with schedule={able!r}"
             )
-        length, held = to_int64("length", length), self.length
+        length, held = as_int64("length", length), self.length
         if length.shape != held.shape or (length < 0).any() or len({*(held - length).tolist()}) > 1:
             expected = f"one per row, each as far below the held {held.tolist()} as the others"
             raise BadArgument("length", length.tolist(), expected, "a step has as many tokens of every row")
@@ -273,7 +273,7 @@ class ReferenceSession:
         return length
 
     def _checked_length(self, length: Ints, verb: str) -> Ints:
-        length = to_int64("length", length)
+        length = as_int64("length", length)
         # lists, because this runs once a token: on a few rows the call overhead of NumPy dominates
         held, least = self.length.tolist(), [max(1, n) for n in self._committed.tolist()]
         wanted = length.tolist()
@@ -365,7 +365,7 @@ class ReferenceDecoder:
         for row, prompt in enumerate(prompts):
             if len(prompt.tokens) == 0:
                 raise BadArgument(f"prompts[{row}]", [], "at least one token", "start with the model's opening token")
-            tokens = to_int64(f"prompts[{row}]", prompt.tokens)
+            tokens = as_int64(f"prompts[{row}]", prompt.tokens)
             if tokens.ndim != 1:
                 raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
             require_vocabulary(tokens, self.stepper.vocabulary)
@@ -432,14 +432,6 @@ class ReferenceDecoder:
 
 
 WalkedDecoder = ReferenceDecoder  # the exported name
-
-
-def to_int64(name: str, values: Ints) -> Ints:
-    """``values`` as int64. Raises BadArgument for floats and flags, which a cast would quietly change."""
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise BadArgument(name, array.dtype.name, "integers", "cast them if that is what they are")
-    return array.astype(np.int64, copy=False)
 
 
 def require_room(positions: int, stepper: Stepper) -> None:

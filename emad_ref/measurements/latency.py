@@ -50,7 +50,7 @@ FREEING_SCHEDULE = "monotone"  # depth never rises again, so that K/V above it m
 ENTROPY_BITS = 64  # of the seed that draws the audited requests
 AUDITED_ROWS = 4  # of the timed requests of a batch size
 SWEEP_BATCH_SIZES = (1, 2, 4, 8, 16)
-# where pairs vary by 7 %, as on a quiet machine, 12 pairs leave ± 4.5 %: a gain of 10 %, EMAD-F2's, is told from none
+# On a quiet machine pairs vary by 7 %, so 12 pairs give ± 4.5 %: enough to detect EMAD-F2's gain of 10 %.
 SWEEP_PAIRS = 12
 LEAST_SWEEP_BUDGET = BUDGETS["standard"]
 

@@ -60,7 +60,7 @@ FLOP_EVIDENCE = (
     "claimed",
     "timed",
     "witnessed",
-)  # from least to most: ``evidence.flop_verification`` says what they are
+)  # from least to most: ``ModelMeasurements.flop_verification`` says what they are
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     if targets:
         hollow = {"linestyle": "--", "markerfacecolor": "none", "markersize": 9}
         entropy.plot(*zip(*targets, strict=True), marker="D", **hollow, label="target of a probe")
-    for number, row in enumerate(_rising_rows(rows)):
+    for number, row in enumerate(rising_rows(rows)):
         step = [before for before in rows if before["layer"] == row["layer"] - 1] + [row]
         label = "_" if number else "rises from the layer before"
         where = [each["layer"] for each in step], _column(step, "mean entropy, nats")
@@ -167,7 +167,7 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     worth.legend(fontsize="small")
 
 
-def _rising_rows(rows: Rows) -> list[Mapping[str, Any]]:
+def rising_rows(rows: Rows) -> list[Mapping[str, Any]]:
     """Layers to which entropy is shown to rise; reports of earlier versions tell of none."""
     return [row for row in rows if row.get(RISE)]
 
@@ -435,7 +435,7 @@ def oracle_caption(rows: Rows) -> str:
 def entropy_caption(rows: Rows) -> str:
     """How a probe decides, and whether entropy falls as that assumes."""
     decides = "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
-    if not (rising := _rising_rows(rows)):
+    if not (rising := rising_rows(rows)):
         return decides
     lowest = min(rows, key=lambda row: row["mean entropy, nats"])
     return (

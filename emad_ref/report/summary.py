@@ -19,6 +19,7 @@ from typing import Any, Literal
 from tabulate import tabulate
 
 from emad_ref.report.deselection import deselection_lines
+from emad_ref.report.figures import RISE, rising_rows
 from emad_ref.report.gaps import declined_tests
 from emad_ref.report.markdown import escape_markdown
 from emad_ref.report.provenance import not_offered
@@ -230,19 +231,20 @@ def _profile_remarks(report: Report) -> Iterator[str]:
             continue
         rows = [row for row in table["rows"] if row["mean entropy, nats"] is not None]
         lowest, last = min(rows, key=lambda row: row["mean entropy, nats"]), rows[-1]
-        rising = [row for row in rows if row.get("shown rise, nats")]
+        rising = rising_rows(rows)
         if lowest is last and not rising:
             continue
-        said = (
-            f"entropy is lowest after layer {lowest['layer']} of {last['layer']}, {lowest['mean entropy, nats']:.2f} "
+        lowest_text = (
+            f"is lowest after layer {lowest['layer']} of {last['layer']}, {lowest['mean entropy, nats']:.2f} "
             f"nats (its top-1 is the final one for {lowest['agrees with last %']:.0%} of tokens), and "
             f"{last['mean entropy, nats']:.2f} after the last"
         )
+        rise_text = ""
         if rising:
-            most = max(rising, key=lambda row: row["shown rise, nats"])
-            step = f"layer {most['layer'] - 1} → {most['layer']} by {most['shown rise, nats']:.2f} nats"
-            said = f"entropy rises with depth (EMAD-E1), most from {step}; {said.removeprefix('entropy ')}"
-        yield f"{table['model']}: {said}"
+            most = max(rising, key=lambda row: row[RISE])
+            step = f"layer {most['layer'] - 1} → {most['layer']} by {most[RISE]:.2f} nats"
+            rise_text = f"rises with depth (EMAD-E1), most from {step}; "
+        yield f"{table['model']}: entropy {rise_text}{lowest_text}"
 
 
 def id_ranges(ids: Sequence[str]) -> str:

@@ -444,11 +444,9 @@ def choose_drafting(
     way = ways[fastest.name]
     (shown,) = read(judged, [way.layer], among=[way.vocabulary])
     rounds = simulate_rounds(shown, way.threshold, way.longest, way.copied)
-    why = (
-        ""
-        if fastest.fast >= WORTH_SPEEDUP
-        else (f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least")
-    )
+    why = ""
+    if fastest.fast < WORTH_SPEEDUP:
+        why = f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
     agreement = float(shown.agrees.mean())
     return SelfDraftingResult(way, None if why else way, why, spoken, agreement, rounds.tokens, fastest)
 

@@ -258,7 +258,7 @@ def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
         BadArgument: another kind of unit, no single column, no value, or one that is not finite.
     """
     if not isinstance(column, kind):  # what a type checker sees, for callers without one
-        raise BadArgument(name, type(column).__name__, kind.__name__, "see verdict.units: what is resampled is a type")
+        raise BadArgument(name, type(column).__name__, kind.__name__, "see statistics.units: the unit is a type")
     array = np.asarray(column.values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise BadArgument(name, f"shape {array.shape}", "one column with at least one value")

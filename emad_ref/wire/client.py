@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported, as_int64
 from emad_ref.record import Ints, Record, Work
 from emad_ref.wire.address import Address
 from emad_ref.wire.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
@@ -22,7 +22,6 @@ from emad_ref.wire.messages import (
     RemoteState,
     ReplyShapes,
     ServedModel,
-    as_int64,
     capabilities_of,
     prompts_frame,
     record_of,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Capabilities, ModelRef, Prompt, Request, Step
+from emad_ref.protocol import Capabilities, ModelRef, Prompt, Request, Step, as_int64
 from emad_ref.record import FILLS, PHASES, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
 from emad_ref.wire import json_fields
 from emad_ref.wire.frames import Array, WireFrame
@@ -79,14 +79,6 @@ def read_ints(frame: WireFrame, name: str, *shape: int | None) -> Ints:
 
 def read_floats(frame: WireFrame, name: str, *shape: int | None) -> Floats:
     return read_array(frame, name, FLOATS, shape).astype(np.float64, copy=False)
-
-
-def as_int64(name: str, values: Any) -> Ints:
-    """``values`` as int64. Raises BadArgument for floats and booleans, which a cast would change silently."""
-    found = np.asarray(values)
-    if found.size and found.dtype.kind not in "iu":
-        raise BadArgument(name, found.dtype.name, "integers", "cast them if that is what they are")
-    return found.astype(np.int64)
 
 
 # ---------------------------------------------------------------- requests

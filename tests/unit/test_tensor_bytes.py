@@ -13,7 +13,8 @@ from emad_ref.benchmark.machine import tensor_bytes
 
 
 class Wrapper(torch.Tensor):
-    """Of another tensor, without a storage of its own, as quantised and distributed ones are."""
+    """Wraps a tensor without a storage of its own, as quantised and distributed tensors do. Every operation fails: the
+    size in bytes must not need one."""
 
     @staticmethod
     def __new__(cls, wrapped: torch.Tensor) -> Any:

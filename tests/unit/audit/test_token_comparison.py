@@ -165,7 +165,7 @@ def test_what_no_rounding_excuses_is_named(found: GoldenTokens, said: str) -> No
     [
         other("token", 0, 1, 3),  # both logits may be off: twice the tolerance
         other("depth", 1, 1, 4),  # a signal next to its threshold
-        other("token", 1, 2, 3),  # after such a one the caches differ
+        other("token", 1, 2, 3),  # after this tie the caches differ
     ],
 )
 def test_what_rounding_excuses_is_a_tie(found: GoldenTokens) -> None:

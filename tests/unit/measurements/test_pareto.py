@@ -39,7 +39,7 @@ from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSaving
 from emad_ref.sweep.losses import loss_table
 from tests.small import LAYERS, small_config, small_model
 from tests.small_evidence import small_evidence
-from tests.traces import layerwise
+from tests.traces import window_trace
 
 PROBES, SEQUENCES, LENGTH = (2, 4), 12, 20
 VOCABULARY, SMALLEST = 300, 50  # 2 of 300 tokens are kept at the least; of 50 there would be fewer
@@ -52,17 +52,8 @@ def trace_of(seed: int) -> Trace:
     place = np.tile(np.arange(LENGTH), SEQUENCES)
     level = np.where(place < LENGTH // 2, 2.0, 0.5)[:, None] * np.linspace(1.5, 1.0, LAYERS)
     noisy = (level * rng.uniform(0.5, 1.5, (rows, LAYERS))).astype(np.float32)
-    return Trace(
-        signals=layerwise(noisy, np.exp(-noisy)),
-        nll_nats=(level * rng.uniform(0.8, 1.2, (rows, LAYERS))).astype(np.float32),
-        top1=np.zeros((rows, LAYERS), dtype=np.int32),
-        top1_probability=np.exp(-noisy),
-        token=place,
-        target=place,
-        position=place,
-        starts=np.arange(0, rows + 1, LENGTH),
-        prompts=np.zeros(SEQUENCES, dtype=np.int64),
-    )
+    nll_nats = (level * rng.uniform(0.8, 1.2, (rows, LAYERS))).astype(np.float32)
+    return window_trace(noisy, nll_nats, np.exp(-noisy), LENGTH)
 
 
 @pytest.fixture(scope="module")

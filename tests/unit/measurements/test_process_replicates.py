@@ -161,7 +161,7 @@ def test_the_note_says_where_pairs_were_timed(divided):
     ("processes", "afresh", "said"),
     [
         (1, SubprocessRunner(Here()), "in this process alone (the budget smoke starts no others)"),
-        (3, SubprocessRunner(without="nobody can"), "in this process alone (nobody can)"),
+        (3, SubprocessRunner(without="no runner here"), "in this process alone (no runner here)"),
     ],
 )
 def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
@@ -337,7 +337,7 @@ PAIR_BUDGET = replace(BUDGETS["smoke"], pairs=PAIR_REQUESTS, processes=PAIR_PROC
 
 
 def pair_of(here: Here | None, make=make_judge_decoder, budget=PAIR_BUDGET) -> PairMeasurements:
-    afresh = SubprocessRunner(here) if here else SubprocessRunner(without="nobody can")
+    afresh = SubprocessRunner(here) if here else SubprocessRunner(without="no runner here")
     made = PairMeasurements(
         *map(load, NAMES), Study(budget=budget), RunResources(make, runner=afresh), names=NAMES, savings=(0.415,)
     )
@@ -374,7 +374,7 @@ def test_together_the_shares_of_a_pair_are_the_requests_of_one_process(divided_p
     _, timed, _ = divided_pair
     alone = pair_of(None)
     whole = alone.timing.rivals
-    assert "5 pairs in this process alone (nobody can)" in alone.timing.description(whole)
+    assert "5 pairs in this process alone (no runner here)" in alone.timing.description(whole)
     assert whole.process is None
     prompts = [prompt.tokens.tolist() for prompt in alone.timing.prompts(PAIR_REQUESTS + WARM_UP)[WARM_UP:]]
     for found in (timed, whole):

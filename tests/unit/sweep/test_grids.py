@@ -33,7 +33,7 @@ from emad_ref.sweep.grids import (
 )
 from emad_ref.sweep.losses import loss_table
 from tests.small import small_config
-from tests.traces import layerwise
+from tests.traces import window_trace
 from tests.unit.calibration.test_profile import PROFILE
 
 GEOMETRY = geometry_of(small_config("gpt_neox"))
@@ -45,19 +45,7 @@ def trace() -> Trace:
     """Entropies from 1e-5 nats up, most of them large: what few sure tokens pass decides most of what is saved."""
     rng, rows = np.random.default_rng(0), TOKENS * SEQUENCES
     entropy = (10 ** rng.uniform(-5, 0.6, (rows, LAYERS))).astype(np.float32)
-    place = np.tile(np.arange(TOKENS), SEQUENCES)
-    other = rng.random((rows, LAYERS), dtype=np.float32)
-    return Trace(
-        signals=layerwise(entropy, other),
-        nll_nats=entropy,
-        top1=np.zeros((rows, LAYERS), dtype=np.int32),
-        top1_probability=other,
-        token=place,
-        target=place,
-        position=place,
-        starts=np.arange(0, rows + 1, TOKENS),
-        prompts=np.zeros(SEQUENCES, dtype=np.int64),
-    )
+    return window_trace(entropy, entropy, rng.random((rows, LAYERS), dtype=np.float32), TOKENS)
 
 
 @pytest.fixture(scope="module")
