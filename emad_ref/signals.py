@@ -1,9 +1,10 @@
 """The signals: numbers computed from one token's states that a rule can compare with a threshold. One row each.
 
 A row says what a signal is called and in which unit, whether it falls or rises as the model makes up its mind, what it
-is computed from, what reading it costs, and how an audit computes it again. Points validate against this table;
-watches, the lens trace, replay, early exits and audits read it: a signal that one layer's readout decides is a new row
-and nothing else.
+is computed from, what reading it costs, how an audit computes it again, and which comparisons it takes part in. Points,
+probes, the lens trace, replay, early exits, sweeps, the screening and audits read this table and keep no list of their
+own: a signal that one layer's readout decides is a new row and the functions that compute it. CONTRIBUTING.md has the
+recipe.
 
     entropy_nats       H(p_ℓ) (EMAD)
     softmax_response   top-1 − top-2 of p_ℓ (CALM)
@@ -87,10 +88,28 @@ SINCE_MINIMUM = SignalInputs(
 )  # at that layer itself there is none to contrast with
 
 
+Sweep = Literal["criterion", "front", "screening"]
+
+
+@dataclass(frozen=True)
+class ThresholdRange:
+    """Thresholds from ``strictest``, which hardly any token meets, to ``loosest(vocabulary size)``, which all meet.
+
+    ``symbol``    a threshold in the names of points, e.g. ``response λ``.
+    ``distance``  its distance from ``strictest`` in the names of a screening's points, e.g. ``doubt``.
+    """
+
+    strictest: float
+    loosest: Callable[[int], float]
+    symbol: str
+    distance: str
+
+
 @dataclass(frozen=True)
 class Signal:
     """One row.
 
+    ``label``        its name in tables.
     ``sense``        ``falls``: a rule fires at or below τ; ``rises``: at or above.
     ``needs``        what it is computed from; ``ALONE``: one layer's logits.
     ``cost``         the kind of ``record.READOUTS`` that a probe runs over the whole vocabulary; None: no readout.
@@ -99,9 +118,15 @@ class Signal:
     ``noise``        how far it may be off, in multiples of how far a logit may be.
     ``prunable``     whether it is defined over a part of the vocabulary too.
     ``estimated``    whether estimators of it exist (``point.Estimator``).
+    ``early_exit``   whether ``exit_rules.early_exit_point`` makes rules of it, as the early-exit papers do.
+    ``sweeps``       comparisons of thresholds that it takes part in: ``criterion``, of criteria at equal probes
+                     (``sweep.components``); ``front``, against EMAD by quantiles of its values (``sweep.grids``);
+                     ``screening``, of ``emad screen`` (``screening.families``), which needs ``thresholds``.
+    ``thresholds``   the range of its thresholds, where it has bounds.
     """
 
     name: str
+    label: str
     sense: Literal["falls", "rises"]
     unit: str
     needs: SignalInputs
@@ -111,6 +136,9 @@ class Signal:
     noise: float = 1.0
     prunable: bool = False
     estimated: bool = False
+    early_exit: bool = False
+    sweeps: tuple[Sweep, ...] = ()
+    thresholds: ThresholdRange | None = None
 
     @property
     def alone(self) -> bool:
@@ -131,6 +159,11 @@ class Signal:
     def contrasts(self) -> bool:
         """Whether it sets readouts of several layers against each other."""
         return self.parametrised and self.cost is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its thresholds alone make a point: it needs neither parameters nor a probe that was fitted to it."""
+        return not self.parametrised and not self.learnt
 
     @property
     def never(self) -> float:
@@ -205,33 +238,93 @@ def _lens_response(logits: Floats) -> Floats:
 
 
 ENTROPY = Signal(
-    "entropy_nats", "falls", "nats", LAYER_LOGITS, from_logits=_entropy, from_lens=_lens_entropy, estimated=True
+    "entropy_nats",
+    "entropy",
+    "falls",
+    "nats",
+    LAYER_LOGITS,
+    from_logits=_entropy,
+    from_lens=_lens_entropy,
+    estimated=True,
+    sweeps=("criterion", "screening"),
+    thresholds=ThresholdRange(0.0, math.log, "fixed h0", "H"),
 )
 RESPONSE = Signal(
     "softmax_response",
+    "softmax response",
     "rises",
     "of probability",
     LAYER_LOGITS,
     from_logits=_response,
     from_lens=_lens_response,
     prunable=True,
+    early_exit=True,
+    sweeps=("criterion", "screening"),
+    thresholds=ThresholdRange(1.0, lambda vocabulary: 0.0, "response λ", "doubt"),
 )
-GAP = Signal("top2_gap", "rises", "of logits", LAYER_LOGITS, from_logits=_gap, from_lens=_lens_top2, noise=2.0)
+GAP = Signal(
+    "top2_gap",
+    "top-2 gap",
+    "rises",
+    "of logits",
+    LAYER_LOGITS,
+    from_logits=_gap,
+    from_lens=_lens_top2,
+    noise=2.0,
+    sweeps=("front",),
+)
+DIVERGENCE = Signal(
+    "divergence",
+    "gate",
+    "falls",
+    "√nats",
+    LEARNED,
+    cost=None,
+    estimated=True,
+    sweeps=("criterion", "screening"),
+    # no divergence of a softmax over float32 comes near 64 √nats
+    thresholds=ThresholdRange(0.0, lambda vocabulary: 64.0, "gate", "gate"),
+)
+SATURATION = Signal(
+    "saturation", "saturation", "rises", "of cosine", STATE_BELOW, cost=None, early_exit=True, sweeps=("criterion",)
+)
+# a score of a contrast is a difference of two log-probabilities, each as wrong as a logit and its normaliser
 SIGNALS: dict[str, Signal] = {
     signal.name: signal
     for signal in (
         ENTROPY,
         RESPONSE,
-        Signal("saturation", "rises", "of cosine", STATE_BELOW, cost=None),
-        # a score is a difference of two log-probabilities, each as wrong as a logit and its normaliser
-        Signal("weighted_contrast", "rises", "of probability", HALF_DEPTH, noise=4.0),
-        Signal("jsd_contrast", "rises", "of probability", SINCE_MINIMUM, noise=4.0, prunable=True),
         GAP,
-        Signal("agreement", "rises", "of probability", PREVIOUS_PROBE),
-        Signal("divergence", "falls", "√nats", LEARNED, cost=None, estimated=True),
+        DIVERGENCE,
+        Signal("agreement", "agreement", "rises", "of probability", PREVIOUS_PROBE, sweeps=("criterion",)),
+        SATURATION,
+        Signal(
+            "weighted_contrast",
+            "weighted contrast",
+            "rises",
+            "of probability",
+            HALF_DEPTH,
+            noise=4.0,
+            early_exit=True,
+        ),
+        Signal(
+            "jsd_contrast",
+            "JSD contrast",
+            "rises",
+            "of probability",
+            SINCE_MINIMUM,
+            noise=4.0,
+            prunable=True,
+            early_exit=True,
+        ),
     )
 }
 LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.alone}
+
+
+def swept_signals(sweep: Sweep) -> list[Signal]:
+    """The signals that take part in ``sweep``, in the order of the table."""
+    return [signal for signal in SIGNALS.values() if sweep in signal.sweeps]
 
 
 def required_layers(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from emad_ref.errors import EmadError
 from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import SIGNALS, required_layers
+from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 MOST_PROBES = 5
 MISSING_DIGEST = "0" * 16  # names a tuned lens, or translators, that do not exist
@@ -38,6 +38,7 @@ EXIT_SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # of the tokens fed that a threshold 
 DRAWN_THRESHOLDS = 200  # further thresholds to try, drawn
 DECODED_THRESHOLDS = 12  # of them, where the reference decoder has to decode at each
 MAX_JUMP_TOLERANCE = 0.01  # logits, beyond which tokens tie too often to compare a signal that jumps there
+PLAIN_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.plain and signal is not ENTROPY)
 DRAWS = 3  # of a variant's own numbers, until ignoring it shows
 ENOUGH = 3  # discriminating positions with which no better thresholds are looked for
 CLEAR = 2  # tolerances that a signal must lie off a threshold: nearer ones decide by rounding
@@ -240,11 +241,10 @@ VARIANTS: dict[str, PointVariant] = {
     "a learnt gate": PointVariant(
         ("signal",), estimator_point("divergence", kind="linear", weights=draw_weights),
         (change(signal="entropy_nats", estimator=Estimator()),)),
-    **{name: PointVariant(("signal",), plain(signal=name), (use_entropy,), jumps=name == "agreement")
-       for name in ("softmax_response", "top2_gap", "agreement")},
-    "saturation": PointVariant(("signal", "confidence"), confidence_point("saturation"), (use_entropy,), 4),
-    **{name: PointVariant(("signal", "confidence"), confidence_point(name), (use_entropy,), 4, jumps=True)
-       for name in ("weighted_contrast", "jsd_contrast")},
+    **{name: PointVariant(("signal",), plain(signal=name), (use_entropy,), jumps=not SIGNALS[name].alone)
+       for name in PLAIN_SIGNALS},
+    **{name: PointVariant(("signal", "confidence"), confidence_point(name), (use_entropy,), 4, jumps=signal.contrasts)
+       for name, signal in SIGNALS.items() if signal.parametrised},
     "minimum layer": PointVariant(
         ("confidence.minimum",), confidence_point("saturation", 3), (decide_at_first_layer,), 5),
     "a constant α": PointVariant(

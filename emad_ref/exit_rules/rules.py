@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import Confidence, OperatingPoint, ScheduleName
+from emad_ref.point import Confidence, Estimator, OperatingPoint, ScheduleName
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.signals import RESPONSE, SIGNALS, SINCE_MINIMUM, required_layers
+from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
+FULL_READOUT = Estimator()
 EXACT_DIGITS = 17  # with so many a float64 reads back as itself
 
 
@@ -82,29 +83,35 @@ def with_margin_text(point: OperatingPoint, margin: str) -> OperatingPoint:
     return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))
 
 
-def fixed_entropy_point(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
-    """One threshold h₀ for every probe, no profile."""
-    return OperatingPoint(
-        name=f"fixed h0={format_number(h0_nats)}",
-        family="fixed_entropy",
-        layers=layers,
-        ceiling=layers,
-        probes=tuple(probes),
-        thresholds=((h0_nats,) * len(tuple(probes)),),
-    )
+# families of points, as files name them, where that is not the signal's name
+FAMILY_NAMES = {ENTROPY.name: "fixed_entropy", DIVERGENCE.name: DIVERGENCE.label}
 
 
-def softmax_response_point(layers: int, probes: Sequence[int], threshold: float) -> OperatingPoint:
-    """Softmax response (CALM): exit where top-1 minus top-2 probability is ≥ ``threshold``; above 1 nothing exits."""
+def threshold_point(
+    signal: Signal, layers: int, probes: Sequence[int], threshold: float, estimator: Estimator = FULL_READOUT
+) -> OperatingPoint:
+    """One ``threshold`` on a ``signal`` without parameters for every probe, monotone."""
+    symbol = f"{signal.label} τ" if signal.thresholds is None else signal.thresholds.symbol
     return OperatingPoint(
-        name=f"response λ={format_number(threshold)}",
-        family=RESPONSE.name,
+        name=f"{symbol}={format_number(threshold)}",
+        family=FAMILY_NAMES.get(signal.name, signal.name),
         layers=layers,
         ceiling=layers,
         probes=tuple(probes),
         thresholds=((threshold,) * len(tuple(probes)),),
-        signal=RESPONSE.name,
+        estimator=estimator,
+        signal=signal.name,
     )
+
+
+def fixed_entropy_point(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
+    """One threshold h₀ for every probe, no profile (EMAD, Experiments, Baselines)."""
+    return threshold_point(ENTROPY, layers, probes, h0_nats)
+
+
+def softmax_response_point(layers: int, probes: Sequence[int], threshold: float) -> OperatingPoint:
+    """Softmax response (CALM): exit where top-1 minus top-2 probability is ≥ ``threshold``; above 1 nothing exits."""
+    return threshold_point(RESPONSE, layers, probes, threshold)
 
 
 def decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
@@ -229,7 +236,7 @@ PRUNINGS: dict[str, Callable[[int, int, int], Pruning]] = {
     ),
     "adaptive": lambda minimum, layers, vocabulary: Pruning(shrink=SHRINK),
 }
-CONFIDENCES: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.sense == "rises")
+CONFIDENCES: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.early_exit)
 
 
 def early_exit_point(

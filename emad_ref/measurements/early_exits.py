@@ -55,7 +55,7 @@ LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less t
 ITEM_ROWS = 25  # items decoded together
 SET_SIZE = 50  # items of a calibration set; 29 certify δ = 10 % without any loss
 SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
-CONTRASTS = ("weighted_contrast", "jsd_contrast")
+CONTRASTS = tuple(name for name, signal in SIGNALS.items() if signal.contrasts)
 ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not give
 READ_TOKENS = 32  # contrasted at once: the readouts of T5-large's layers at so many positions are 0.2 GB
 WARM_UP = 2  # pairs that are not timed

@@ -24,7 +24,7 @@ from emad_ref.measurements.traces import LensTraces, documents_of
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
-from emad_ref.signals import perplexity_of, relative_rise
+from emad_ref.signals import SIGNALS, perplexity_of, relative_rise
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops
 from emad_ref.statistics.rates import profile_slope
@@ -44,7 +44,12 @@ from emad_ref.sweep.grids import (
 from emad_ref.sweep.losses import PointColumns, PointLoss, cheapest_within_bounds, loss_table, point_columns
 from emad_ref.text.documents import Split as Of
 
-CONFIDENCES = {**RULES, "saturation": ("saturation", "none")}  # name → (signal, pruning)
+# name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule as it is
+CONFIDENCES = RULES | {
+    signal.label: (signal.name, "none")
+    for signal in SIGNALS.values()
+    if signal.early_exit and signal.name not in dict(RULES.values())
+}
 # of either split, on which confidence rules are traced; 30 are the least that METHODS lets perplexity be judged by
 WINDOWS: dict[str, dict[Of, int]] = {
     "smoke": {"validate": 16, "evaluate": 30},

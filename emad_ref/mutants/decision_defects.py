@@ -19,7 +19,7 @@ from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.interface import Admission
-from emad_ref.signals import SIGNALS
+from emad_ref.signals import ENTROPY, SIGNALS
 
 DECISIONS = "invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"
 FAR_DECISIONS = "invariants/test_positions.py::test_decisions_are_the_rules_far_into_the_window"
@@ -33,6 +33,7 @@ OBSERVED = "invariants/test_apart.py::test_counted_work_is_the_work_that_runs"
 PLACE = r"row \d, position \d+, depth \d+.*: "
 OWN_WORD = r"by the signals that it reports the rule gives depth"
 COUNTED = r"work|runs of|counts"
+COMPARED = [name for name, signal in SIGNALS.items() if signal.plain and signal is not ENTROPY]
 
 
 # ---------------------------------------------------------------- depths
@@ -428,7 +429,7 @@ MUTANTS = (
     Mutant("field-estimator-ignored", "fields", "probes read the full head, whatever estimator is asked for",
            decode_at(full_readouts), FIELDS, r"(estimates|readout|linear probes): row 0"),
     Mutant("field-signal-ignored", "fields", "entropy is compared, whatever signal is asked for",
-           decode_at(by_entropy), FIELDS, r"(softmax_response|top2_gap|agreement): row 0"),
+           decode_at(by_entropy), FIELDS, rf"({'|'.join(COMPARED)}): row 0"),
     Mutant("field-decay-ignored", "fields", "thresholds do not fall",
            decode_at(lambda point: replace(point, decay=None)), FIELDS, r"thresholds that fall: row 0"),
     Mutant("field-interpolation-ignored", "fields", "tokens leave at probes alone", decode_at(exit_at_probes), FIELDS,

@@ -1,7 +1,7 @@
 """What a screening tries: every kind of exit that this project knows, each with one dial from safe to loose.
 
     readout    the model's own head, or the tuned lens
-    criterion  entropy, softmax response, the linear gate; a profile less a margin (EMAD); or none at all
+    criterion  the signals whose row in ``signals`` says ``screening``; a profile less a margin (EMAD); or none at all
     depth      free, K and V above an exit filled in; monotone; in chunks; by position
     probes     layers a token may leave after: all, every second, every third, a few
 
@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
 
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import Profile
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import fixed_entropy_point, softmax_response_point
+from emad_ref.exit_rules.rules import FULL_READOUT, threshold_point
 from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.signals import DIVERGENCE, Signal, swept_signals
 from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points
 from emad_ref.sweep.oracles import FREE_DEPTH
 
 OWN_HEAD, TUNED_LENS = "own head", "tuned lens"
-GATE_FAMILY, ENTROPY, RESPONSE = "gate", "entropy", "softmax response"
-WIDEST_GATE = 64.0  # √nats: no divergence of a softmax over float32 comes near
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +53,10 @@ def published_families(profile: Profile, vocabulary: int) -> list[ExitFamily]:
 
     return [
         ExitFamily("EMAD, mean − margin", OWN_HEAD, "monotone", (emad,)),
-        ExitFamily("entropy", OWN_HEAD, "monotone", (_entropy_sweep(layers, probes, vocabulary),)),
-        ExitFamily("softmax response", OWN_HEAD, "monotone", (_response_sweep(layers, probes),)),
+        *(
+            ExitFamily(signal.label, OWN_HEAD, "monotone", (_threshold_sweep(signal, layers, probes, vocabulary),))
+            for signal in _plain_signals()
+        ),
         ExitFamily(f"EMAD, chunks of {chunk}", OWN_HEAD, "in chunks", (replace(emad, point=chunked),)),
         ExitFamily("positional", OWN_HEAD, "by position", points=tuple(positional_points(layers))),
         ExitFamily("truncation", OWN_HEAD, "fixed", points=tuple(truncation_points(layers))),
@@ -68,17 +68,12 @@ def free_depth_families(layers: int, vocabulary: int) -> list[ExitFamily]:
     sets = probe_sets(layers)
     return [
         ExitFamily(
-            "entropy",
+            signal.label,
             OWN_HEAD,
             "free",
-            tuple(_with_free_depth(_entropy_sweep(layers, probes, vocabulary)) for probes in sets),
-        ),
-        ExitFamily(
-            "softmax response",
-            OWN_HEAD,
-            "free",
-            tuple(_with_free_depth(_response_sweep(layers, probes)) for probes in sets),
-        ),
+            tuple(_with_free_depth(_threshold_sweep(signal, layers, probes, vocabulary)) for probes in sets),
+        )
+        for signal in _plain_signals()
     ]
 
 
@@ -100,12 +95,11 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
 
     def gated(probes: Sequence[int]) -> ThresholdSweep:
         estimator = replace(gate, weights=tuple(rows[probe] for probe in probes))
-        return _gate_sweep(layers, probes, estimator, lens.digest)
+        return _threshold_sweep(DIVERGENCE, layers, probes, vocabulary, estimator)
 
-    rules = {
-        GATE_FAMILY: [gated(probes) for probes in sets],
-        ENTROPY: [read(_entropy_sweep(layers, probes, vocabulary)) for probes in sets],
-        RESPONSE: [read(_response_sweep(layers, probes)) for probes in sets],
+    rules = {DIVERGENCE.label: [read(gated(probes)) for probes in sets]} | {
+        signal.label: [read(_threshold_sweep(signal, layers, probes, vocabulary)) for probes in sets]
+        for signal in _plain_signals()
     }
     return [
         ExitFamily(name, TUNED_LENS, depth, tuple(dials if depth == "monotone" else map(_with_free_depth, dials)))
@@ -144,37 +138,24 @@ def _with_free_depth(dial: ThresholdSweep) -> ThresholdSweep:
     return replace(dial, point=lambda setting: replace(dial.point(setting), schedule=FREE_DEPTH))
 
 
-def _entropy_sweep(layers: int, probes: Sequence[int], vocabulary: int) -> ThresholdSweep:
-    return ThresholdSweep(
-        lambda h0: fixed_entropy_point(layers, probes, h0),
-        lambda h0, digits: f"H ≤ {h0:.{digits}g}",
-        0.0,
-        log(vocabulary),
-    )
+def _plain_signals() -> list[Signal]:
+    return [signal for signal in swept_signals("screening") if signal.plain]
 
 
-def _response_sweep(layers: int, probes: Sequence[int]) -> ThresholdSweep:
-    return ThresholdSweep(
-        lambda doubt: softmax_response_point(layers, probes, 1 - doubt),
-        lambda doubt, digits: f"doubt ≤ {doubt:.{digits}g}",
-        0.0,
-        1.0,
-    )
+def _threshold_sweep(
+    signal: Signal, layers: int, probes: Sequence[int], vocabulary: int, estimator: Estimator = FULL_READOUT
+) -> ThresholdSweep:
+    """Thresholds on ``signal`` from its strictest to its loosest, by their distance from the strictest."""
+    span = signal.thresholds
+    assert span is not None, f"{signal.name} is screened, so its row has thresholds"
+    strictest, towards = span.strictest, 1 if signal.sense == "falls" else -1
 
-
-def _gate_sweep(layers: int, probes: Sequence[int], gate: Estimator, lens: str) -> ThresholdSweep:
     def point(setting: float) -> OperatingPoint:
-        return OperatingPoint(
-            f"gate ≤ {setting:.4g}",
-            "gate",
-            layers,
-            layers,
-            tuple(probes),
-            ((setting,) * len(probes),),
-            "monotone",
-            gate,
-            "divergence",
-            lens=lens,
-        )
+        return threshold_point(signal, layers, probes, strictest + towards * setting, estimator)
 
-    return ThresholdSweep(point, lambda setting, digits: f"gate ≤ {setting:.{digits}g}", 0.0, WIDEST_GATE)
+    return ThresholdSweep(
+        point,
+        lambda setting, digits: f"{span.distance} ≤ {setting:.{digits}g}",
+        0.0,
+        abs(span.loosest(vocabulary) - strictest),
+    )

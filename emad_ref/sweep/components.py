@@ -11,7 +11,8 @@ copies lose; truly copied ones are decoded, for the best combination. Back from 
 full. Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on
 the split that is chosen on, and is judged on another.
 
-Criteria decide that a token leaves, on one readout, at the same probes and by one threshold for all of them:
+Criteria decide that a token leaves, on one readout, at the same probes and by one threshold for all of them. They are
+the signals whose row in ``signals`` says ``criterion``, among them:
 
     entropy           H(q_ℓ) ≤ τ
     softmax response  top-1 − top-2 of q_ℓ ≥ τ
@@ -38,7 +39,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import Confidence, Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats
 from emad_ref.replay import replay_all
-from emad_ref.signals import ENTROPY, RESPONSE, SIGNALS, required_layers
+from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, swept_signals
 from emad_ref.sweep.losses import PointColumns, perplexity_rises, point_columns
 from emad_ref.sweep.oracles import (
     FINEST_THRESHOLD,
@@ -50,30 +51,22 @@ from emad_ref.sweep.oracles import (
     with_oracle_signal,
 )
 
-GATE_CRITERION, SATURATION_CRITERION = "gate", "saturation"
-CRITERIA = {  # name in tables → signal
-    "entropy": ENTROPY.name,
-    "softmax response": RESPONSE.name,
-    GATE_CRITERION: "divergence",
-    "agreement": "agreement",
-    SATURATION_CRITERION: "saturation",
-}
 CRITERION_THRESHOLDS = 64  # thresholds of each
 FIRST_COMPARED = 2  # the first layer that has one below it to compare with
 
 
 def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleName = FREE_DEPTH) -> OperatingPoint:
     """The rule at every layer, never firing: what a trace has to record for it (``take_trace(rules=…)``)."""
-    probes = required_layers("saturation", FIRST_COMPARED, layers)
+    probes = required_layers(SATURATION.name, FIRST_COMPARED, layers)
     return OperatingPoint(
-        "saturation",
-        "saturation",
+        SATURATION.label,
+        SATURATION.label,
         layers,
         layers,
         probes,
-        ((np.inf,) * len(probes),),
+        ((SATURATION.never,) * len(probes),),
         schedule,
-        signal="saturation",
+        signal=SATURATION.name,
         confidence=Confidence(FIRST_COMPARED),
         lens=lens,
     )
@@ -117,20 +110,23 @@ def criterion_points(
         BadArgument: probes that are not ascending layers below the last; a gate that ``trace`` does not record.
     """
     layers, lens = trace.layers, trace.lens
-    never = saturation_point(layers, lens, schedule)
+    saturated = saturation_point(layers, lens, schedule)
     found = {}
-    for name, signal in CRITERIA.items():
-        plain = OperatingPoint(
-            name, name, layers, layers, tuple(probes), ((SIGNALS[signal].never,) * len(probes),), schedule,
-            (gate or Estimator("linear")) if name == GATE_CRITERION else Estimator(), signal, lens=lens,
-        ) if name != SATURATION_CRITERION else never  # fmt: skip
-        if (name == GATE_CRITERION and gate is None) or (
-            name == SATURATION_CRITERION and ConfidenceRule.of(never) not in trace.rules
-        ):
+    for signal in swept_signals("criterion"):
+        if signal is SATURATION:
+            if ConfidenceRule.of(saturated) not in trace.rules:
+                continue
+            never = saturated
+        elif signal.learnt and gate is None:
             continue
-        found[name] = [
-            _point_at(plain, probes, float(level)) for level in _threshold_levels(trace, plain, probes, count)
-        ]
+        else:
+            thresholds, estimator = ((signal.never,) * len(probes),), gate if signal.learnt and gate else Estimator()
+            never = OperatingPoint(
+                signal.label, signal.label, layers, layers, tuple(probes), thresholds, schedule, estimator, signal.name,
+                lens=lens,
+            )  # fmt: skip
+        levels = _threshold_levels(trace, never, probes, count)
+        found[signal.label] = [_point_at(never, probes, float(level)) for level in levels]
     return found
 
 
@@ -323,7 +319,7 @@ def _combination_points(way: Combination, readout: ReadoutTraces, count: int) ->
     """Its dial on this readout, strict first."""
     schedule, profile, trace = SCHEDULES[way.depth, way.kept], readout.profile, readout.chosen
     if way.criterion == "gate":
-        return criterion_points(trace, profile.probes, readout.gate, schedule=schedule, count=count)[GATE_CRITERION]
+        return criterion_points(trace, profile.probes, readout.gate, schedule=schedule, count=count)[DIVERGENCE.label]
     if way.criterion == "oracle":
         known = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
         settings = spread_thresholds(known, count)

@@ -21,7 +21,7 @@ from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point, for
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.replay import TraceReplayer, decode_work
-from emad_ref.signals import GAP, Signal
+from emad_ref.signals import Signal, swept_signals
 
 CHUNK_LENGTHS = (4, 8, 16)  # tokens
 FALL_LENGTHS = (8, 32, 128)  # tokens over which positional depth falls
@@ -294,5 +294,8 @@ def point_families(
         "softmax response": response_points(layers, probes, saved, count),
         "chunked": chunked_points(profile, saved, count),
         "positional": positional_points(layers),
-        "top-2 gap, quantile": signal_quantile_points(GAP, calibration, probes, saved, count),
+        **{
+            f"{signal.label}, quantile": signal_quantile_points(signal, calibration, probes, saved, count)
+            for signal in swept_signals("front")
+        },
     }

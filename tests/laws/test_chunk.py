@@ -8,10 +8,11 @@ import pytest
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.step import AdaptiveForward
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules.rules import early_exit_point, threshold_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
+from emad_ref.signals import SIGNALS
 from tests.small import LAYERS, VOCABULARY, small_model
 
 EXACT = 1e-9  # float64
@@ -66,7 +67,7 @@ def require_alike(stepper, point, seed):
         early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 2, 0.3, schedule="monotone"),
         early_exit_point("jsd_contrast", LAYERS, VOCABULARY, 2, 0.3, pruning="adaptive", schedule="monotone"),
         early_exit_point("softmax_response", LAYERS, VOCABULARY, 2, 0.1, schedule="monotone", decay=(9.0, 8.0)),
-        early_exit_point("agreement", LAYERS, VOCABULARY, 2, 1e-6, schedule="monotone"),
+        threshold_point(SIGNALS["agreement"], LAYERS, range(2, LAYERS), 1e-6),
     ],
     ids=lambda point: point.name,
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import emad_ref
+from emad_ref.audit.fields import PLAIN_SIGNALS, VARIANTS
+from emad_ref.calibration.trace import COLUMNS
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules.rules import FULL_READOUT, early_exit_point, fires, threshold_point
+from emad_ref.measurements.pareto import CONFIDENCES
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import READOUTS
-from emad_ref.signals import LAYERWISE, PREVIOUS_PROBE, SIGNALS, Signal
+from emad_ref.screening.families import free_depth_families
+from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, Signal
 
 EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
 LOGITS = arrays.arrays(np.float64, (3, 20), elements=st.floats(-30, 30, width=64))
@@ -94,9 +101,61 @@ def test_an_estimator_of_what_has_none_is_refused() -> None:
                 OperatingPoint(**plain, signal=name, estimator=Estimator("topk", k=4))
 
 
-def test_every_signal_that_rises_makes_an_early_exit(signal: Signal) -> None:
-    if signal.sense == "rises":
+def test_a_row_says_whether_the_signal_makes_an_early_exit(signal: Signal) -> None:
+    if signal.early_exit:
+        assert signal.sense == "rises", "λ is a least confidence"
         assert early_exit_point(signal.name, 8, 4000, 4).signal == signal.name
     else:
         with pytest.raises(BadArgument, match=f"^signal='{signal.name}'"):
             early_exit_point(signal.name, 8, 4000, 4)
+
+
+def test_a_row_says_which_sweeps_compare_the_signal(signal: Signal) -> None:
+    """Each sweep finds what it needs in the row and in the trace, and takes the signal under its label."""
+    assert "front" not in signal.sweeps or signal.alone, "quantiles are taken of a trace's column"
+    assert "screening" not in signal.sweeps or signal.thresholds is not None, "a screening sweeps a range"
+    screened = {family.name for family in free_depth_families(4, 500)}
+    assert (signal.label in screened) == ("screening" in signal.sweeps and signal.plain)
+    assert (signal.name in PLAIN_SIGNALS) == (signal.plain and signal is not ENTROPY)
+    assert signal is ENTROPY or any(signal.name == name or signal.learnt for name in VARIANTS), "no audit compares it"
+    early = [rule for rule, (name, _) in CONFIDENCES.items() if name == signal.name]
+    assert bool(early) == signal.early_exit
+
+
+def test_ranges_of_thresholds_run_from_strict_to_loose(signal: Signal) -> None:
+    if signal.thresholds is not None:
+        span, probes = signal.thresholds, (2, 4)
+        values = np.array([span.strictest, span.loosest(500)], dtype=np.float32)
+        assert (values[0] < values[1]) == (signal.sense == "falls")
+        estimator = Estimator("linear") if signal.learnt else FULL_READOUT
+        strict, loose = (threshold_point(signal, 6, probes, float(value), estimator) for value in values)
+        between = np.full(9, values.mean(), dtype=np.float32)
+        assert not fires(strict, 0, between).any()
+        assert fires(loose, 0, between).all()
+
+
+def test_no_module_lists_signals_beside_the_table() -> None:
+    """A new signal is a row: a second list would leave it out, or take it in unasked."""
+    root = Path(emad_ref.__file__).parents[1]
+    sources = [each for package in ("emad_ref", "pytest_emad", "suites") for each in (root / package).rglob("*.py")]
+    listed = [
+        f"{source.relative_to(root)}:{node.lineno}"
+        for source in sources
+        if source.name != "signals.py"
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict)
+        if len(NAMES & {_text(each) for each in (node.keys if isinstance(node, ast.Dict) else node.elts)}) > 1
+    ]
+    assert len(sources) > 200, "the modules of the product were not found"
+    assert not listed
+
+
+NAMES = {name for signal in SIGNALS.values() if not signal.learnt for name in (signal.name, signal.label)}
+
+
+def _text(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def test_no_signal_repeats_a_column_of_the_trace() -> None:
+    assert not set(SIGNALS) & set(COLUMNS)

@@ -16,7 +16,8 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
-from emad_ref.sweep.components import CRITERIA, criterion_points, gate_at_probes, saturation_point
+from emad_ref.signals import swept_signals
+from emad_ref.sweep.components import criterion_points, gate_at_probes, saturation_point
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -45,7 +46,7 @@ def traced() -> Trace:
 def test_every_criterion_goes_from_hardly_any_token_to_all() -> None:
     trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
     found = criterion_points(trace, PROBES, gate, count=12)
-    assert list(found) == list(CRITERIA)
+    assert list(found) == [signal.label for signal in swept_signals("criterion")]
     for name, points in found.items():
         depths = [replay(trace, point).depth for point in points]
         assert (np.diff([depth.sum() for depth in depths]) <= 0).all(), name
