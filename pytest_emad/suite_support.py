@@ -26,7 +26,7 @@ from emad_ref.audit.token_comparison import (
     largest_threshold_change,
     same_tokens,
 )
-from emad_ref.claims.base import About, NamedMeasurements, Question, RunPlan, Suite, ask, question_of, questions_of
+from emad_ref.claims.base import About, NamedMeasurements, Question, RunPlan, Suite, questions_of
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
@@ -59,12 +59,12 @@ def record_answer(
 
     Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
     """
-    asked = docket.asked(claim, evidence.name, layers)
     try:
-        answer = ask(question or question_of(claim), evidence, asked)
+        answer = docket.answer(claim, evidence, layers, question)
     except AuditRefutedError as complaint:
         if complaint.finding is not None:
             record.audit(complaint.finding)
+        asked = docket.asked(claim, evidence.name, layers)
         record.claim(asked.unmeasured(f"not decided: {complaint}"), evidence.corpus, evidence.fingerprint)
         pytest.fail(f"{claim} is not decided: {complaint}", pytrace=False)
     record.exhibits(evidence.name, answer.exhibits)

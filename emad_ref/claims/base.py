@@ -5,10 +5,12 @@ which counts Holm's family.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Generic, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,26 +42,28 @@ class NamedMeasurements(Protocol):
         """Of the weights."""
 
 
-def _outside_a_run(claim: str) -> ClaimContext:
-    raise BadArgument("claim", claim, "a claim of the same run", "only a Docket knows what else a run asks")
+def _outside_a_run(claim: str, evidence: NamedMeasurements | None = None) -> Any:
+    raise BadArgument("claim", claim, "a claim of the same run", "only a RunPlan decides what a claim needs")
 
 
 @dataclass(frozen=True)
 class ClaimContext:
-    """What a question is given beside evidence.
+    """What a claim is decided with beside its measurements.
 
     ``model``       the name that the verdict carries.
-    ``rng``         source of resamples, fresh for every question.
-    ``other_legs``  gating legs of the run that are decided elsewhere (``company``).
-    ``also``        id → what the question of another claim is given in this run, about the same model: a claim whose
-                    premise is another claim's verdict asks it there, and hears what the report says.
+    ``rng``         source of resamples, fresh for every claim.
+    ``other_legs``  gating legs of the run that are decided elsewhere (``RunPlan.other_legs``).
+    ``verdict_of``  (id, evidence) → the verdict of a claim that this one needs: decided once a run, whoever asks first,
+                    whether or not the run reports it.
+    ``row_of``      id → the row in force of such a claim.
     """
 
     claim: Claim
     model: str
     rng: np.random.Generator
     other_legs: int = 0
-    also: Callable[[str], ClaimContext] = _outside_a_run
+    verdict_of: Callable[[str, Any], Verdict] = _outside_a_run
+    row_of: Callable[[str], Claim] = _outside_a_run
 
     def not_applicable(self, reason: str) -> Verdict:
         """A premise of the claim is absent."""
@@ -91,14 +95,17 @@ E = TypeVar("E", bound=NamedMeasurements)
 
 @dataclass(frozen=True)
 class Question(Generic[E]):
-    """One claim as a question to evidence.
+    """One claim as a question to evidence: a row of a module's ``QUESTIONS``, or an extension's ``QUESTION``.
 
     ``about``     whether ``answer`` takes the evidence of a model (``measurements.model``), of a pair
                   (``emad_ref.measurements.pair``), or no more than the pair's names (``emad_ref.measurements.study``).
+    ``answer``    gathers, and hands what was found to ``decide``.
+    ``decide``    the verdict on what was found, a pure function; None where an extension keeps its own to itself.
     ``legs``      statistical legs of the row at a study, on a model of so many layers: an upper bound, for Holm.
+    ``needs``     claims whose verdict or thresholds it reads (``ClaimContext.verdict_of`` and ``row_of``).
     ``measures``  whether it takes time or energy, and so needs the machine to itself.
     ``suite``     the folder of ``suites`` that asks it.
-    ``budget``    the smallest in which it is asked unless it gates or is asked for by name: whoever waits for a gate
+    ``budget``    the smallest at which it is asked unless it gates or is asked for by name: a user who waits for a gate
                   must not wait for rows that take long and gate nothing.
     """
 
@@ -109,6 +116,8 @@ class Question(Generic[E]):
     measures: bool = False
     suite: Suite = "claims"
     budget: str = "smoke"
+    decide: Callable[[Any, ClaimContext], Verdict] | None = None
+    needs: tuple[str, ...] = ()
 
     def within(self, budget: Budget) -> bool:
         """Whether a run of ``budget`` asks it unasked."""
@@ -124,25 +133,41 @@ def ask(question: Question[E], evidence: E, asked: ClaimContext) -> Answer:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint, refused=reason)
 
 
-def module_of(claim: str) -> str:
-    """``EMAD-F1-literal`` → ``emad_ref.claims.emad_f1_literal``; an extension's claim → the module it names."""
-    return added_parts("questions").get(claim) or f"{__package__}.{claim.lower().replace('-', '_')}"
+@cache
+def _own_questions() -> dict[str, Question[Any]]:
+    """The rows of ``QUESTIONS`` of every module of this package, by claim."""
+    package = import_module(__package__)
+    rows = [
+        row
+        for module in iter_modules(package.__path__, f"{__package__}.")
+        for row in getattr(import_module(module.name), "QUESTIONS", ())
+    ]
+    found = {row.claim: row for row in rows}
+    if len(found) < len(rows):
+        raise BadArgument("QUESTIONS", [row.claim for row in rows], "each claim in one row of one module")
+    return found
 
 
 def question_of(claim: str) -> Question[Any]:
-    """The question that decides ``claim``.
+    """The question that decides ``claim``: a row of this package, or ``QUESTION`` of the module an extension names.
 
     >>> question_of("EAD-H1").about
     'names'
 
     Raises:
-        BadArgument: no module of this package is about it.
+        BadArgument: no row and no extension is about it.
     """
-    name = module_of(claim)
+    place = added_parts("questions").get(claim)
+    if place is None:
+        if claim not in _own_questions():
+            raise BadArgument(
+                "claim", claim, "a row of QUESTIONS of a module of emad_ref.claims", "see docs/own-claim.md"
+            )
+        return _own_questions()[claim]
     try:
-        question: Question[Any] = import_module(name).QUESTION
+        question: Question[Any] = import_module(place).QUESTION
     except (ModuleNotFoundError, AttributeError) as error:
-        expected = f"a row whose question is QUESTION of {name}"
+        expected = f"a row whose question is QUESTION of {place}"
         raise BadArgument("claim", claim, expected, f"{error}; see docs/own-claim.md") from error
     return question
 
@@ -154,12 +179,18 @@ def questions_of(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What one run was asked: the register in force, which further rows gate, and on how many models."""
+    """What one run was asked: the register in force, which further rows gate, and on how many models.
+
+    It keeps every answer as long as the evidence lives, so that a claim is decided once, by whoever asks first.
+    """
 
     register: Mapping[str, Claim]
     study: Study
     gate_claims: frozenset[str] = frozenset()
     models: int = 1
+    _outcomes: WeakKeyDictionary[Any, dict[str, Answer | str]] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
 
     def gates(self, claim: str) -> bool:
         """Whether the row fails the run when it is falsified."""
@@ -177,10 +208,50 @@ class RunPlan:
         return named or brought or self.gates(claim) or question.within(self.study.budget)
 
     def asked(self, claim: str, model: str, layers: int) -> ClaimContext:
-        """What the question of ``claim`` is given on a model of ``layers`` layers; the generator starts at the seed."""
+        """What ``claim`` is decided with on a model of ``layers`` layers; the generator starts at the seed."""
         rng = np.random.default_rng(self.study.seed)
-        also = partial(self.asked, model=model, layers=layers)
-        return ClaimContext(self.register[claim], model, rng, self.other_legs(claim, layers), also)
+        needed = partial(self._needed, claim, layers), partial(self._needed_row, claim)
+        return ClaimContext(self.register[claim], model, rng, self.other_legs(claim, layers), *needed)
+
+    def answer(
+        self, claim: str, evidence: NamedMeasurements, layers: int, question: Question[Any] | None = None
+    ) -> Answer:
+        """The answer of ``claim``, decided now unless another claim needed it before.
+
+        Args:
+            question: in place of the registered one, for a suite that draws its evidence in a way of its own.
+
+        Raises:
+            AuditRefutedError: what the verdict would be read from is refuted.
+        """
+        asks = question or question_of(claim)
+        once = replace(asks, answer=partial(self._decided, asks))
+        return ask(once, evidence, self.asked(claim, evidence.name, layers))
+
+    def _decided(self, question: Question[Any], evidence: NamedMeasurements, asked: ClaimContext) -> Answer:
+        """The answer given before in this run, else a new one. Raises Unsupported again where the decoder declined."""
+        outcomes = self._outcomes.setdefault(evidence, {})
+        if question.claim not in outcomes:
+            try:
+                outcomes[question.claim] = question.answer(evidence, asked)
+            except Unsupported as refusal:
+                outcomes[question.claim] = str(refusal)  # the error itself holds frames, and so the evidence
+        outcome = outcomes[question.claim]
+        if isinstance(outcome, str):
+            raise Unsupported(outcome)
+        return outcome
+
+    def _needed(self, by: str, layers: int, claim: str, evidence: NamedMeasurements) -> Verdict:
+        self._require_need(by, claim)
+        return self._decided(question_of(claim), evidence, self.asked(claim, evidence.name, layers)).verdict
+
+    def _needed_row(self, by: str, claim: str) -> Claim:
+        self._require_need(by, claim)
+        return self.register[claim]
+
+    def _require_need(self, by: str, claim: str) -> None:
+        if claim not in question_of(by).needs:
+            raise BadArgument("claim", claim, f"one that {by} needs", f"name it in needs of the question of {by}")
 
     def other_legs(self, claim: str, layers: int) -> int:
         """Gating statistical legs of the run outside ``claim``; 0 for a row that does not gate.

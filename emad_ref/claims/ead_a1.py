@@ -24,4 +24,4 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     return answer_constant(pair, asked, "window", TOKENS, "w")
 
 
-QUESTION = Question("EAD-A1", "pair", answer, budget="standard")
+QUESTIONS = (Question("EAD-A1", "pair", answer, budget="standard", decide=decide),)

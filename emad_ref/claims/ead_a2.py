@@ -24,4 +24,4 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     return answer_constant(pair, asked, "least_run", TOKENS, "d_min")
 
 
-QUESTION = Question("EAD-A2", "pair", answer, budget="standard")
+QUESTIONS = (Question("EAD-A2", "pair", answer, budget="standard", decide=decide),)

@@ -93,4 +93,4 @@ def _found(name: str, done: ItemAnswers, agrees: list[Bools], threshold_bits: fl
     )
 
 
-QUESTION = Question("EAD-A3", "pair", answer, budget="standard")
+QUESTIONS = (Question("EAD-A3", "pair", answer, budget="standard", decide=decide),)

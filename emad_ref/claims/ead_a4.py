@@ -124,4 +124,4 @@ def _gates_bits(pair: PairMeasurements, task: str) -> list[float | None]:
     ]
 
 
-QUESTION = Question("EAD-A4", "pair", answer, budget="standard")
+QUESTIONS = (Question("EAD-A4", "pair", answer, budget="standard", decide=decide),)

@@ -192,6 +192,13 @@ def _most_tasks(study: Study) -> int:
     return len(world.TASKS) + len(study.tasks)
 
 
-QUESTION = Question(
-    "EAD-F1", "pair", answer, legs=lambda study, layers: len(RESULTS) * _most_tasks(study), budget="standard"
+QUESTIONS = (
+    Question(
+        "EAD-F1",
+        "pair",
+        answer,
+        legs=lambda study, layers: len(RESULTS) * _most_tasks(study),
+        budget="standard",
+        decide=decide,
+    ),
 )

@@ -170,7 +170,7 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
 
 def _score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
     """What the rule that was timed scores on the judged items of the timed task."""
-    task, first, paper = pair.timing.task, RESULTS[0], asked.also("EAD-F1").claim.thresholds
+    task, first, paper = pair.timing.task, RESULTS[0], asked.row_of("EAD-F1").thresholds
     rule = pair.timing.rule
     done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
     saving, kept, wanted = pair.models.saving(done.large_share), paper[f"retained_{first}"], paper[f"saving_{first}"]
@@ -178,11 +178,15 @@ def _score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
 
 
 # Time against each speculation, and FLOPs.
-QUESTION = Question(
-    "EAD-F2",
-    "pair",
-    answer,
-    legs=lambda study, layers: len(SPECULATING) + 1,
-    measures=True,
-    budget="standard",
+QUESTIONS = (
+    Question(
+        "EAD-F2",
+        "pair",
+        answer,
+        legs=lambda study, layers: len(SPECULATING) + 1,
+        measures=True,
+        budget="standard",
+        needs=("EAD-F1",),
+        decide=decide,
+    ),
 )

@@ -62,4 +62,4 @@ def answer(names: PairNames, asked: ClaimContext) -> Answer:
     return Answer(decide(PAPER, asked))
 
 
-QUESTION = Question("EAD-H1", "names", answer)
+QUESTIONS = (Question("EAD-H1", "names", answer, decide=decide),)

@@ -132,4 +132,4 @@ def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> 
     )
 
 
-QUESTION = Question("EAD-H2", "pair", answer, budget="standard")
+QUESTIONS = (Question("EAD-H2", "pair", answer, budget="standard", decide=decide),)

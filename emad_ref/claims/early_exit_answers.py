@@ -1,19 +1,36 @@
-"""What claims about early exits share: their premise, a way to answer on items, and the same items under two rules."""
+"""Early exits: the same items answered under two rules (EE-3, 9, 10, 12, 13 and 15), and what claims on items share.
+
+No such claim applies to decoder-only models, to random weights, nor to a model without room for the paper's settings.
+A row that compares scores or exits asks only tasks that the model solves. Where both rules exit alike on every item,
+neither is earlier, and the leg takes no part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from emad_ref.claims.base import Answer, ClaimContext, Question, ask
+from emad_ref.exit_rules.rules import PRUNINGS
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.early_exits import EarlyExitMeasurements, ExitScores, LayerReadings
+from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.statistics.accuracy import exit_difference, score_difference
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import unmeasured_leg
+from emad_ref.statistics.legs import (
+    combine_verdict,
+    count_leg,
+    decide_legs,
+    estimate_leg,
+    judge_side,
+    leg_test,
+    unmeasured_leg,
+)
+from emad_ref.statistics.units import ByItem
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked chain
@@ -51,6 +68,28 @@ def answer_on_items(
 
     said = ask(Question(asked.claim.id, "model", judged), evidence, asked)
     return replace(said, exhibits=notes + said.exhibits)
+
+
+def exit_row(
+    claim: str,
+    gather: Callable[[EarlyExitMeasurements], Any],
+    decide: Callable[[Any, ClaimContext], Verdict],
+    *,
+    tables: Callable[[EarlyExitMeasurements], AttachedTable] | None = None,
+    legs: int = 0,
+    measures: bool = False,
+) -> Question[ModelMeasurements]:
+    """The row of a claim on items: ``decide`` what ``gather`` takes of the early exits, a table beside it."""
+
+    def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+        exits = evidence.exits
+
+        def shown() -> tuple[AttachedTable, ...]:
+            return () if tables is None else (tables(exits),)
+
+        return answer_on_items(evidence, asked, lambda: decide(gather(exits), asked), shown)
+
+    return Question(claim, "model", answer, legs=lambda study, layers: legs, measures=measures, decide=decide)
 
 
 def missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
@@ -136,13 +175,6 @@ class RuleComparisons:
         return missing_task_legs(self.missing, self.unsolved)
 
 
-@dataclass(frozen=True)
-class ExitReadings:
-    """``read``: task → what every layer says of the reference answers, token by token, each with its item."""
-
-    read: Mapping[str, LayerReadings]
-
-
 def compare_rules(exits: EarlyExitMeasurements, ours: str, theirs: str) -> RuleComparisons:
     """Rule ``ours`` against ``theirs`` at every minimum layer of every task that the model solves."""
     found = []
@@ -152,6 +184,298 @@ def compare_rules(exits: EarlyExitMeasurements, ours: str, theirs: str) -> RuleC
     return RuleComparisons.of(exits, found)
 
 
-def layer_readings(exits: EarlyExitMeasurements) -> ExitReadings:
-    """Of every task that could be asked."""
-    return ExitReadings({task: exits.read(task) for task in exits.tasks})
+# ---------------------------------------------------------------- EE-3: JSD against softmax response
+
+READINGS = 2  # of JSD: the paper's, and its authors' code
+
+
+@dataclass(frozen=True)
+class ContrastiveExitEvidence:
+    """``fair``: both rules may first exit at the same layer; ``published``: JSD may exit one layer later."""
+
+    fair: RuleComparisons
+    published: RuleComparisons
+
+
+def decide_contrastive_exit(found: ContrastiveExitEvidence, asked: ClaimContext) -> Verdict:
+    """EE-3: does JSD contrastive confidence exit earlier than softmax response, within 2 points of its score or better?
+    (Early-exit LLMs, Contrastive Decoding)
+
+    JSD has two readings, and each is judged. In the paper's there is nothing to contrast with at the minimum layer j,
+    so JSD decides from j + 1 on. Softmax response then waits until j + 1 too: a block given away would decide the row
+    whatever the confidence is worth. In the authors' code amateurs run from layer 2 on, JSD decides at j itself, and
+    emits the expert's own token. The paper's own comparison, one block apart, stands beside both.
+
+    Two legs per reading, task and minimum layer: blocks earlier, and score lost.
+    """
+    fair = found.fair
+    sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
+    tests, beside = [], fair.left_out
+    for each in fair.contests:
+        if each.exits_alike:
+            beside.append(inapplicable_leg(each.where, SAME_EXITS, len(each.ours)))
+            continue
+        blocks, lost = each.earlier(fair.layers, sooner, asked.rng), each.lost(drop, asked.rng)
+        tests.append(leg_test(f"{each.where}: exit", blocks, "below", sooner, asked.claim.minimum))
+        tests.append(leg_test(f"{each.where}: score", lost, "above", drop, asked.claim.minimum))
+    legs = [*decide_legs(tests, asked.other_legs), *beside, *_as_published(found.published, asked)]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def _as_published(found: RuleComparisons, asked: ClaimContext) -> list[Leg]:
+    said = "softmax response may exit one block earlier by construction"
+    return [
+        estimate_leg(f"{each.where}, as published: exit", each.earlier(found.layers, 0.0, asked.rng), said)
+        for each in found.contests
+    ]
+
+
+def contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExitEvidence:
+    """Answers under both rules at the paper's threshold."""
+    return ContrastiveExitEvidence(
+        RuleComparisons.of(exits, fair_comparisons(exits)), compare_rules(exits, "JSD", "softmax")
+    )
+
+
+def fair_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+    """Both readings of JSD, each against softmax response that may exit from the same layer on."""
+    for task, minimum in exits.counting:
+        for reading, rule, first in (("paper", "JSD", minimum + 1), ("as coded", AS_CODED, minimum)):
+            jsd, softmax = exits.answered(task, rule, minimum), exits.answered(task, "softmax", first)
+            yield RuleComparison(f"{task}, j={minimum}, {reading}", jsd.exited, softmax.exited)
+
+
+# ---------------------------------------------------------------- EE-9: prunings under JSD
+
+RIVALS = "JSD, fixed", "JSD, decaying"
+
+
+def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
+    """EE-9: with JSD, does adaptive pruning exit earlier than fixed and decaying pruning?
+    (Early-exit LLMs, Best JSD Pruning Combination, Table 1)
+
+    Where two prunings exit alike on every item, the data cannot tell them apart, and the leg says how many tokens each
+    keeps. That is common: a contrast compares the plausible tokens alone (p ≥ α·max p), on which both normalisers
+    cancel (``probes.contrast``). A pruning acts only where it drops one of those, or where it makes another layer look
+    most different.
+
+    One leg per task, minimum layer and rival: blocks earlier; the score gained stands beside it.
+    """
+    least = asked.claim.thresholds["blocks_earlier"]
+    blocks, beside = {}, found.left_out
+    for each in found.contests:
+        if each.exits_alike:
+            said = f"the prunings exit identically: {each.sizes}"
+            beside.append(inapplicable_leg(f"{each.where}: exit", said, len(each.ours)))
+            continue
+        blocks[f"{each.where}: exit"] = each.earlier(found.layers, least, asked.rng)
+        beside.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
+    return judge_side(asked.claim, asked.model, blocks, "below", least, other_legs=asked.other_legs, beside=beside)
+
+
+def pruning_rivals(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+    """Adaptive against fixed and decaying pruning, with the sizes that each keeps."""
+    stepper = exits.subject.stepper
+    for task, minimum in exits.counting:
+        ours = exits.answered(task, "JSD, adaptive", minimum).exited
+        unsure, sure = adaptive_sizes(minimum, stepper.layers, stepper.vocabulary)
+        for rival in RIVALS:
+            name = rival.removeprefix("JSD, ")
+            kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary).kept
+            sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
+            theirs = exits.answered(task, rival, minimum).exited
+            yield RuleComparison(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
+
+
+def adaptive_sizes(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
+    """k of the adaptive pruning if nothing, and if everything, were sure."""
+    shrink = PRUNINGS["adaptive"](minimum, layers, vocabulary).shrink
+    assert shrink is not None, "the adaptive rule shrinks"
+    return adaptive_size(vocabulary, shrink, 0.0), adaptive_size(vocabulary, shrink, 1.0)
+
+
+def pruning_sizes(exits: EarlyExitMeasurements) -> AttachedTable:
+    """k of each pruning after every minimum layer; the adaptive one if nothing, or everything, were sure."""
+    layers, vocabulary = exits.subject.stepper.layers, exits.subject.stepper.vocabulary
+    rows: list[dict[str, Any]] = []
+    for minimum in exits.minima:
+        fixed, decaying = (PRUNINGS[name](minimum, layers, vocabulary).kept for name in ("fixed", "decaying"))
+        unsure, sure = adaptive_sizes(minimum, layers, vocabulary)
+        rows += [
+            {
+                "j": minimum,
+                "layer": minimum + 1 + i,
+                "fixed": fixed[i],
+                "decaying": decaying[i],
+                "adaptive, unsure": unsure,
+                "adaptive, sure": sure,
+            }
+            for i in range(len(fixed))
+        ]
+    return AttachedTable("tokens kept by pruning, per layer", rows)
+
+
+# ---------------------------------------------------------------- EE-10, 12, 13 and 15
+
+
+def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Verdict:
+    """EE-10: does weighted contrastive confidence exit about as early as softmax response?
+    (Early-exit LLMs, Contrastive Decoding, Figures 6 and 7)
+
+    A report, for the paper does not say how near "about" is: blocks earlier and score gained, per task and minimum
+    layer.
+    """
+    legs: list[Leg] = []
+    for each in found.contests:
+        legs.append(estimate_leg(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
+        legs.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
+    return combine_verdict(asked.claim, asked.model, [*legs, *found.left_out])
+
+
+@dataclass(frozen=True)
+class CopyComparison:
+    """``contest``: state copying against deferred fill; ``same`` [items] bool, the same text under both."""
+
+    contest: RuleComparison
+    same: ByItem
+
+
+@dataclass(frozen=True)
+class StateCopyingEvidence:
+    """Of a model of ``layers`` blocks."""
+
+    copied: tuple[CopyComparison, ...]
+    layers: int
+
+
+def decide_state_copying(found: StateCopyingEvidence, asked: ClaimContext) -> Verdict:
+    """EE-12: does state copying maintain the quality of exact deferred fill?
+    (Early-exit LLMs, Preliminaries, Transformer Architecture)
+
+    A report: the same rule and threshold under both schedules. Copied states may move later exits, so both are shown:
+    score gained, blocks earlier and the share of unchanged texts, per task and rule.
+    """
+    legs: list[Leg] = []
+    for each in found.copied:
+        contest, where = each.contest, each.contest.where
+        legs.append(estimate_leg(f"{where}: score", contest.gained(0.0, asked.rng, asked.claim.unit)))
+        legs.append(estimate_leg(f"{where}: exit", contest.earlier(found.layers, 0.0, asked.rng)))
+        legs.append(count_leg(f"{where}: same text", each.same.values.mean(), len(each.same), "share"))
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def state_copies(exits: EarlyExitMeasurements) -> StateCopyingEvidence:
+    """Softmax response and JSD on every task, at the least minimum layer."""
+    found, minimum = [], exits.minima[0]
+    for task in exits.tasks:
+        for rule in ("softmax", "JSD"):
+            copied, exact = (
+                exits.answered(task, rule, minimum),
+                exits.answered(task, rule, minimum, schedule="free_deferred"),
+            )
+            same = np.array([a == b for a, b in zip(copied.texts, exact.texts, strict=True)])
+            contest = RuleComparison(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited)
+            found.append(CopyComparison(contest, copied.exited.score.like(same)))
+    return StateCopyingEvidence(tuple(found), exits.subject.stepper.layers)
+
+
+def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
+    """EE-13: does a fine-tuned model exit earlier than the same model pre-trained only?
+    (Early-exit LLMs, Introduction, and Softmax Speed-Up)
+
+    The same items, rule and threshold before and after tuning, on tasks that the tuned model solves. It applies to the
+    bundled pair of T5s alone, the only model of which both states are at hand.
+
+    One leg per task and minimum layer: blocks earlier; exits and scores of both models beside it.
+    """
+    least = asked.claim.thresholds["blocks_earlier"]
+    blocks, beside = {}, found.left_out
+    for each in found.contests:
+        if each.exits_alike:
+            beside.append(inapplicable_leg(each.where, SAME_EXITS, len(each.ours)))
+        else:
+            blocks[each.where] = each.earlier(found.layers, least, asked.rng)
+        for name, side in (("pre-trained", each.theirs), ("tuned", each.ours)):
+            where = f"{each.where}, {name}"
+            beside.append(count_leg(f"{where}: mean exit", side.mean_exit, len(side), "blocks"))
+            beside.append(count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
+    return judge_side(asked.claim, asked.model, blocks, "below", least, other_legs=asked.other_legs, beside=beside)
+
+
+def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From answers of both models under softmax response."""
+    exits = evidence.exits
+
+    def judged() -> Verdict:
+        twin = exits.twin
+        if not isinstance(twin, EarlyExitMeasurements):
+            return asked.not_applicable(twin)
+        before, after = (exits, twin) if exits.pretrained else (twin, exits)
+        return decide_tuning(RuleComparisons.of(after, tuned_comparisons(before, after)), asked)
+
+    return answer_on_items(evidence, asked, judged)
+
+
+def tuned_comparisons(before: EarlyExitMeasurements, after: EarlyExitMeasurements) -> tuple[RuleComparison, ...]:
+    """The tuned model against the pre-trained one, at every task and minimum layer."""
+    return tuple(
+        RuleComparison(
+            f"{task}, j={minimum}",
+            after.answered(task, "softmax", minimum).exited,
+            before.answered(task, "softmax", minimum).exited,
+        )
+        for task, minimum in after.counting
+    )
+
+
+def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
+    """EE-15: do JSD contrastive exits improve the score over no exiting? (Early-exit LLMs, Contrastive Decoding)
+
+    Where JSD saves less than a twentieth of the depth, or changes no item's score, it says nothing of exits.
+
+    One leg per task and minimum layer: score gained over full depth, whose own score stands beside it.
+    """
+    least = asked.claim.thresholds["score_gain"]
+    gains, beside = {}, found.left_out
+    for each in found.contests:
+        full, saved = each.theirs.score, 1 - each.ours.mean_exit / found.layers
+        beside.append(count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
+        if saved < ACTS:
+            said = f"not exercised: exits save {saved:.1%} of the depth, less than {ACTS:.0%}"
+            beside.append(inapplicable_leg(each.where, said, len(full)))
+        elif each.scores_alike:
+            beside.append(inapplicable_leg(each.where, SAME_SCORES, len(full)))
+        else:
+            gains[each.where] = each.gained(least, asked.rng, asked.claim.unit)
+    return judge_side(asked.claim, asked.model, gains, "below", least, other_legs=asked.other_legs, beside=beside)
+
+
+def full_depth_comparisons(exits: EarlyExitMeasurements) -> RuleComparisons:
+    """JSD against full depth at every minimum layer of every task that the model solves."""
+    return RuleComparisons.of(
+        exits,
+        (
+            RuleComparison(
+                f"{task}, j={minimum}",
+                exits.answered(task, "JSD", minimum).exited,
+                exits.under(task, exits.full).exited,
+            )
+            for task, minimum in exits.counting
+        ),
+    )
+
+
+QUESTIONS = (
+    exit_row("EE-3", contrastive_exits, decide_contrastive_exit, legs=2 * READINGS * EXIT_SETTINGS),
+    exit_row(
+        "EE-9",
+        lambda exits: RuleComparisons.of(exits, pruning_rivals(exits)),
+        decide_adaptive_exit,
+        tables=pruning_sizes,
+        legs=2 * EXIT_SETTINGS,
+    ),
+    exit_row("EE-10", lambda exits: compare_rules(exits, "weighted contrast", "softmax"), decide_weighted_contrast),
+    exit_row("EE-12", state_copies, decide_state_copying),
+    Question("EE-13", "model", answer_tuning, legs=lambda study, layers: EXIT_SETTINGS, decide=decide_tuning),
+    exit_row("EE-15", full_depth_comparisons, decide_contrastive_score, legs=EXIT_SETTINGS),
+)

@@ -1,4 +1,4 @@
-"""What claims about pruned vocabularies share: FLOPs that a pruned readout saves, on items and by arithmetic.
+"""Early exits: FLOPs that a pruned readout saves, and whether time follows (EE-1, 2, 4, 8 and 14).
 
 FLOPs are counted, so such a leg has no interval: at one operating point and on these items, that is what was executed.
 Beside it stands the token that never exits, by arithmetic, on the model under test and on the paper's T5-large.
@@ -6,12 +6,22 @@ Beside it stands the token that never exits, by arithmetic, on the model under t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.early_exit_answers import (
+    EXIT_SETTINGS,
+    SAME_SCORES,
+    answer_on_items,
+    exit_row,
+    missing_task_legs,
+    undecided_leg,
+)
+from emad_ref.claims.premises import with_flop_evidence
+from emad_ref.exit_rules.rules import early_exit_point, kept_vocabulary
 from emad_ref.measurements.early_exits import (
     PUBLISHED_MINIMA,
     RULES,
@@ -22,15 +32,19 @@ from emad_ref.measurements.early_exits import (
     flops_per_item,
     has_room,
     minimum_layers,
+    time_rules,
+    timed_flops,
 )
+from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.statistics.accuracy import score_difference
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import count_leg
-from emad_ref.statistics.units import ByItem
-from emad_ref.statistics.verdicts import Leg, Outcome
-from emad_ref.sweep.diagnostics import work_without_exit
+from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, estimate_leg, leg_test
+from emad_ref.statistics.speedup import log_ratio
+from emad_ref.statistics.units import ByItem, ByPair
+from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
+from emad_ref.sweep.diagnostics import gain_bound, published_gain, work_without_exit
 
 PAPERS = "t5-large"
 CONTEXT = {"keys": 16, "source_keys": 128}  # a short answer to a paragraph
@@ -140,3 +154,226 @@ def judged_count(name: str, value: float, n: int, least: float | None) -> Leg:
 def instead_of_items(absence: MissingPremise) -> dict[str, str]:
     """What stands beside arithmetic where no item can be asked: a leg where data is absent, none without a premise."""
     return {"items": absence.reason} if absence.outcome == "unmeasured" else {}
+
+
+# ---------------------------------------------------------------- EE-1, 2 and 4: a pruned readout
+
+
+@dataclass(frozen=True)
+class PruningEvidence:
+    """``pruned``: () where no item could be decoded. ``missing``: task, or items, that could not be asked → why;
+    ``unsolved``: task that was asked and does not count → why.
+
+    ``never``: a token that never exits, of the model under test; ``papers``: of the paper's. () where no arithmetic
+    belongs to the claim.
+    """
+
+    pruned: tuple[PruningComparison, ...] = ()
+    never: tuple[NeverExitingToken, ...] = ()
+    papers: tuple[NeverExitingToken, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    unsolved: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict:
+    """EE-1: does pruning to a fixed vocabulary cut confidence FLOPs a hundredfold, at 2 points of score or less?
+    (Early-exit LLMs, Softmax Speed-Up)
+
+    Confidence FLOPs meet the threshold, those of the decoder and of the whole model stand beside them. The score is
+    paired by item, on tasks that the model solves. Where items cannot be decoded, geometry decides alone: scores of
+    random weights say nothing, arithmetic does. Where pruning changes no score, nothing shows that it costs nothing,
+    and the row does not survive.
+
+    FLOPs are counted, hence exact; one tested leg per task and minimum layer: the score lost, above which it fails.
+    Falsified counts stand first.
+    """
+    least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
+    legs = [*never_legs(found.never, None if found.pruned else least), *never_legs(found.papers, None)]
+    tests, beside = [], missing_task_legs(found.missing, found.unsolved)
+    for each in found.pruned:
+        legs += part_legs(each, least)
+        score = f"{each.where}: score"
+        if each.scores_alike:
+            beside.append(undecided_leg(score, SAME_SCORES, len(each.before)))
+        else:
+            tests.append(leg_test(score, each.lost(drop, asked.rng), "above", drop, asked.claim.minimum))
+    if found.pruned:
+        legs.sort(key=lambda leg: leg.outcome != "falsified")
+    return combine_verdict(asked.claim, asked.model, [*legs, *decide_legs(tests, asked.other_legs), *beside])
+
+
+def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict:
+    """EE-2: what does decaying pruning save and cost against fixed pruning? (Early-exit LLMs, Softmax Speed-Up)
+    EE-4: what does JSD with adaptive pruning save against JSD alone, and what score does it cost?
+    (Early-exit LLMs, Comparison with Baseline Models)
+
+    A report: three FLOP ratios and the score lost, per task and minimum layer. Beside EE-4 stands the arithmetic of a
+    token that never exits; where items cannot be decoded, that stands alone.
+    """
+    legs: list[Leg] = []
+    for each in found.pruned:
+        legs += part_legs(each, None)
+        legs.append(estimate_leg(f"{each.where}: score lost", each.lost(0.0, asked.rng)))
+    never = never_legs((*found.never, *found.papers), None)
+    return combine_verdict(asked.claim, asked.model, [*legs, *never, *missing_task_legs(found.missing)])
+
+
+def pruning_row(
+    claim: str,
+    decide: Callable[[PruningEvidence, ClaimContext], Verdict],
+    rules: tuple[str, str],
+    *,
+    arithmetic: bool = True,
+    scores: bool = False,
+) -> Question[ModelMeasurements]:
+    """The row of a claim on ``rules``, without and with pruning.
+
+    Args:
+        arithmetic: whether a token that never exits belongs to it.
+        scores: whether scores decide, so that tasks which the model does not solve take no part.
+    """
+
+    def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+        exits, absence = evidence.exits, evidence.exits.absence
+        never = never_exiting(evidence.subject, *rules) if arithmetic else ()
+        papers = paper_never_exiting(*rules) if arithmetic else ()
+        if absence is not None and never:
+            alone = PruningEvidence(never=never, papers=papers, missing=instead_of_items(absence))
+            return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
+
+        def judged() -> Verdict:
+            pruned = compare_pruning(exits, *rules, exits.counting if scores else exits.settings)
+            left_out = (exits.missing, exits.unsolved) if scores else ()
+            verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
+            return with_flop_evidence(verdict, evidence.flop_verification)
+
+        return answer_on_items(evidence, asked, judged)
+
+    legs = EXIT_SETTINGS if scores else 0
+    return Question(claim, "model", answer, legs=lambda study, layers: legs, decide=decide)
+
+
+# ---------------------------------------------------------------- EE-8: the paper's formula
+
+MINIMA = (2, 7, 19)
+
+
+@dataclass(frozen=True)
+class FormulaGain:
+    """What the formula promises at minimum layer ``minimum`` and ``kept`` tokens, and what it cannot exceed."""
+
+    minimum: int
+    kept: int
+    gain: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class GainFormulaEvidence:
+    """``never``: what a token that never exits would execute."""
+
+    gains: tuple[FormulaGain, ...]
+    never: tuple[NeverExitingToken, ...] = ()
+
+
+def decide_gain_formula(found: GainFormulaEvidence, asked: ClaimContext) -> Verdict:
+    """EE-8: does the paper's own efficiency formula support a hundredfold saving?
+    (Early-exit LLMs, Early Exiting Via the Softmax Approach, and Softmax Speed-Up)
+
+    Arithmetic on T5-large, whatever encoder-decoder is under test: the formula, its bound L/j, and what would be
+    executed. It is not asked of decoder-only models.
+
+    One exact leg per minimum layer: the formula against the threshold; its bound and executed FLOPs beside it.
+    """
+    legs: list[Leg] = []
+    for each in found.gains:
+        where = f"{PAPERS}, j={each.minimum}"
+        formula = f"{where}: formula at k={each.kept:,}"
+        legs.append(judged_count(formula, each.gain, 1, asked.claim.thresholds["flop_ratio"]))
+        legs.append(count_leg(f"{where}: bound L/j", each.bound, 1, UNIT, "the formula at k = 0"))
+    return combine_verdict(asked.claim, asked.model, [*legs, *never_legs(found.never, None)])
+
+
+def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From the paper's geometry; no text is read."""
+    if not evidence.subject.seq2seq:
+        reason = "the claim needs an encoder-decoder model, not a decoder-only model"
+        return Answer(asked.not_applicable(reason))
+    geometry = geometry_named(PAPERS)
+    gains = tuple(gain_at(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA)
+    verdict = decide_gain_formula(GainFormulaEvidence(gains, paper_never_exiting("softmax", "softmax, fixed")), asked)
+    return Answer(verdict, fingerprint=evidence.fingerprint)
+
+
+def gain_at(minimum: int, layers: int, vocabulary: int) -> FormulaGain:
+    """The formula at the published k* of ``minimum``."""
+    kept = kept_vocabulary(minimum, layers, vocabulary)
+    return FormulaGain(minimum, kept, published_gain(layers, vocabulary, minimum, kept), gain_bound(layers, minimum))
+
+
+# ---------------------------------------------------------------- EE-14: time
+
+TIMED = ("softmax", "softmax, fixed", "JSD", "JSD, adaptive")
+NEW = 12
+PAIRS = 30
+
+
+@dataclass(frozen=True)
+class RuleTiming:
+    """One rule in pairs against full depth: ``full`` and ``own`` seconds, and how many times fewer FLOPs it runs."""
+
+    rule: str
+    full: ByPair
+    own: ByPair
+    saved: float
+
+
+@dataclass(frozen=True)
+class ExitRuntimeEvidence:
+    """One entry per rule."""
+
+    against: tuple[RuleTiming, ...]
+
+
+def decide_exit_runtime(found: ExitRuntimeEvidence, asked: ClaimContext) -> Verdict:
+    """EE-14: does runtime follow the FLOP saving? (Early-exit LLMs, Softmax Speed-Up, limitations)
+
+    A report: time and FLOPs of the same requests, rule by rule, in pairs against full depth, encoder included in both;
+    above 1 is a gain. Speed has the FLOP saving in its reason, and that saving is a leg itself.
+    """
+    legs: list[Leg] = []
+    for each in found.against:
+        speed = log_ratio(each.full, each.own)
+        legs.append(estimate_leg(f"{each.rule}: speed", speed, f"FLOPs {each.saved:.2f} ×"))
+        legs.append(count_leg(f"{each.rule}: FLOPs", each.saved, len(each.own), "× fewer FLOPs"))
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def exit_runtimes(exits: EarlyExitMeasurements) -> ExitRuntimeEvidence:
+    """Every rule of ``TIMED``, timed together; then the FLOPs of the same requests, one rule after the other.
+
+    Requests are about the last task, at the least minimum layer.
+
+    Raises:
+        Unsupported: the decoder under test declines a rule, or does not count its work.
+    """
+    subject, prompts = exits.subject, exits.prompts(exits.tasks[-1])
+    points = {rule: exits.point(rule, exits.minima[0]) for rule in TIMED}
+    seconds = time_rules(subject, prompts, points, PAIRS, NEW).seconds
+    full = timed_flops(subject, prompts, exits.full, PAIRS, NEW)
+    own = {rule: timed_flops(subject, prompts, point, PAIRS, NEW) for rule, point in points.items()}
+    return ExitRuntimeEvidence(
+        tuple(
+            RuleTiming(rule, ByPair(seconds["full"]), ByPair(seconds[rule]), flop_saving(full, own[rule]).together)
+            for rule in TIMED
+        )
+    )
+
+
+QUESTIONS = (
+    pruning_row("EE-1", decide_fixed_pruning, ("softmax", "softmax, fixed"), scores=True),
+    pruning_row("EE-2", decide_pruning_costs, ("softmax, fixed", "softmax, decaying"), arithmetic=False),
+    pruning_row("EE-4", decide_pruning_costs, ("JSD", "JSD, adaptive")),
+    Question("EE-8", "model", answer_gain_formula, decide=decide_gain_formula),
+    exit_row("EE-14", exit_runtimes, decide_exit_runtime, measures=True),
+)

@@ -143,4 +143,4 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return answer_on_items(evidence, asked, judged)
 
 
-QUESTION = Question("EE-7", "model", answer, legs=lambda study, layers: EXIT_TASKS)
+QUESTIONS = (Question("EE-7", "model", answer, legs=lambda study, layers: EXIT_TASKS, decide=decide),)

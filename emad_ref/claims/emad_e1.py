@@ -90,4 +90,4 @@ def readouts(trace: Trace, targets: Mapping[int, float], rises: Mapping[str, flo
     ]
 
 
-QUESTION = Question("EMAD-E1", "model", answer, legs=lambda study, layers: layers - 1)
+QUESTIONS = (Question("EMAD-E1", "model", answer, legs=lambda study, layers: layers - 1, decide=decide),)

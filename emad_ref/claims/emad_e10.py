@@ -112,4 +112,4 @@ def tested_at(evidence: ModelMeasurements, point: OperatingPoint) -> MarginTest:
     return MarginTest(nll, reference, traces.lengths, full.perplexity, tasks)
 
 
-QUESTION = Question("EMAD-E10", "model", answer, legs=lambda study, layers: 1 + len(world.TASKS))
+QUESTIONS = (Question("EMAD-E10", "model", answer, legs=lambda study, layers: 1 + len(world.TASKS), decide=decide),)

@@ -52,4 +52,4 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
-QUESTION = Question("EMAD-E11", "model", answer)
+QUESTIONS = (Question("EMAD-E11", "model", answer, decide=decide),)

@@ -152,10 +152,4 @@ def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> tup
     return differences, allowed
 
 
-QUESTION = Question(
-    "EMAD-E12",
-    "model",
-    answer,
-    legs=lambda study, layers: 1,
-    budget="standard",
-)
+QUESTIONS = (Question("EMAD-E12", "model", answer, legs=lambda study, layers: 1, budget="standard", decide=decide),)

@@ -34,4 +34,4 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 
-QUESTION = Question("EMAD-E13", "model", answer)
+QUESTIONS = (Question("EMAD-E13", "model", answer, decide=decide),)

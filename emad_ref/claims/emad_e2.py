@@ -89,4 +89,4 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
     return differences
 
 
-QUESTION = Question("EMAD-E2", "model", answer, suite="invariants")
+QUESTIONS = (Question("EMAD-E2", "model", answer, suite="invariants", decide=decide),)

@@ -75,4 +75,4 @@ def estimators(geometry: Geometry) -> tuple[Estimator, ...]:
     )
 
 
-QUESTION = Question("EMAD-E3", "model", answer)
+QUESTIONS = (Question("EMAD-E3", "model", answer, decide=decide),)

@@ -102,4 +102,8 @@ def agreement_rows(evidence: ModelMeasurements, full: Floats, read: Mapping[Esti
     ]
 
 
-QUESTION = Question("EMAD-E4", "model", answer, legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)))
+QUESTIONS = (
+    Question(
+        "EMAD-E4", "model", answer, legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)), decide=decide
+    ),
+)

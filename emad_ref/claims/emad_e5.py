@@ -78,4 +78,4 @@ def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCountEviden
     return BlockCountEvidence(np.array(executed), np.array(decided), np.array(full))
 
 
-QUESTION = Question("EMAD-E5", "model", answer, suite="cost")
+QUESTIONS = (Question("EMAD-E5", "model", answer, suite="cost", decide=decide),)

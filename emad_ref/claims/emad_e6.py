@@ -124,4 +124,4 @@ def found_in(evidence: ModelMeasurements) -> ProfileShiftEvidence:
     )
 
 
-QUESTION = Question("EMAD-E6", "model", answer, legs=lambda study, layers: len(CONDITIONINGS) + 1)
+QUESTIONS = (Question("EMAD-E6", "model", answer, legs=lambda study, layers: len(CONDITIONINGS) + 1, decide=decide),)

@@ -117,12 +117,15 @@ def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> Copy
     return CopyingQuality(*(ByDocument.summed(column, document) for column in (copied, exact, tokens)))
 
 
-QUESTION = Question(
-    "EMAD-E7",
-    "model",
-    answer,
-    legs=lambda study, layers: len(EXACT),
-    measures=True,
-    suite="cost",
-    budget="standard",
+QUESTIONS = (
+    Question(
+        "EMAD-E7",
+        "model",
+        answer,
+        legs=lambda study, layers: len(EXACT),
+        measures=True,
+        suite="cost",
+        budget="standard",
+        decide=decide,
+    ),
 )

@@ -87,4 +87,4 @@ def same_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Fi
     return same_tokens(large.lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
 
 
-QUESTION = Question("EMAD-E8", "pair", answer, measures=True, budget="standard")
+QUESTIONS = (Question("EMAD-E8", "pair", answer, measures=True, budget="standard", decide=decide),)

@@ -130,4 +130,4 @@ def by_position(evidence: ModelMeasurements) -> list[dict[str, Any]]:
     ]
 
 
-QUESTION = Question("EMAD-E9", "model", answer, legs=lambda study, layers: 2)
+QUESTIONS = (Question("EMAD-E9", "model", answer, legs=lambda study, layers: 2, decide=decide),)

@@ -54,6 +54,12 @@ def at(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
 
 
 # Accuracy, and perplexity on the corpus and on each task that is one, of each of the points put forward.
-QUESTION = Question(
-    "EMAD-F1", "model", answer, legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None))
+QUESTIONS = (
+    Question(
+        "EMAD-F1",
+        "model",
+        answer,
+        legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None)),
+        decide=decide,
+    ),
 )

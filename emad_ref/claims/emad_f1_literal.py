@@ -32,4 +32,6 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
-QUESTION = Question("EMAD-F1-literal", "model", answer, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY)
+QUESTIONS = (
+    Question("EMAD-F1-literal", "model", answer, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY, decide=decide),
+)

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emad_ref.audit.finding import Finding
-from emad_ref.claims import emad_f1
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import decoder_refusal
 from emad_ref.claims.quality import is_usable
@@ -219,7 +218,7 @@ def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[Oper
             "ratios are measured all the same (--emad-require speed asks for weights that were trained)"
         )
         return evidence.latency.point, reason
-    f1 = emad_f1.answer(evidence, asked.also("EMAD-F1")).verdict
+    f1 = asked.verdict_of("EMAD-F1", evidence)
     standing = [loss for loss in evidence.points.losses if is_usable(f1, loss.point.name)]
     if not standing:
         return evidence.latency.point, f"no usable point: {f1.id} is {f1.verdict} ({f1.reason})"
@@ -236,11 +235,15 @@ def baselines_of(study: Study) -> int:
     return len(BASELINES) - (not has_compiled_baseline(study))
 
 
-QUESTION = Question(
-    "EMAD-F2",
-    "model",
-    answer,
-    legs=lambda study, layers: legs_of(study),
-    measures=True,
-    suite="cost",
+QUESTIONS = (
+    Question(
+        "EMAD-F2",
+        "model",
+        answer,
+        legs=lambda study, layers: legs_of(study),
+        measures=True,
+        suite="cost",
+        needs=("EMAD-F1",),
+        decide=decide,
+    ),
 )

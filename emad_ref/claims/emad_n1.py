@@ -193,11 +193,14 @@ def checked(energies: EnergyResult, refresh_s: float, agreement: float | Unmeasu
     return replace(energies, refresh_s=refresh_s, caveats=(*energies.caveats, *said))
 
 
-QUESTION = Question(
-    "EMAD-N1",
-    "model",
-    answer,
-    legs=lambda study, layers: len(study.budget.batch_sizes),
-    measures=True,
-    suite="cost",
+QUESTIONS = (
+    Question(
+        "EMAD-N1",
+        "model",
+        answer,
+        legs=lambda study, layers: len(study.budget.batch_sizes),
+        measures=True,
+        suite="cost",
+        decide=decide,
+    ),
 )

@@ -10,7 +10,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.baseline_comparison import BaselineEvidence, answer_against_baseline, decide, legs
 from emad_ref.measurements.model import ModelMeasurements
 
-__all__ = ["QUESTION", "BaselineEvidence", "answer", "decide"]
+__all__ = ["QUESTIONS", "BaselineEvidence", "answer", "decide"]
 
 FAMILY = "fixed entropy"
 
@@ -20,4 +20,4 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return answer_against_baseline(FAMILY, evidence, asked)
 
 
-QUESTION = Question("EMAD-R2", "model", answer, legs=legs)
+QUESTIONS = (Question("EMAD-R2", "model", answer, legs=legs, decide=decide),)

@@ -168,11 +168,15 @@ def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
 
 
 # Time against each speculation, and accuracy on each task that the large model is scored on.
-QUESTION = Question(
-    "EMAD-R5",
-    "pair",
-    answer,
-    legs=lambda study, layers: len(AGAINST) + len(world.TASKS) + len(study.tasks),
-    measures=True,
-    budget="standard",
+QUESTIONS = (
+    Question(
+        "EMAD-R5",
+        "pair",
+        answer,
+        legs=lambda study, layers: len(AGAINST) + len(world.TASKS) + len(study.tasks),
+        measures=True,
+        budget="standard",
+        needs=("EMAD-F1",),
+        decide=decide,
+    ),
 )

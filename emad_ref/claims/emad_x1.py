@@ -169,4 +169,4 @@ def found_of(beyond: ExitEvaluation) -> CriterionEvidence:
     return CriterionEvidence(beyond.full, beyond.chosen, beyond.criteria, beyond.slack, beyond.exit.why_none)
 
 
-QUESTION = Question("EMAD-X1", "model", answer, legs=lambda study, layers: 1, budget="standard")
+QUESTIONS = (Question("EMAD-X1", "model", answer, legs=lambda study, layers: 1, budget="standard", decide=decide),)

@@ -185,4 +185,4 @@ def _held(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
 
 
 # Risk, promises kept, sets that certify.
-QUESTION = Question("EMAD-X2", "model", answer, legs=lambda study, layers: 3, budget="standard")
+QUESTIONS = (Question("EMAD-X2", "model", answer, legs=lambda study, layers: 3, budget="standard", decide=decide),)

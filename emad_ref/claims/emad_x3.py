@@ -8,13 +8,12 @@ speed-up counts for nothing, and the ratios are listed as numbers. Where there i
 
 from __future__ import annotations
 
-from emad_ref.claims import emad_x1
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.emad_f2 import SpeedupEvidence, decide, legs_of, speedup_evidence_at, speedup_exhibits
 from emad_ref.claims.premises import exit_answer_absent
 from emad_ref.measurements.model import ModelMeasurements
 
-__all__ = ["QUESTION", "SpeedupEvidence", "answer", "decide"]
+__all__ = ["QUESTIONS", "SpeedupEvidence", "answer", "decide"]
 
 
 def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -25,7 +24,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     if point is None:
         verdict = asked.not_applicable(f"no exit to time: {evidence.learned_exit.exit.why_none}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
-    x1 = emad_x1.answer(evidence, asked.also("EMAD-X1")).verdict
+    x1 = asked.verdict_of("EMAD-X1", evidence)
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {x1.id} is {x1.verdict} ({x1.reason})"
     found = speedup_evidence_at(evidence, point, unusable)
     return Answer(
@@ -33,12 +32,16 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     )
 
 
-QUESTION = Question(
-    "EMAD-X3",
-    "model",
-    answer,
-    legs=lambda study, layers: legs_of(study),
-    measures=True,
-    suite="cost",
-    budget="standard",
+QUESTIONS = (
+    Question(
+        "EMAD-X3",
+        "model",
+        answer,
+        legs=lambda study, layers: legs_of(study),
+        measures=True,
+        suite="cost",
+        budget="standard",
+        needs=("EMAD-X1",),
+        decide=decide,
+    ),
 )

@@ -93,12 +93,15 @@ def found_of(speculation: SelfSpeculationTiming, uncompiled: str) -> SelfSpecula
     return SelfSpeculationEvidence(emad_f2.SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood)
 
 
-QUESTION = Question(
-    "EMAD-X4",
-    "model",
-    answer,
-    legs=lambda study, layers: emad_f2.baselines_of(study),
-    measures=True,
-    suite="cost",
-    budget="standard",
+QUESTIONS = (
+    Question(
+        "EMAD-X4",
+        "model",
+        answer,
+        legs=lambda study, layers: emad_f2.baselines_of(study),
+        measures=True,
+        suite="cost",
+        budget="standard",
+        decide=decide,
+    ),
 )

@@ -80,4 +80,4 @@ def _exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
     )
 
 
-QUESTION = Question("EMAD-X5", "model", answer, budget="standard")
+QUESTIONS = (Question("EMAD-X5", "model", answer, budget="standard", decide=decide),)

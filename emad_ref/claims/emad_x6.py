@@ -63,4 +63,4 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
-QUESTION = Question("EMAD-X6", "model", answer, budget="standard")
+QUESTIONS = (Question("EMAD-X6", "model", answer, budget="standard", decide=decide),)

@@ -167,7 +167,7 @@ def _answer_claims(
 
     ``named``: the pair; None where no claim asks about one.
     """
-    from emad_ref.claims.base import ask, question_of
+    from emad_ref.claims.base import question_of
     from emad_ref.measurements.model import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
 
@@ -199,7 +199,7 @@ def _answer_claims(
             if question.about not in made:
                 made[question.about] = makers[question.about]()
             evidence, layers = made[question.about]
-            yield ask(question, evidence, docket.asked(claim, evidence.name, layers))
+            yield docket.answer(claim, evidence, layers)
 
 
 def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:

@@ -10,7 +10,8 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.token_comparison import GoldenTokens, golden_thresholds, largest_threshold_change
-from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan
+from emad_ref.measurements.study import Study
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
@@ -106,6 +107,12 @@ def test_never_is_never() -> None:
     assert largest_threshold_change(None, never) == np.inf
 
 
+class Refuted:
+    """Measurements of a model whose answers do not hold."""
+
+    name, corpus, fingerprint = "m", "text", "f00d"
+
+
 FOUND = Finding("answers", False, "of the answers that this verdict reads, row 31, position 4: emitted 3", 9, 0)
 
 
@@ -119,10 +126,9 @@ def test_a_claim_whose_answers_are_refuted_is_recorded_as_not_decided_and_fails(
     audits: list[Finding] = []
     verdicts: list[Any] = []
     record: Any = SimpleNamespace(audit=audits.append, claim=lambda verdict, *about: verdicts.append((verdict, about)))
-    docket: Any = SimpleNamespace(asked=lambda *about: ClaimContext(claim, "m", np.random.default_rng(0)))
-    evidence: Any = SimpleNamespace(name="m", corpus="text", fingerprint="f00d")
+    plan, evidence = RunPlan({claim.id: claim}, Study()), Refuted()
     with pytest.raises(pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"):
-        record_answer(evidence, 4, docket, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))
+        record_answer(evidence, 4, plan, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))
     assert audits == [FOUND]
     ((verdict, about),) = verdicts
     assert (verdict.verdict, about) == ("unmeasured", ("text", "f00d"))

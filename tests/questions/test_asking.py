@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, ask, module_of, question_of
+from emad_ref.claims.base import Answer, ClaimContext, Question, ask, question_of
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.verdicts import load_register
@@ -50,10 +50,6 @@ def test_other_errors_are_not_swallowed() -> None:
 
     with pytest.raises(ZeroDivisionError):
         ask(Question("EMAD-E5", "model", answer), Simulated(), asked())
-
-
-def test_ids_are_module_names() -> None:
-    assert module_of("EMAD-F1-literal") == "emad_ref.claims.emad_f1_literal"
 
 
 def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:

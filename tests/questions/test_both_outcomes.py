@@ -9,13 +9,12 @@ record still holds both. They are recorded as everything else is, by a person wh
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import module_of
+from emad_ref.claims.base import question_of
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
@@ -39,7 +38,7 @@ CORPUS, BUDGET = "simulated", "simulated"
 
 def outcomes(claim: str, case: Case) -> dict[str, str]:
     """Seed → what the question says of a draw of ``case``."""
-    decide = import_module(module_of(claim)).decide
+    decide = question_of(claim).decide
     return {
         str(seed): decide(
             case.found(np.random.default_rng([SEED, seed])), asked(claim, np.random.default_rng([SEED, seed, 1]))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import ClaimContext, RunPlan, question_of
+from emad_ref.claims import base
+from emad_ref.claims.base import Answer, ClaimContext, RunPlan, question_of
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.protocol import Unsupported
 from emad_ref.statistics.rates import RESAMPLES
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.text.world import TASKS
@@ -79,18 +84,79 @@ def test_whoever_brings_an_exit_asks_about_it() -> None:
     assert not RunPlan(REGISTER, Study(exit=Path("some.exit"))).asks("EMAD-E12")
 
 
-def test_a_question_may_hear_what_the_run_asks_beside_it() -> None:
-    docket = RunPlan(REGISTER, RUN, frozenset({"EMAD-R5"}))
-    heard = docket.asked("EMAD-R5", "m", LAYERS).also("EMAD-F1")
-    own = docket.asked("EMAD-F1", "m", LAYERS)
-    assert (heard.claim, heard.model, heard.other_legs) == (own.claim, own.model, own.other_legs)
-    assert heard.rng.random() == own.rng.random(), "the same resamples: the same verdict"
+class OneModel:
+    """Measurements of which a claim reads nothing but the name."""
+
+    name, corpus, fingerprint = "m", "text", "f00d"
 
 
-def test_outside_a_run_there_is_nothing_beside_it() -> None:
+def counting(monkeypatch: pytest.MonkeyPatch, refusal: str = "") -> list[ClaimContext]:
+    """The contexts in which EMAD-F1 is decided from now on; with ``refusal``, the decoder declines it."""
+    decided: list[ClaimContext] = []
+
+    def answer(evidence: OneModel, asked: ClaimContext) -> Answer:
+        decided.append(asked)
+        if refusal:
+            raise Unsupported(refusal)
+        return Answer(asked.not_applicable(f"drawn {asked.rng.random()}"))
+
+    rows = {**base._own_questions(), "EMAD-F1": replace(question_of("EMAD-F1"), answer=answer)}
+    monkeypatch.setattr(base, "_own_questions", lambda: rows)
+    return decided
+
+
+def test_a_claim_that_another_needs_is_decided_once_as_the_run_would_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decided, plan, model = counting(monkeypatch), RunPlan(REGISTER, RUN, frozenset({"EMAD-R5"})), OneModel()
+    needed = plan.asked("EMAD-R5", "small + m", LAYERS).verdict_of("EMAD-F1", model)
+    assert plan.asked("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model) is needed
+    assert plan.answer("EMAD-F1", model, LAYERS).verdict is needed
+    (asked,) = decided
+    own = plan.asked("EMAD-F1", "m", LAYERS)
+    assert (asked.claim, asked.model, asked.other_legs) == (own.claim, own.model, own.other_legs)
+    assert needed.reason == f"drawn {own.rng.random()}", "the same resamples: the same verdict"
+    assert plan.answer("EMAD-F1", OneModel(), LAYERS).verdict is not needed, "of another model's measurements"
+
+
+def test_a_refusal_is_decided_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches a claim that needs the other as it reaches the run: the decoder declined."""
+    decided, plan, model = counting(monkeypatch, "only lowers depth"), RunPlan(REGISTER, RUN), OneModel()
+    assert plan.answer("EMAD-F1", model, LAYERS).refused == "only lowers depth"
+    with pytest.raises(Unsupported, match="only lowers depth"):
+        plan.asked("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model)
+    assert len(decided) == 1
+
+
+def test_answers_go_with_the_measurements_that_they_were_decided_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting(monkeypatch, "only lowers depth")
+    plan, model = RunPlan(REGISTER, RUN), OneModel()
+    plan.answer("EMAD-F1", model, LAYERS)
+    freed = ref(model)
+    del model
+    gc.collect()
+    assert freed() is None
+
+
+def test_a_claim_hears_of_those_alone_that_it_needs() -> None:
+    asked = RunPlan(REGISTER, RUN).asked("EMAD-F2", "m", LAYERS)
+    with pytest.raises(BadArgument, match=r"claim='EMAD-X1'.*needs of the question of EMAD-F2"):
+        asked.verdict_of("EMAD-X1", OneModel())
+    with pytest.raises(BadArgument, match=r"claim='EAD-F1'.*needs"):
+        asked.row_of("EAD-F1")
+
+
+def test_what_a_claim_needs_is_a_row_and_needs_no_circle() -> None:
+    needs = {claim: set(question_of(claim).needs) for claim in REGISTER}
+    needed = set().union(*needs.values())
+    assert needed == {"EMAD-F1", "EMAD-X1", "EAD-F1"}
+    assert not any(needs[claim] for claim in needed)
+
+
+def test_outside_a_run_no_other_claim_is_decided() -> None:
     alone = ClaimContext(REGISTER["EMAD-F2"], "m", np.random.default_rng(0))
-    with pytest.raises(BadArgument, match=r"claim='EMAD-F1'.*Docket"):
-        alone.also("EMAD-F1")
+    with pytest.raises(BadArgument, match=r"claim='EMAD-F1'.*RunPlan"):
+        alone.verdict_of("EMAD-F1", OneModel())
 
 
 def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:

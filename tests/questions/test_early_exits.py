@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.claims import ee_1, ee_3, ee_4, ee_7, ee_8, ee_9, ee_13, ee_15
-from emad_ref.claims.base import Answer
+from emad_ref.claims import early_exit_answers, early_exit_flops
+from emad_ref.claims.base import Answer, question_of
 from emad_ref.claims.early_exit_answers import answer_on_items, early_exit_premise
 from emad_ref.errors import RunStopped
 from emad_ref.measurements.attachments import AttachedTable
@@ -35,7 +35,7 @@ PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
 QUESTIONS = [{"id": "1", "question": "What did Ada put?", "answers": [{"text": "the tea", "answer_start": 8}]}]
 SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
 SAMSUM = [{"id": "1", "dialogue": "Ada: Tea, two cups?\nBob: Yes.", "summary": "Bob wants two cups of tea."}]
-DECIDED = {"EE-1": ee_1, "EE-3": ee_3, "EE-7": ee_7, "EE-9": ee_9, "EE-13": ee_13, "EE-15": ee_15}
+DECIDED = ("EE-1", "EE-3", "EE-7", "EE-9", "EE-13", "EE-15")
 ROWS = AttachedTable("rows", [{"one": 1}])
 
 
@@ -105,11 +105,11 @@ def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, 
         answer_on_items(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
 
 
-@pytest.mark.parametrize(("question", "claim", "outcome"), [(ee_1, "EE-1", "falsified"), (ee_4, "EE-4", "measured")])
+@pytest.mark.parametrize(("claim", "outcome"), [("EE-1", "falsified"), ("EE-4", "measured")])
 def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_nothing(
-    made, data: Path, question, claim: str, outcome: str
+    made, data: Path, claim: str, outcome: str
 ) -> None:
-    without_files, random = (question.answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
+    without_files, random = (question_of(claim).answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
     *arithmetic, items = without_files.verdict.legs
     assert (items.name, items.outcome) == ("items", "unmeasured")
     assert "no SQuAD/SamSum files" in items.reason
@@ -122,17 +122,17 @@ def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_
 
 def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
     run = ModelMeasurements(load("emad-nano"), Study(), RunResources())
-    for question, claim in ((ee_1, "EE-1"), (ee_4, "EE-4"), (ee_13, "EE-13")):
-        answer = question.answer(run, ee(claim))
+    for claim in ("EE-1", "EE-4", "EE-13"):
+        answer = question_of(claim).answer(run, ee(claim))
         assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
         assert "a decoder-only model" in answer.verdict.reason
-    arithmetic = ee_8.answer(run, ee("EE-8"))
+    arithmetic = early_exit_flops.answer_gain_formula(run, ee("EE-8"))
     assert "needs an encoder-decoder model" in arithmetic.verdict.reason
     assert (arithmetic.corpus, arithmetic.fingerprint) == ("", "")
 
 
 def test_tuning_needs_both_models(made, data: Path) -> None:
-    answer = ee_13.answer(made(data, name="my-t5"), ee("EE-13"))
+    answer = early_exit_answers.answer_tuning(made(data, name="my-t5"), ee("EE-13"))
     assert answer.verdict.verdict == "not applicable"
     assert "one model before and after tuning" in answer.verdict.reason
     assert answer.corpus == "squad+samsum"
@@ -151,7 +151,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
         counting=[("qa", 7), ("qa", 19)],
         answered=answered,
     )
-    contests = list(ee_3.fair_comparisons(exits))  # type: ignore[arg-type]
+    contests = list(early_exit_answers.fair_comparisons(exits))  # type: ignore[arg-type]
 
     def earliest(point: OperatingPoint) -> int:
         return min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1)
@@ -165,7 +165,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
 
 @pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])
 def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
-    found, decide = survives(claim), DECIDED[claim].decide
+    found, decide = survives(claim), question_of(claim).decide
     told = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
     verdict = decide(having(found, unsolved=told), ee(claim))
     assert verdict.verdict == "survived"
@@ -174,7 +174,7 @@ def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
 
 
 def test_the_papers_formula_needs_no_items(made) -> None:
-    answer = ee_8.answer(made(), ee("EE-8"))
+    answer = early_exit_flops.answer_gain_formula(made(), ee("EE-8"))
     assert (answer.verdict.verdict, answer.corpus) == ("falsified", "")
     bounds = [leg.estimate for leg in answer.verdict.legs if "bound" in leg.name]
     assert bounds == pytest.approx([12.0, 24 / 7, 24 / 19])
@@ -195,14 +195,14 @@ def having(found: Any, **facts: Any) -> Any:
     """``found`` with other tasks left out; EE-3 keeps what it judges and what it only shows apart."""
     return (
         replace(found, fair=replace(found.fair, **facts))
-        if isinstance(found, ee_3.ContrastiveExitEvidence)
+        if isinstance(found, early_exit_answers.ContrastiveExitEvidence)
         else replace(found, **facts)
     )
 
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
-    found, decide = survives(claim), DECIDED[claim].decide
+    found, decide = survives(claim), question_of(claim).decide
     assert decide(found, ee(claim)).verdict == "survived"
     verdict = decide(having(found, missing={"samsum": "no file"}), ee(claim))
     assert verdict.verdict == "inconclusive"
@@ -213,7 +213,7 @@ def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
 @pytest.mark.parametrize("claim", DECIDED)
 def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> None:
     more = replace(ee(claim).claim, minimum={"items": 1000})
-    verdict = DECIDED[claim].decide(survives(claim), replace(ee(claim), claim=more))
+    verdict = question_of(claim).decide(survives(claim), replace(ee(claim), claim=more))
     assert verdict.verdict == "inconclusive"
     assert any("at least 1000 are needed" in leg.reason for leg in verdict.legs)
 
@@ -223,7 +223,7 @@ def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
     """Beside so many no p-value of these legs is small enough to falsify; one that survives shares nothing."""
 
     def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
-        verdict = DECIDED[claim].decide(found, replace(ee(claim), other_legs=other_legs))
+        verdict = question_of(claim).decide(found, replace(ee(claim), other_legs=other_legs))
         return [leg.name for leg in verdict.legs if leg.outcome == outcome and leg.p_falsify is not None]
 
     failing = [case.found(np.random.default_rng(0)) for case in cases(claim) if case.truth == "fails"]

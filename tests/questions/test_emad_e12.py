@@ -7,10 +7,9 @@ import pytest
 
 from emad_ref.calibration.trace import TokenSequence, concatenate_traces, trace_stepwise
 from emad_ref.claims import emad_e12
-from emad_ref.claims.base import ClaimContext, ask
+from emad_ref.claims.base import ClaimContext, ask, question_of
 from emad_ref.claims.emad_e12 import (
     FED,
-    QUESTION,
     QuantisationEvidence,
     QuantisedRise,
     decide,
@@ -105,7 +104,9 @@ def test_a_decoder_that_declines_is_heard(nano: LoadedModel):
 
 
 def test_random_weights_have_no_quality_to_keep():
-    verdict = ask(QUESTION, ModelMeasurements(load("random:emad-nano"), Study(), RunResources()), asked()).verdict
+    verdict = ask(
+        question_of("EMAD-E12"), ModelMeasurements(load("random:emad-nano"), Study(), RunResources()), asked()
+    ).verdict
     assert verdict.verdict == "not applicable"
     assert "random weights" in verdict.reason
 
@@ -115,6 +116,8 @@ def test_without_an_int8_copy_it_is_unmeasured(nano: LoadedModel, monkeypatch: p
         raise BadArgument("model", loaded.name, "blocks made of nn.Linear")
 
     monkeypatch.setattr(emad_e12, "int8_copy", no_kernel)
-    verdict = ask(QUESTION, ModelMeasurements(nano, Study(corpus="self"), RunResources()), asked()).verdict
+    verdict = ask(
+        question_of("EMAD-E12"), ModelMeasurements(nano, Study(corpus="self"), RunResources()), asked()
+    ).verdict
     assert verdict.verdict == "unmeasured"
     assert "blocks made of nn.Linear" in verdict.reason

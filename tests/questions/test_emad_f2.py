@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.claims import emad_f1, emad_f2
-from emad_ref.claims.base import Answer, ClaimContext
+from emad_ref.claims import emad_f2
+from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide, timed_batch, usable_point
 from emad_ref.claims.quality import is_usable
 from emad_ref.measurements.latency import TimingResult
@@ -261,28 +261,26 @@ def evidence(trained: bool = True):
     )
 
 
-def heard(verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> ClaimContext:
+def heard(verdict: Verdict) -> ClaimContext:
     """F2, in a run whose F1 says ``verdict``."""
-    monkeypatch.setattr(emad_f1, "answer", lambda evidence, asked: Answer(verdict))
-    own = asked("EMAD-F2", np.random.default_rng(0))
-    return replace(own, also=lambda claim: asked(claim, np.random.default_rng(0)))
+    return replace(asked("EMAD-F2", np.random.default_rng(0)), verdict_of=lambda claim, evidence: verdict)
 
 
-def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed(monkeypatch):
+def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed():
     said = f1(leg("deep: perplexity", "survived"), leg("middle: perplexity", "inconclusive"),
               leg("shallow: perplexity", "falsified"))  # fmt: skip
-    point, refusal = usable_point(evidence(), heard(said, monkeypatch))
+    point, refusal = usable_point(evidence(), heard(said))
     assert (point.name, refusal) == ("middle", "")
 
 
-def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most(monkeypatch):
+def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
     said = f1(*(leg(f"{name}: perplexity", "falsified") for name in ("deep", "middle", "shallow")))
-    point, refusal = usable_point(evidence(), heard(said, monkeypatch))
+    point, refusal = usable_point(evidence(), heard(said))
     assert (point.name, refusal) == ("shallow", "no usable point: EMAD-F1 is falsified (one leg)")
 
 
-def test_random_weights_have_no_usable_point_and_f1_is_not_asked(monkeypatch):
-    monkeypatch.setattr(emad_f1, "answer", lambda evidence, asked: pytest.fail("asked"))
+def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
+    """Outside a run, where to ask it raises."""
     point, refusal = usable_point(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
     assert point.name == "shallow"
     assert "random weights" in refusal

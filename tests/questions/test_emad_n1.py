@@ -10,8 +10,8 @@ import torch
 
 from emad_ref.benchmark.energy import EnergyResult, Unmeasured
 from emad_ref.claims import emad_n1
-from emad_ref.claims.base import ClaimContext, ask
-from emad_ref.claims.emad_n1 import QUESTION, decide, device_uuid, energy_counter, found_of, measured
+from emad_ref.claims.base import ClaimContext, ask, question_of
+from emad_ref.claims.emad_n1 import decide, device_uuid, energy_counter, found_of, measured
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
@@ -93,7 +93,7 @@ def test_the_note_says_which_instrument_and_what_was_spoiled():
 def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
     monkeypatch.setattr(ModelMeasurements, "latency", property(lambda self: pytest.fail("timed")))
-    answer = ask(QUESTION, evidence, asked())
+    answer = ask(question_of("EMAD-N1"), evidence, asked())
     assert answer.verdict.verdict == "unmeasured"
     assert answer.verdict.reason == "no NVML device: the decoder runs on no GPU"
     assert answer.exhibits.notes == ()

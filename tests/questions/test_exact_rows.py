@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims import emad_e2, emad_e3, emad_e5, emad_e13
-from emad_ref.claims.base import Answer, ClaimContext, Question, ask
+from emad_ref.claims import emad_e2, emad_e3, emad_e5
+from emad_ref.claims.base import Answer, ClaimContext, Question, ask, question_of
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
@@ -32,7 +32,7 @@ def answered(question: Question[ModelMeasurements], loaded: LoadedModel, host: R
 
 
 def test_logits_at_drawn_depths_are_the_full_models(nano: LoadedModel):
-    answer = answered(emad_e2.QUESTION, nano)
+    answer = answered(question_of("EMAD-E2"), nano)
     assert answer.verdict.verdict == "survived"
     assert answer.verdict.n == STUDY.budget.examples * (1 + emad_e2.FED)
     assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
@@ -55,7 +55,7 @@ class Gapped(WalkedDecoder):
 
 def test_one_wrong_position_falsifies(nano: LoadedModel):
     host = RunResources(make_decoder=lambda request: Gapped(nano.stepper, request.point))
-    answer = answered(emad_e2.QUESTION, nano, host)
+    answer = answered(question_of("EMAD-E2"), nano, host)
     assert answer.verdict.verdict == "falsified"
     assert f"{STUDY.budget.examples} of {answer.verdict.n} comparisons" in answer.verdict.reason
 
@@ -70,7 +70,7 @@ def test_depth_sequences_may_come_from_elsewhere(nano: LoadedModel):
 
 
 def test_executed_blocks_are_the_sum_of_depths(nano: LoadedModel):
-    answer = answered(emad_e5.QUESTION, nano)
+    answer = answered(question_of("EMAD-E5"), nano)
     assert answer.verdict.verdict == "survived"
     *legs, evidence = answer.verdict.legs
     moved, executed, decided = (leg.estimate for leg in legs)
@@ -83,14 +83,16 @@ def test_executed_blocks_are_the_sum_of_depths(nano: LoadedModel):
 
 def test_work_that_is_not_counted_cannot_be_compared(nano: LoadedModel):
     answer = answered(
-        emad_e5.QUESTION, nano, RunResources(lambda request: ForeignDecoder(request.model.load().model, request.point))
+        question_of("EMAD-E5"),
+        nano,
+        RunResources(lambda request: ForeignDecoder(request.model.load().model, request.point)),
     )
     assert answer.verdict.verdict == "not applicable"
     assert answer.verdict.reason == "the decoder does not count its work"
 
 
 def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_probe(nano: LoadedModel):
-    legs = [leg.name for leg in answered(emad_e3.QUESTION, nano).verdict.legs]
+    legs = [leg.name for leg in answered(question_of("EMAD-E3"), nano).verdict.legs]
     assert len(legs) == 5 * 2 * len(emad_e3.GEOMETRIES)  # four layers leave no probe at stride 4 or 8
     assert "llama-7b, full, stride 8" in legs
     assert emad_e3.decide(
@@ -100,4 +102,4 @@ def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_prob
 
 def test_the_premise_is_the_geometrys(nano: LoadedModel):
     said = {True: "survived", False: "falsified"}
-    assert answered(emad_e13.QUESTION, nano).verdict.verdict == said[nano.geometry.tied]
+    assert answered(question_of("EMAD-E13"), nano).verdict.verdict == said[nano.geometry.tied]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.claims import ead_a1, ead_a2, ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
+from emad_ref.claims import ead_a3, ead_a4, ead_f1, emad_e8
 from emad_ref.claims.base import RunPlan, ask, question_of
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.pair import PairMeasurements
@@ -89,7 +89,7 @@ def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
 
 def test_the_headline_is_asked_of_names_alone() -> None:
     names = PairNames("no such model", "nor this one")
-    answer = ask(ead_h1.QUESTION, names, replace(asked("EAD-H1", rng()), model=names.name))
+    answer = ask(question_of("EAD-H1"), names, replace(asked("EAD-H1", rng()), model=names.name))
     assert (answer.verdict.verdict, answer.verdict.model) == ("survived", "no such model + nor this one")
     assert (answer.corpus, answer.fingerprint) == ("", "")
 
@@ -158,15 +158,15 @@ def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "constants", "compared"),
+    ("claim", "constants", "compared"),
     [
-        (ead_a1, PAPER, [1, 2, 10, 20]),
-        (ead_a1, SwitchingConstants(2, 2), [1, 5, 10, 20]),
-        (ead_a2, PAPER, [1, 5, 20, 40]),
-        (ead_a2, SwitchingConstants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
+        ("EAD-A1", PAPER, [1, 2, 10, 20]),
+        ("EAD-A1", SwitchingConstants(2, 2), [1, 5, 10, 20]),
+        ("EAD-A2", PAPER, [1, 5, 20, 40]),
+        ("EAD-A2", SwitchingConstants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
     ],
 )
-def test_no_value_is_compared_with_itself_and_all_at_one_saving(question, constants, compared) -> None:
+def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants, compared) -> None:
     score, savings = ByItem.distinct(np.array([1.0, 0.5, 0.0])), []
 
     def routed(task, saving, varied):
@@ -178,7 +178,7 @@ def test_no_value_is_compared_with_itself_and_all_at_one_saving(question, consta
         put_forward=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
         judged=lambda rule, task: SimpleNamespace(large_share=0.5),
     )  # fmt: skip
-    answer = ask(question.QUESTION, pair(rules=rules, savings=(0.415, 0.67)), asked(question.QUESTION.claim, rng()))
+    answer = ask(question_of(claim), pair(rules=rules, savings=(0.415, 0.67)), asked(claim, rng()))
     lost = [leg.name for leg in answer.verdict.legs if "score lost" in leg.name]
     assert [int(name.split(" = ")[1].split()[0]) for name in lost] == compared
     assert {saving for saving, _ in savings} == {0.415}
@@ -236,7 +236,7 @@ def bundled() -> PairMeasurements:
 
 
 def test_adaptive_depth_is_timed_only_behind_the_same_output(bundled) -> None:
-    answer = ask(emad_e8.QUESTION, bundled, asked("EMAD-E8", rng()))
+    answer = ask(question_of("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
     assert answer.verdict.verdict == "measured"
     assert answer.verdict.n == FEW.reported
     assert {leg.estimate for leg in answer.verdict.legs if "verifier's own" in leg.name} == {emad_e8.CHECKED}
@@ -262,4 +262,4 @@ def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
     monkeypatch.setattr(emad_e8, "speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
     monkeypatch.setattr(bundled.timing, "timed", lambda arms, pairs: pytest.fail("timed all the same"))
     with pytest.raises(AuditRefutedError, match=r"row 3, new token 2: .* and no tie excuses it"):
-        ask(emad_e8.QUESTION, bundled, asked("EMAD-E8", rng()))
+        ask(question_of("EMAD-E8"), bundled, asked("EMAD-E8", rng()))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import ClaimContext, module_of
+from emad_ref.claims.base import ClaimContext, question_of
 from emad_ref.statistics.legs import combine_verdict, unmeasured_leg
 from emad_ref.statistics.verdicts import Verdict
 from tests.questions import simulation
@@ -24,7 +22,7 @@ MEASURED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("claim", "case"), MEASURED)
 def test_the_measured_rates_are_what_the_level_says(claim: str, case: Case) -> None:
-    hold_rates(claim, import_module(module_of(claim)).decide, case)
+    hold_rates(claim, question_of(claim).decide, case)
 
 
 # --- the measurement itself ---------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from emad_ref.claims.early_exit_answers import SAME_SCORES
-from emad_ref.claims.early_exit_flops import NeverExitingToken, PruningComparison
-from emad_ref.claims.ee_1 import FixedPruningEvidence
+from emad_ref.claims.early_exit_flops import NeverExitingToken, PruningComparison, PruningEvidence
 from emad_ref.measurements.early_exits import FlopsPerItem, flop_saving
 from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import PLAIN, Cell, leg_by_name, scores
@@ -36,17 +35,17 @@ def never(fewer: float, name: str = "simulated") -> tuple[NeverExitingToken, ...
 def found(fewer: float, *lost: float, cell: Cell = PLAIN):
     """One task per loss; the token that never exits saves as much."""
 
-    def draw(rng: np.random.Generator) -> FixedPruningEvidence:
+    def draw(rng: np.random.Generator) -> PruningEvidence:
         each = tuple(pruned(rng, f"task {i}", fewer, loss, cell) for i, loss in enumerate(lost))
-        return FixedPruningEvidence(never(fewer), never(7.4, "papers"), each)
+        return PruningEvidence(each, never(fewer), never(7.4, "papers"))
 
     return draw
 
 
-def untouched(rng: np.random.Generator) -> FixedPruningEvidence:
+def untouched(rng: np.random.Generator) -> PruningEvidence:
     """A hundredfold and more, and not one score changed."""
     one = pruned(rng, "task 0", 200.0, 0.0)
-    return FixedPruningEvidence(never(200.0), never(7.4, "papers"), (replace(one, after=one.before),))
+    return PruningEvidence((replace(one, after=one.before),), never(200.0), never(7.4, "papers"))
 
 
 def says_nothing_of_scores(verdict: Verdict) -> None:
@@ -54,7 +53,7 @@ def says_nothing_of_scores(verdict: Verdict) -> None:
 
 
 def geometry_alone(fewer: float):
-    return lambda rng: FixedPruningEvidence(never(fewer), never(7.4, "papers"))
+    return lambda rng: PruningEvidence((), never(fewer), never(7.4, "papers"))
 
 
 def blames_the_count(verdict: Verdict) -> None:

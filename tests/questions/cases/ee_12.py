@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.ee_12 import CopyComparison, StateCopyingEvidence
+from emad_ref.claims.early_exit_answers import CopyComparison, StateCopyingEvidence
 from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_10 import truth
 from tests.questions.simulated_exits import ITEMS, LAYERS, contest, leg_by_name

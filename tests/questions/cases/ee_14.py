@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.ee_14 import ExitRuntimeEvidence, RuleTiming
+from emad_ref.claims.early_exit_flops import ExitRuntimeEvidence, RuleTiming
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import leg_by_name, near

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from emad_ref.claims.ee_2 import DecayingPruningEvidence
+from emad_ref.claims.early_exit_flops import PruningEvidence
 from tests.questions.cases.ee_1 import BLOCKS, FULL_HEAD, pruned
 from tests.questions.simulated_exits import near
 from tests.questions.simulation import Case
 
 
 def found(fewer: float, lost: float):
-    return lambda rng: DecayingPruningEvidence((pruned(rng, "task", fewer, lost),))
+    return lambda rng: PruningEvidence((pruned(rng, "task", fewer, lost),))
 
 
 def truth(fewer: float, lost: float):

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.claims.early_exit_answers import SAME_EXITS, RuleComparisons
-from emad_ref.claims.ee_3 import ContrastiveExitEvidence
+from emad_ref.claims.early_exit_answers import SAME_EXITS, ContrastiveExitEvidence, RuleComparisons
 from emad_ref.statistics.verdicts import Verdict
 from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest, leg_by_name
 from tests.questions.simulation import Case, celled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emad_ref.claims.ee_4 import AdaptivePruningEvidence
+from emad_ref.claims.early_exit_flops import PruningEvidence
 from emad_ref.statistics.verdicts import Verdict
 from tests.questions.cases.ee_1 import never, pruned
 from tests.questions.simulated_exits import near
@@ -10,7 +10,7 @@ from tests.questions.simulation import Case
 
 
 def found(fewer: float, lost: float):
-    return lambda rng: AdaptivePruningEvidence(never(5.0), (pruned(rng, "task", fewer, lost),))
+    return lambda rng: PruningEvidence((pruned(rng, "task", fewer, lost),), never(5.0))
 
 
 def truth(fewer: float, lost: float):
@@ -28,6 +28,6 @@ def truth(fewer: float, lost: float):
 CASES = [
     Case("1.9 times fewer, nothing lost", "value", found(1.9, 0.0), draws=10, check=truth(1.9, 0.0)),
     Case("more FLOPs, 5 points gained", "value", found(0.9, -0.05), draws=10, check=truth(0.9, -0.05)),
-    Case("random weights: arithmetic alone", "value", lambda rng: AdaptivePruningEvidence(never(5.0))),
-    Case("no files", "premise", lambda rng: AdaptivePruningEvidence(never(5.0), missing={"items": "no files"})),
+    Case("random weights: arithmetic alone", "value", lambda rng: PruningEvidence(never=never(5.0))),
+    Case("no files", "premise", lambda rng: PruningEvidence(never=never(5.0), missing={"items": "no files"})),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.early_exit_answers import ExitReadings
+from emad_ref.claims.early_exit_readings import ExitReadings
 from emad_ref.measurements.early_exits import LayerReadings
 from tests.questions.cases.ee_5 import items
 from tests.questions.simulated_exits import near

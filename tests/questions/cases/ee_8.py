@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emad_ref.claims.ee_8 import FormulaGain, GainFormulaEvidence, gain_at
+from emad_ref.claims.early_exit_flops import FormulaGain, GainFormulaEvidence, gain_at
 from emad_ref.statistics.verdicts import Verdict
 from emad_ref.sweep.diagnostics import gain_bound, published_gain
 from tests.questions.cases.ee_1 import never

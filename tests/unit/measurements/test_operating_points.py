@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import TokenSequence
-from emad_ref.claims import emad_f1
-from emad_ref.claims.base import ClaimContext, ask
+from emad_ref.claims.base import ClaimContext, ask, question_of
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.model import ModelMeasurements
@@ -113,7 +112,7 @@ def test_tasks_make_a_table_only_where_some_were_scored(points: CandidatePoints)
 
 def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence: ModelMeasurements):
     asked = ClaimContext(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
-    answer = ask(emad_f1.QUESTION, evidence, asked)
+    answer = ask(question_of("EMAD-F1"), evidence, asked)
     by_leg = {leg.name: leg.interval for leg in answer.verdict.legs}
     judged = [row for row in answer.exhibits.points if row["interval"] is not None]
     assert judged

@@ -1,0 +1,121 @@
+"""Early exits: what every layer's readout says of the reference answers, read under teacher forcing (EE-5, 6 and 11).
+
+All three report. They do not apply to decoder-only models, to random weights, nor to a model without room for the
+paper's settings. Intervals resample items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.early_exit_answers import exit_row
+from emad_ref.measurements.attachments import AttachedTable
+from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
+from emad_ref.statistics.legs import combine_verdict, count_leg, estimate_leg
+from emad_ref.statistics.rates import mean_rate, profile_slope
+from emad_ref.statistics.verdicts import Leg, Verdict
+from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, rank_quantiles, reliability
+
+MEDIAN = RANK_QUANTILES.index(0.5)
+
+
+@dataclass(frozen=True)
+class ExitReadings:
+    """``read``: task → what every layer says of the reference answers, token by token, each with its item."""
+
+    read: Mapping[str, LayerReadings]
+
+
+def layer_readings(exits: EarlyExitMeasurements) -> ExitReadings:
+    """Of every task that could be asked."""
+    return ExitReadings({task: exits.read(task) for task in exits.tasks})
+
+
+def decide_overconfidence(found: ExitReadings, asked: ClaimContext) -> Verdict:
+    """EE-5: are early layers overconfident? (Early-exit LLMs, Early Exiting Via the Softmax Approach, Figures 2 and 3)
+
+    One leg per task and layer: mean confidence minus accuracy, its calibration error in the reason.
+    """
+    legs: list[Leg] = []
+    for task, read in found.read.items():
+        for layer in reliability(read.response, read.correct):
+            over = read.by_item(read.response[:, layer.layer - 1] - read.correct[:, layer.layer - 1])
+            estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+            said = (
+                f"confidence {layer.confidence:.2f}, accuracy {layer.accuracy:.2f}, ECE {layer.calibration_error:.2f}"
+            )
+            legs.append(estimate_leg(f"{task}, layer {layer.layer}", estimate, said))
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
+    """Confidence, accuracy and calibration error after every layer."""
+    rows: list[dict[str, Any]] = [
+        {
+            "task": task,
+            "layer": layer.layer,
+            "confidence": layer.confidence,
+            "accuracy": layer.accuracy,
+            "ECE": layer.calibration_error,
+        }
+        for task, each in layer_readings(exits).read.items()
+        for layer in reliability(each.response, each.correct)
+    ]
+    return AttachedTable("confidence and accuracy per layer", rows, "confidence and accuracy")
+
+
+def decide_token_rank(found: ExitReadings, asked: ClaimContext) -> Verdict:
+    """EE-6: does the rank of the final token fall with depth? (Early-exit LLMs, Early Exiting Via Softmax, Figure 1)
+
+    The rank that each layer gives to the token which the last layer prefers. Per task the slope of log2 rank over the
+    layers, resampled by item, and the median rank after each layer.
+    """
+    legs: list[Leg] = []
+    for task, read in found.read.items():
+        slope = profile_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
+        slope = replace(slope, unit="doublings of the rank per layer")
+        legs.append(estimate_leg(f"{task}: slope of log2 rank", slope))
+        for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):
+            legs.append(count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit))
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
+    """Quantiles of the final token's rank after every layer."""
+    rows: list[dict[str, Any]] = [
+        {"task": task, "layer": layer, **dict(zip((f"{q:.0%}" for q in RANK_QUANTILES), ranks.tolist(), strict=True))}
+        for task, each in layer_readings(exits).read.items()
+        for layer, ranks in enumerate(rank_quantiles(each.ranks), start=1)
+    ]
+    return AttachedTable("rank of the final token per layer", rows, "final token rank")
+
+
+def decide_contrast_calibration(found: ExitReadings, asked: ClaimContext) -> Verdict:
+    """EE-11: does a constant α = 0.1 lead to overconfidence, and the decaying α′ not?
+    (Early-exit LLMs, Addressing the Trade-Off Via Contrastive Decoding)
+
+    One leg per task, contrast and α, over all layers that can decide: confidence minus whether the token that would be
+    emitted is right. The paper gives no decay rate; every leg names ours.
+    """
+    legs: list[Leg] = []
+    for task, read in found.read.items():
+        for (signal, alpha), (confidence, correct) in read.contrasts.items():
+            over = read.by_item((confidence - correct).mean(axis=1))
+            ece = expected_calibration_error(confidence.ravel(), correct.ravel())
+            estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+            rate = "" if ALPHAS[alpha] is None else f", decay rate {ALPHAS[alpha]:g}: the paper gives none"
+            said = f"ECE {ece:.3f}, confidence {confidence.mean():.2f}, accuracy {correct.mean():.2f}{rate}"
+            legs.append(estimate_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+QUESTIONS = (
+    exit_row("EE-5", layer_readings, decide_overconfidence, tables=confidence_table),
+    exit_row("EE-6", layer_readings, decide_token_rank, tables=rank_table),
+    exit_row("EE-11", layer_readings, decide_contrast_calibration),
+)
