@@ -1,1 +1,1 @@
-"""Results as people read them."""
+"""Reports of a run: data, tables, figures, pages and checks."""

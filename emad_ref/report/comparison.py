@@ -1,22 +1,20 @@
-"""What a run is called by people, and in what two runs differ besides what was found: their settings and surroundings.
+"""Comparison of two reports: changed verdicts, numbers that moved beyond chance, and differences of the settings.
 
-A comparison is like for like where nothing but the decoder, the model or the commit differs, which the labels name.
+``old`` and ``new`` may come from two commits, decoders, models or machines, and have schema 1 or 2. A comparison is
+like for like if only the decoder, the model or the commit differs; the labels name these. Compared are:
 
-Two reports against each other: which verdicts changed, which numbers moved beyond chance, for worse or for better.
+claims    by id and model. If each report has one row left of a claim, these two are compared whatever their models.
+points    by model and name, else by role. tests     of the suites by node id, if both reports list them: invariants and
+fidelity give no verdicts.
 
-``old`` and ``new`` may be of two commits, decoders, models or machines, of schema 1 or 2. What is compared:
+A **verdict** got worse if a claim had survived and no longer does, or if it is newly falsified. A gating claim that had
+survived and is missing from the new report got worse too. Other rows that only one report has got neither better nor
+worse.
 
-claims    by id and model; where a claim has one row left on either side, these two, whatever their models are called.
-points    by model and name, else by the role they are put forward in.
-tests     of the suites, by node id, where both reports list them: invariants and fidelity give no verdicts.
-
-A **verdict** got worse where a claim had survived and does not any more, or is falsified and was not. A gating claim
-that had survived and is not in the new report got worse too; any other row that only one report has did neither.
-
-A **number** moved where ``run_difference.significant_change`` says so of the two intervals; for worse where it moved to
-the side on which its claim fails, which the outcomes and p-values of its legs tell. A claim's number is that of the leg
-that decided: where another leg did, that leg is looked up in the old report, and where it is not there either, nothing
-is said of a move. Without intervals nothing is known but that two numbers are not the same, bit by bit.
+A **number** moved if ``run_difference.significant_change`` finds the two intervals different. It moved for worse if it
+moved to the side on which its claim fails, read from the outcomes and p-values of the legs. The number of a claim is
+that of its deciding leg. If another leg decided, the old report's value of that leg is used; without one, no move is
+reported. Numbers without intervals are only compared bit by bit.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from emad_ref.report.schema import BadReport, Report
 from emad_ref.report.tables import ABSENT, claim_rows, point_rows
 from emad_ref.statistics.run_difference import BoundedNumber, significant_change
 
-# options that say whom a run judges, where it writes and what fails it, not how anything is measured
+# options that select what is judged, where results go and what fails a run, not how anything is measured
 NOT_MEASUREMENT_OPTIONS = frozenset(
     {"models", "backend", "decoder", "decoder_timeout", "expect_decoder", "waive", "report", "golden", "update_golden"}
     | {"process_timeout", "gate", "gate_claims", "inconclusive", "require"}
@@ -47,7 +45,10 @@ COMMIT_DIGITS = 7  # hexadecimal digits of a commit
 
 
 def run_label(report: Report) -> str:
-    """``emad-tiny · mylib 1.2 · myproject 3f2a91c · 2026-11-22 16:58``: models, decoder, commit, begin, where known."""
+    """Label of a run, ``emad-tiny · mylib 1.2 · myproject 3f2a91c · 2026-11-22 16:58``: models, decoder, commit, start.
+
+    Unknown parts are left out.
+    """
     models = [short_name(model["name"]) for model in report["models"]]
     named = ", ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
     parts = [named or "no model"]
@@ -60,7 +61,7 @@ def run_label(report: Report) -> str:
 
 
 def short_name(name: str) -> str:
-    """The last part of a folder's path; a name of the hub as it stands."""
+    """The last part of an absolute path; a hub name unchanged."""
     return PurePath(name).name if PurePath(name).is_absolute() else name
 
 
@@ -70,7 +71,7 @@ def _decoder_label(name: str) -> str:
 
 
 def _commit_label(report: Report) -> str:
-    """Of the project that was tested with us, else ours, else our version."""
+    """Commit of the tested project, else of pytest-emad, else its version."""
     project = report["run"]["project"] if report["schema"] > 1 else {}
     if project.get("commit"):
         return f"{PurePath(str(project.get('root') or '')).name} {_short_commit(str(project['commit']))}".strip()
@@ -80,7 +81,7 @@ def _commit_label(report: Report) -> str:
 
 
 def _package_versions(report: Report) -> Mapping[str, Any]:
-    """Of packages; none where the report says it in another form."""
+    """Versions of packages; empty if the report stores them in another form."""
     versions = report["provenance"].get("versions")
     return versions if isinstance(versions, dict) else {}
 
@@ -91,7 +92,7 @@ def _short_commit(commit: str) -> str:
 
 
 def setting_differences(old: Report, new: Report) -> list[str]:
-    """One phrase for everything that makes the comparison unlike, ``seed 0 → 1``; what measures stands first."""
+    """One phrase for each difference of conditions, ``seed 0 → 1``; measurement settings first."""
     return [
         f"{name} {_value_text(before)} → {_value_text(after)}"
         for name, before, after in _compared_facts(old, new)
@@ -100,7 +101,7 @@ def setting_differences(old: Report, new: Report) -> list[str]:
 
 
 def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
-    """(name, old, new), None where a report of an earlier version does not say."""
+    """(name, old, new) of each setting and condition; None if a report of an earlier version lacks it."""
     for name in dict.fromkeys([*old["settings"], *new["settings"]]):
         if name not in NOT_MEASUREMENT_OPTIONS:
             yield name, _setting_value(old, name), _setting_value(new, name)
@@ -126,7 +127,7 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _setting_value(report: Report, name: str) -> Any:
-    """None where the report knows no such option; an option that was not given is a value like others."""
+    """Value of an option; ``NOT_SET`` if it was not given, None if the report does not know it."""
     return (
         (NOT_SET if report["settings"][name] is None else report["settings"][name])
         if _has_setting(report, name)
@@ -143,7 +144,7 @@ def _tests_asked(report: Report) -> Any:
 
 
 def _claims_file(report: Report) -> Any:
-    """The beginning of its hash."""
+    """The first digits of the hash of the claims file."""
     if report["schema"] == 1:
         return None
     file: Mapping[str, Any] | None = report["run"]["claims_file"]
@@ -163,13 +164,13 @@ def _value_text(value: Any) -> str:
 
 
 RowKind = Literal["claim", "point", "test"]
-# of a verdict; "" as before
+# change of a verdict; "" unchanged
 VerdictTurn = Literal["worse", "better", "changed", ""]
-# of a number; "moved" where its better side is not known; "another" leg's; "within" chance; "changed", but without
+# change of a number; "moved" without a better side; "another" leg decided; "within" chance; "changed" without
 # intervals; "" identical
 NumberMove = Literal["worse", "better", "moved", "another", "within", "changed", ""]
 
-# what a row comes to, worst first
+# status of a row, worst first
 AS_BEFORE = "as before"
 MOVE_STATUS: dict[NumberMove, str] = {
     "worse": "moved for worse",
@@ -192,7 +193,7 @@ CLAIM_TEST = "::test_claim"
 
 @dataclass(frozen=True)
 class ComparisonSide:
-    """One report's half of a row; ``verdict`` "" of a point; ``shown``: the number as tables set it."""
+    """One report's half of a row. ``verdict`` is "" for a point; ``shown`` is the number as tables print it."""
 
     there: bool = True
     verdict: str = ""
@@ -204,7 +205,7 @@ ABSENT_SIDE = ComparisonSide(there=False)
 
 @dataclass(frozen=True)
 class ReportChange:
-    """One row of both reports. ``unit``: of the new number; ``note`` says what a reader of the numbers must know."""
+    """One row of both reports. ``unit`` belongs to the new number; ``note`` qualifies the numbers."""
 
     kind: RowKind
     name: str
@@ -219,7 +220,7 @@ class ReportChange:
 
     @property
     def status(self) -> str:
-        """One of ``STATUSES``: of the verdict where it turned, else of the number."""
+        """One of ``STATUSES``: of the verdict if it changed, else of the number."""
         if self.turn in ("worse", "better"):
             return self.turn
         if not (self.old.there and self.new.there):
@@ -228,23 +229,23 @@ class ReportChange:
 
     @property
     def verdicts(self) -> str:
-        """``survived → falsified``, one word where both say it, "" of a point."""
+        """``survived → falsified``, one word if both agree, "" for a point."""
         before, after = (side.verdict or ABSENT for side in (self.old, self.new))
         return "" if self.kind == "point" else before if before == after else f"{before} → {after}"
 
     @property
     def numbers(self) -> str:
-        """Both numbers and their unit; "" where neither report has one."""
-        shown = self.old.shown, self.new.shown
-        return "" if set(shown) == {ABSENT} else f"{' → '.join(shown)}  {self.unit}"
+        """Both numbers and their unit; "" if neither report has one."""
+        texts = self.old.shown, self.new.shown
+        return "" if set(texts) == {ABSENT} else f"{' → '.join(texts)}  {self.unit}"
 
     @property
     def title(self) -> str:
-        """The name, with a ``*`` after that of a claim that gates."""
+        """The name; a ``*`` marks a gating claim."""
         return f"{self.name}{'*' if self.gate and self.kind == 'claim' else ''}"
 
     def row(self) -> dict[str, str]:
-        """As tables set it: texts by column."""
+        """Texts by column, as tables print them."""
         return {
             "change": self.status,
             "row": self.title,
@@ -259,9 +260,9 @@ class ReportChange:
 
 @dataclass(frozen=True)
 class ReportComparison:
-    """``old`` and ``new``: what people call the runs. ``unlike``: why it is not like for like, a phrase each.
+    """Comparison of two runs. ``old`` and ``new`` are labels of the runs; ``unlike`` lists differences of conditions.
 
-    ``tests``: how many tests that ask no claim ended alike in both; those that did not are among ``changes``.
+    ``tests`` counts the tests without a claim that ended alike in both; the others are among ``changes``.
     """
 
     old: str
@@ -272,15 +273,15 @@ class ReportComparison:
 
     @property
     def compared(self) -> bool:
-        """Whether anything stands in both reports."""
+        """Whether both reports share any row."""
         return self.tests > 0 or any(change.old.there and change.new.there for change in self.changes)
 
 
 def compare_reports(old: Report, new: Report) -> ReportComparison:
-    """Every claim and operating point of both, and the tests that changed; in the order of ``new``, then of ``old``.
+    """Compare all claims and operating points, and the tests that changed; in the order of ``new``, then of ``old``.
 
     Raises:
-        BadReport: a run that did not come to its end; ``require_complete`` names its file besides.
+        BadReport: a report of an unfinished run; ``require_complete`` also names its file.
     """
     for name, report in (("old", old), ("new", new)):
         require_complete(report, name)
@@ -295,13 +296,13 @@ def compare_reports(old: Report, new: Report) -> ReportComparison:
 
 
 def changed_rows(old: Report, new: Report) -> list[dict[str, str]]:
-    """The rows of ``compare`` that are not as before, as a page sets them: worst first. Raises BadReport as it does."""
-    found = sorted(compare_reports(old, new).changes, key=lambda change: STATUSES.index(change.status))
-    return [change.row() for change in found if change.status != AS_BEFORE]
+    """Changed rows of ``compare_reports``, worst first, as a page prints them. Raises BadReport as it does."""
+    changes = sorted(compare_reports(old, new).changes, key=lambda change: STATUSES.index(change.status))
+    return [change.row() for change in changes if change.status != AS_BEFORE]
 
 
 def require_complete(report: Report, where: object) -> None:
-    """Raises BadReport unless the run came to its end; schema 1 was written by no other."""
+    """Raise BadReport unless the run finished; every report of schema 1 is of a finished run."""
     state = report.get("state", "complete")
     if state != "complete":
         raise BadReport(f"{where}: state={state!r}, but expected 'complete': let the run come to its end, or run again")
@@ -313,27 +314,27 @@ def require_complete(report: Report, where: object) -> None:
 def _pair_rows(
     old: Sequence[Entry], new: Sequence[Entry], name: str, roles: Sequence[str]
 ) -> Iterator[tuple[Entry | None, Entry | None]]:
-    """Rows of both: under one name and model, else the only ones left of one name (or, of points, of one role)."""
+    """Pair rows by name and model, else the only remaining rows of one name (or, for points, of one role)."""
     left = list(old)
-    found: list[tuple[Entry | None, Entry]] = []
+    pairs: list[tuple[Entry | None, Entry]] = []
     for entry in new:
         same = next((o for o in left if (o[name], o.get("model")) == (entry[name], entry.get("model"))), None)
         if same is not None:
             left.remove(same)
-        found.append((same, entry))
+        pairs.append((same, entry))
     for key in (name, *roles):
-        lone = [entry for before, entry in found if before is None]
-        for number, (before, entry) in enumerate(found):
+        lone = [entry for before, entry in pairs if before is None]
+        for number, (before, entry) in enumerate(pairs):
             if before is None and entry.get(key) and _count(lone, key, entry) == _count(left, key, entry) == 1:
                 same = next(o for o in left if o.get(key) == entry[key])
                 left.remove(same)
-                found[number] = (same, entry)
-    yield from found
+                pairs[number] = (same, entry)
+    yield from pairs
     yield from ((entry, None) for entry in left)
 
 
-def _count(entries: Iterable[Entry], key: str, wanted: Entry) -> int:
-    return sum(entry.get(key) == wanted[key] for entry in entries)
+def _count(entries: Iterable[Entry], key: str, sample: Entry) -> int:
+    return sum(entry.get(key) == sample[key] for entry in entries)
 
 
 def _model(old: Entry | None, new: Entry | None) -> str:
@@ -386,7 +387,7 @@ def _verdict_turn(old: Entry | None, new: Entry | None, gate: bool) -> VerdictTu
 
 
 def _claim_move(old: Entry, new: Entry) -> NumberMove:
-    """Of the number that decides in ``new``."""
+    """Move of the number that decides in ``new``."""
     if old["unit"] != new["unit"]:
         return ""
     before, after = (_deciding_leg(entry) for entry in (old, new))
@@ -397,13 +398,13 @@ def _claim_move(old: Entry, new: Entry) -> NumberMove:
 
 
 def _same_leg(entry: Entry, leg: Entry) -> Entry | None:
-    """The leg of ``entry`` that is ``leg`` by name and unit."""
+    """The leg of ``entry`` with the name and unit of ``leg``."""
     named = (leg["name"], leg["unit"])
     return next((one for one in entry["legs"] if (one["name"], one["unit"]) == named), None)
 
 
 def _move(old: Entry, new: Entry, bad: int) -> NumberMove:
-    """``bad``: the side on which more is worse, +1, −1, or 0 where it is not known."""
+    """Move of a number. ``bad``: side on which larger values are worse, +1, −1, or 0 if unknown."""
     if old["estimate"] is None or new["estimate"] is None:
         return ""
     if old["interval"] is None or new["interval"] is None:
@@ -423,7 +424,7 @@ def _estimate_bounds(entry: Entry) -> BoundedNumber:
 
 
 def _bad_side(*entries: Entry | None) -> int:
-    """On which side of its threshold a claim fails: +1 above, −1 below, 0 where no leg in this unit tells."""
+    """Side of the threshold on which a claim fails: +1 above, −1 below, 0 if no leg in this unit tells."""
     for entry in entries:
         if entry is not None:
             legs = [leg for leg in (_deciding_leg(entry), *entry["legs"]) if leg and leg["unit"] == entry["unit"]]
@@ -434,7 +435,7 @@ def _bad_side(*entries: Entry | None) -> int:
 
 
 def _bad_side_of_leg(leg: Entry) -> int:
-    """An outcome tells the side of its estimate; what decided nothing tells by the smaller of its p-values."""
+    """Side on which a leg fails: from its outcome and estimate, else from the smaller of its p-values."""
     if leg["estimate"] is None or leg["threshold"] is None or leg["estimate"] == leg["threshold"]:
         return 0
     side = 1 if leg["estimate"] > leg["threshold"] else -1
@@ -482,19 +483,19 @@ def _threshold(entry: Entry) -> str:
 
 
 def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
-    """Judged by the rise of perplexity, the one number of a point with an interval; whatever else differs is a note."""
+    """Compare a point by its rise of perplexity, its only number with an interval; other differences become a note."""
     given = new if new is not None else old
     assert given is not None
-    shown = [{} if entry is None else point_rows([entry])[0] for entry in (old, new)]
+    cells = [{} if entry is None else point_rows([entry])[0] for entry in (old, new)]
     move: NumberMove = "" if old is None or new is None else _move(_rise_estimate(old), _rise_estimate(new), 1)
     differing = [
         column
-        for column, cell in shown[1].items()
-        if column in shown[0] and column not in ("model", "rise [95 %]") and cell.text != shown[0][column].text
+        for column, cell in cells[1].items()
+        if column in cells[0] and column not in ("model", "rise [95 %]") and cell.text != cells[0][column].text
     ]
     if differing and move == "":
         move = "changed"
-    notes = [f"{column} {_cell_difference(shown[0][column].text, shown[1][column].text)}" for column in differing]
+    notes = [f"{column} {_cell_difference(cells[0][column].text, cells[1][column].text)}" for column in differing]
     return ReportChange(
         kind="point",
         name=given["name"],
@@ -510,7 +511,7 @@ def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
 
 
 def _cell_difference(old: str, new: str) -> str:
-    """``new, before old``; of cells of several lines those that differ, where they have as many."""
+    """``new, before old``; for cells with equally many lines, only the lines that differ."""
     lines = [text.split("\n") for text in (old, new)]
     if len(lines[0]) == len(lines[1]):
         differ = [place for place, (before, after) in enumerate(zip(*lines, strict=True)) if before != after]
@@ -532,9 +533,9 @@ def _point_side(entry: Entry | None) -> ComparisonSide:
 
 
 def _test_pairs(old: Report, new: Report) -> Iterator[tuple[Entry, Entry]]:
-    """Shipped tests of both, but for those that ask a claim: its verdict is a row already."""
-    asked = [entry for entry in old.get("tests", ()) if entry["shipped"] and CLAIM_TEST not in entry["shipped"]]
-    before = {entry["nodeid"]: entry for entry in asked}
+    """Pairs of shipped tests without a claim; the verdicts of claims are rows already."""
+    tests = [entry for entry in old.get("tests", ()) if entry["shipped"] and CLAIM_TEST not in entry["shipped"]]
+    before = {entry["nodeid"]: entry for entry in tests}
     yield from ((before[entry["nodeid"]], entry) for entry in new.get("tests", ()) if entry["nodeid"] in before)
 
 
@@ -554,7 +555,7 @@ def _test_change(old: Entry, new: Entry) -> ReportChange:
 
 
 def _test_turn(old: Entry, new: Entry) -> VerdictTurn:
-    """Worse where it broke, or had passed and is not decided any more, for another reason than an absent premise."""
+    """Worse if the test broke, or had passed and is now undecided for another reason than an absent premise."""
     if new["outcome"] in BROKEN:
         return "changed" if old["outcome"] in BROKEN else "worse"
     if new["outcome"] in ("passed", "xpassed"):

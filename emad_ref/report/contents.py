@@ -34,8 +34,9 @@ TIME_RATIO_UNIT = "as fast"  # part of the unit of a ratio of times
 
 @dataclass(frozen=True)
 class PageFigure:
-    """``svg`` is the text of the file named ``file`` ("" for a figure that has no file). ``absent`` says why there is
-    none. A figure with a ``caption`` opens the page.
+    """A figure of the page. ``svg`` is the text of the file named ``file`` ("" without a file).
+
+    ``absent`` says why there is no figure. A figure with a ``caption`` opens the page.
     """
 
     heading: str
@@ -45,13 +46,13 @@ class PageFigure:
     caption: str = ""
 
 
-# one dictionary per run: number of the table, or name of the model for its figure of cost against quality → figure
+# one dictionary per run: table number, or model name for the cost-and-quality figure → figure
 PageFigures = Sequence[Mapping[int | str, PageFigure]]
 
 
 @dataclass(frozen=True)
 class ClaimEntry:
-    """One claim: its row, its sentence ("" for a row that the register lacks) and its legs."""
+    """One claim: its row, its sentence ("" if the register lacks the row) and its legs."""
 
     name: str
     title: str
@@ -114,8 +115,8 @@ def _run_names(reports: Sequence[Report]) -> list[str]:
 
 
 def _outcome_counts(name: str, report: Report) -> Row:
-    found = [claim["verdict"] for claim in report["claims"]]
-    counts = {outcome: found.count(outcome) for outcome in OUTCOMES}
+    outcomes = [claim["verdict"] for claim in report["claims"]]
+    counts = {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
     return {"run": Cell(name)} | {outcome: Cell(str(count), count) for outcome, count in counts.items()}
 
 
@@ -127,11 +128,11 @@ def _claims_by_run(names: Sequence[str], reports: Sequence[Report]) -> list[Row]
 
 
 def _verdict_text(id: str, report: Report) -> str:
-    asked = [claim for claim in report["claims"] if claim["id"] == id]
+    verdicts = [claim for claim in report["claims"] if claim["id"] == id]
     own = [model["name"] for model in report["models"]]
-    if len(own) == 1 and [claim["model"] for claim in asked] == own:
-        return str(asked[0]["verdict"])
-    return "\n".join(f"{claim['model']}: {claim['verdict']}" for claim in asked) or ABSENT
+    if len(own) == 1 and [claim["model"] for claim in verdicts] == own:
+        return str(verdicts[0]["verdict"])
+    return "\n".join(f"{claim['model']}: {claim['verdict']}" for claim in verdicts) or ABSENT
 
 
 def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]) -> PageRun:
@@ -203,9 +204,10 @@ def _waiver_text(waiver: Mapping[str, Any]) -> str:
 
 
 def quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
-    """Rows of the figure "cost against quality": EMAD by margin, the selected points, and each family's best points.
+    """Rows of the figure "cost against quality": EMAD by margin, the selected points, and the best points of each
+    family.
 
-    Families come from the first Pareto table alone: later ones are of other text.
+    Families come from the first Pareto table only; later tables are about other text.
     """
 
     def tables_of(figure: str) -> list[Mapping[str, Any]]:
@@ -221,8 +223,8 @@ def quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
         own = [row for row in table["rows"] if not row["family"].startswith("EMAD, mean")]
         rows += [{"series": row["family"], **row} for row in own]
     columns = ("series", "net reduction %", "rise %", "rise low %", "rise high %")
-    found = [{column: row.get(column) for column in columns} for row in rows]
-    return [row for row in found if row["net reduction %"] is not None and row["rise %"] is not None]
+    chosen = [{column: row.get(column) for column in columns} for row in rows]
+    return [row for row in chosen if row["net reduction %"] is not None and row["rise %"] is not None]
 
 
 def timing_rows(report: Report) -> list[Row]:
@@ -247,7 +249,7 @@ def timing_rows(report: Report) -> list[Row]:
 
 
 def _without_lists(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a table; an embedded table loses its columns of lists, which are no cells."""
+    """The rows of a table; an embedded table drops its list columns, which have no cell."""
     left_out = FIGURES[table["figure"]].lists if table.get("figure") in EMBEDDED else ()
     return [{key: value for key, value in row.items() if key not in left_out} for row in table["rows"]]
 
@@ -267,7 +269,7 @@ def _claim_entries(claims: Sequence[Mapping[str, Any]]) -> list[ClaimEntry]:
 
 
 def _run_facts(report: Report) -> list[Row]:
-    """State, decoder, command, failures and waivers of a run; nothing for schema 1."""
+    """State, decoder, command, failures and waivers of a run; empty for schema 1."""
     if report["schema"] == 1:
         return []
     run = report["run"]

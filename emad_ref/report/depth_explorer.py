@@ -1,7 +1,7 @@
 """Texts that the page shows token by token: one text at every margin (the depth explorer), and texts of a pair.
 
-Both are built from ``EMBEDDED`` tables. All texts are written here; the page's script only picks among them. Lists that
-do not match their table are refused as a whole, since they would colour the wrong token.
+Both are built from ``EMBEDDED`` tables. All texts are written here; the page's script only selects among them. Lists
+that do not match their table are rejected as a whole, since they would colour the wrong token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from emad_ref.report.schema import Report
 from emad_ref.statistics.number_format import ABSENT, interval, number, percent, value
 
-SHADES = 5  # of depth; 0 is the shallowest
+SHADES = 5  # shades of depth; 0 is the shallowest
 STOP_NUMBERS = ("mean depth", "net FLOPs saved", "perplexity", "rise of perplexity", "95 % interval")
 VISIBLE_SIGNS = {"\n": "↵\n", "\t": "→\t", "\r": "␍"}
 TableRows = Sequence[Mapping[str, Any]]
@@ -24,16 +24,16 @@ def depth_explorers(report: Report) -> list[dict[str, Any]]:
     ``stops``: name, roles and ``STOP_NUMBERS`` of each margin. ``tokens``: text, and per stop depth, shade and a
     sentence, all empty in a prompt. ``start``: the stop shown first. ``levels``: (shade, depths it stands for).
     """
-    found = []
+    explorers = []
     for table in _tables_of(report, "depth by margin"):
         texts = [other for other in _tables_of(report, "depth by token") if other["model"] == table["model"]]
         if texts and has_matching_lists(table["rows"], texts[0]["rows"]):
-            found.append(_depth_explorer(table, texts[0]["rows"]))
-    return found
+            explorers.append(_depth_explorer(table, texts[0]["rows"]))
+    return explorers
 
 
 def pair_texts(report: Report) -> list[dict[str, Any]]:
-    """One text for each table of a pair: title, pair, and of each token its text, its writer and a sentence."""
+    """One text for each table of a pair: title, pair, and for each token its text, its writer and a sentence."""
     return [
         {"title": table["title"], "pair": table["model"], "tokens": [_pair_token(row) for row in table["rows"]]}
         for table in _tables_of(report, "model by token")
@@ -117,12 +117,12 @@ def _token_text(row: Mapping[str, Any], at: int, margin: Mapping[str, Any]) -> s
 def _pair_token(row: Mapping[str, Any]) -> dict[str, Any]:
     entropy, rolling, threshold = (number(row[f"{name}, bits"], "z.3g") for name in ("entropy", "rolling", "threshold"))
     prompt, writer = row["part"] == "prompt", f"{row['model']} model"
-    said = (
+    role = (
         f"read first by the {writer}"
         if prompt
         else f"written by the {writer}; entropy {entropy} bits, rolling mean {rolling} against {threshold} bits"
     )
-    return {"text": visible_token(row["token"]), "prompt": prompt, "model": row["model"], "said": said}
+    return {"text": visible_token(row["token"]), "prompt": prompt, "model": row["model"], "said": role}
 
 
 def shade(depth: int, deepest: int) -> int:

@@ -1,6 +1,6 @@
-"""Tests that this version ships, and sentences about those that a run skipped.
+"""Shipped tests, and sentences about the ones that a run skipped.
 
-A shipped test is named by file and function, without parameters. It is found by reading its file, not by importing it.
+A shipped test is named by file and function, without parameters. Its file is parsed, not imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_PAIR = "no pair was named"
 NO_EXIT = "no exit was brought"  # not printed: most runs have no exit
 LEFT_OUT = "left out by --emad-only"
 
-MAX_CLAIMS = 12  # claims that are named; more are counted
+MAX_CLAIMS = 12  # claims to name; further claims are counted
 REASON_TEXTS = {
     LEFT_OUT: LEFT_OUT,
     NO_PAIR: "no pair was named; name one by --emad-pair SMALL,LARGE",
@@ -26,7 +26,7 @@ REASON_TEXTS = {
 
 
 def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One sentence for each reason to skip tests, with their claims. ``deselected``: that part of ``report.json``."""
+    """One sentence for each reason to skip tests, with their claims. ``deselected`` is that part of ``report.json``."""
     entries = list(deselected)
     for why, words in REASON_TEXTS.items():
         left = [entry for entry in entries if entry["why"] == why]
@@ -67,9 +67,9 @@ def suite_names(suites: Iterable[Path] = SUITES) -> list[str]:
     return list(dict.fromkeys(name.split("/")[1] for name in shipped_tests(suites)))
 
 
-def is_below(name: str, asked: Iterable[str]) -> bool:
-    """Whether the shipped test ``name`` is in ``asked``, a list of functions, files and folders."""
-    return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in asked)
+def is_below(name: str, selection: Iterable[str]) -> bool:
+    """Whether the shipped test ``name`` is in ``selection``, a list of functions, files and folders."""
+    return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in selection)
 
 
 def _test_functions(file: Path) -> list[str]:

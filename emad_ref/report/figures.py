@@ -1,6 +1,6 @@
-"""Figures of recorded tables, drawn by matplotlib as SVG: one function per figure, and the table ``FIGURES`` of them.
+"""Figures of recorded tables, drawn by matplotlib as SVG: one function per figure, listed in ``FIGURES``.
 
-    cost against quality      rise of perplexity over net FLOPs saved, the region that EMAD-F1 asks for shaded
+    cost against quality      rise of perplexity over net FLOPs saved, the region that EMAD-F1 requires shaded
     pareto                    the same, one line per family (EMAD, "Experiments")
     saving against loss       net FLOPs and blocks saved over the rise of perplexity, oracles in black
     entropy profile           mean entropy after each layer, targets of the probes, and what low entropy predicts
@@ -17,8 +17,8 @@
 Tables of the last three are ``EMBEDDED``: they have list columns or one row per token, and the page shows them as an
 interactive text. Figures in ``CAPTIONS`` open the page, each with a sentence computed from its rows.
 
-Every series has its own mark, line or hatch, so that a print without colours stays readable. The same rows give the
-same file, whatever the user's matplotlib settings are. matplotlib (extra ``report``) is imported on first use.
+Each series has its own mark, line or hatch, so a print without colours stays readable. The same rows give the same
+file, whatever the user's matplotlib settings are. matplotlib (extra ``report``) is imported on first use.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ LINE_STYLES = ("-", "--", ":", "-.")
 FORWARD = "selected points"
 QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.diagnostics`` names them
 FLAT_LAYERS = 1e-3  # a smaller difference of depth is rounding
-RISE = "shown rise, nats"  # of the entropy profile: from the layer before, where EMAD-E1 shows it
-LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity that savings are told at
+RISE = "shown rise, nats"  # column of the entropy profile: rise from the layer before, if EMAD-E1 shows it
+LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity at which savings are reported
 SAVING_COLUMNS = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
 FLOP_PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
-WIDTH, HEIGHT = 7.5, 3.0  # inches, of one panel across the page
-BAR, LINE = 0.28, 0.22  # inches, of one bar and of one line of a legend
-LEGEND_LETTERS = 110  # that a legend has room for side by side
+WIDTH, HEIGHT = 7.5, 3.0  # inches, of one panel as wide as the page
+BAR, LINE = 0.28, 0.22  # inches, of one bar and of one legend line
+LEGEND_LETTERS = 110  # letters that fit into one line of the legend
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FigureSpec:
 
 
 def cost_and_quality(canvas: Figure, rows: Rows) -> None:
-    """Points with their 95 % intervals. Points of ``FORWARD`` are not joined to a line."""
+    """Draw points with their 95 % intervals. Points of ``FORWARD`` are not joined to a line."""
     axes = canvas.add_subplot()
     saving, rise = (100 * bound for bound in _wanted())
     for number, (series, own) in enumerate(_group_by("series", rows).items()):
@@ -98,13 +98,13 @@ def cost_and_quality(canvas: Figure, rows: Rows) -> None:
 
 
 def _wanted() -> tuple[float, float]:
-    """The saving and the rise of perplexity that EMAD-F1 asks for, as fractions."""
+    """The saving and the rise of perplexity that EMAD-F1 requires, as fractions."""
     thresholds = load_register()["EMAD-F1"].thresholds
     return thresholds["flop_reduction"], thresholds["perplexity_rise"]
 
 
 def pareto(canvas: Figure, rows: Rows) -> None:
-    """The rise's axis is linear below 1 %: families differ by orders of magnitude."""
+    """Draw one line per family. The rise's axis is linear below 1 %, since families differ by orders of magnitude."""
     axes = canvas.add_subplot()
     for number, (family, own) in enumerate(_group_by("family", rows).items()):
         points = sorted((100 * row["net reduction %"], 100 * row["rise %"]) for row in own)
@@ -116,7 +116,7 @@ def pareto(canvas: Figure, rows: Rows) -> None:
 
 
 def saving_against_loss(canvas: Figure, rows: Rows) -> None:
-    """Oracles are black lines without marks."""
+    """Draw savings over loss; oracles are black lines without marks."""
     panels = canvas.subplots(2, sharex=True)
     for axes, (column, label) in zip(panels, SAVING_COLUMNS.items(), strict=True):
         kinds = {"ceiling": 0, "criterion": 0}
@@ -140,7 +140,7 @@ def saving_against_loss(canvas: Figure, rows: Rows) -> None:
 
 
 def entropy_profile(canvas: Figure, rows: Rows) -> None:
-    """Entropy above, steps that are shown to rise in red; below, its worth: 0.5 is an AUROC that says nothing."""
+    """Draw entropy above, with steps shown to rise in red, and below its AUROC; 0.5 is chance."""
     entropy, worth = canvas.subplots(2, sharex=True)
     layers = [row["layer"] for row in rows]
     entropy.plot(layers, _column(rows, "mean entropy, nats"), **_series_style(0), label="mean entropy")
@@ -168,12 +168,12 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
 
 
 def rising_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """Layers to which entropy is shown to rise; reports of earlier versions tell of none."""
+    """Layers to which entropy is shown to rise; empty for reports of earlier versions."""
     return [row for row in rows if row.get(RISE)]
 
 
 def depth_by_position(canvas: Figure, rows: Rows) -> None:
-    """Positions in doublings, which stand at equal distances: the axis is logarithmic by construction."""
+    """Draw depth by position. Positions double from tick to tick, so the axis is logarithmic."""
     depth, entropy = canvas.subplots(2, sharex=True)
     places = range(len(rows))
     for number, column in enumerate(("mean depth", "mean free depth")):
@@ -208,14 +208,14 @@ def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
 
 
 def exits_by_minimum_layer(canvas: Figure, rows: Rows) -> None:
-    """A rule met at one minimum layer only, as full depth is, is a single mark."""
+    """Draw one line per rule; a rule with a single minimum layer, such as full depth, is a single mark."""
     tasks = _group_by("task", rows)
     grid = canvas.subplots(2, len(tasks), sharex=True, squeeze=False)
     for column, (task, own) in enumerate(tasks.items()):
         for axes, measure in zip(grid[:, column], ("mean exit", "score"), strict=True):
             for number, rule in enumerate(_group_by("rule", rows)):
-                met = sorted((row["j"], row[measure]) for row in own if row["rule"] == rule)
-                axes.plot([j for j, _ in met], [value for _, value in met], **_series_style(number), label=rule)
+                points = sorted((row["j"], row[measure]) for row in own if row["rule"] == rule)
+                axes.plot([j for j, _ in points], [value for _, value in points], **_series_style(number), label=rule)
             axes.set(ylabel=measure)
         grid[0, column].set_title(task)
         grid[1, column].set_xlabel("minimum exit layer j")
@@ -233,7 +233,7 @@ def flops_by_rule(canvas: Figure, rows: Rows) -> None:
             axes.barh(range(len(own)), _column(own, part), left=left, hatch=hatch, edgecolor="black", label=part)
             left = [before + row[part] for before, row in zip(left, own, strict=True)]
         axes.set_yticks(range(len(own)), names, fontsize="small")
-        axes.invert_yaxis()  # in the order of the rows, from the top
+        axes.invert_yaxis()  # rows from top to bottom
         axes.set(title=task)
     panels[-1].set_xlabel("MFLOPs per item, encoder left out")
     _legend_below(canvas)
@@ -250,7 +250,7 @@ def score_against_cost(canvas: Figure, rows: Rows) -> None:
 
 
 def depth_by_margin(canvas: Figure, rows: Rows) -> None:
-    """The rise's interval, where there is one, as a bar."""
+    """Draw one mark per margin, with the interval of the rise as a bar if there is one."""
     rise, depth = canvas.subplots(2, sharex=True)
     saved = [100 * row["net reduction %"] for row in rows]
     rise.plot(saved, [100 * row["rise %"] for row in rows], **_series_style(0))
@@ -265,7 +265,7 @@ def depth_by_margin(canvas: Figure, rows: Rows) -> None:
 
 
 def depth_by_token(canvas: Figure, rows: Rows) -> None:
-    """At three margins: the first saves nothing, the last most. What is prompt has no depth of its own."""
+    """Draw depth at three margins, from no saving to the largest. Prompt tokens have no depth."""
     axes = canvas.add_subplot()
     decided = [row["depths"] for row in rows if row["depths"]]
     count = min(map(len, decided), default=0)
@@ -279,12 +279,12 @@ def depth_by_token(canvas: Figure, rows: Rows) -> None:
 
 def model_by_token(canvas: Figure, rows: Rows) -> None:
     axes = canvas.add_subplot()
-    told = [row for row in rows if row["entropy, bits"] is not None]
-    places = range(len(told))
+    measured = [row for row in rows if row["entropy, bits"] is not None]
+    places = range(len(measured))
     for number, column in enumerate(("entropy, bits", "rolling, bits")):
-        axes.plot(places, _column(told, column), **_series_style(number), label=column)
-    axes.plot(places, _column(told, "threshold, bits"), color="grey", linestyle="--", label="threshold, bits")
-    large = [place for place in places if told[place]["model"] == "large"]
+        axes.plot(places, _column(measured, column), **_series_style(number), label=column)
+    axes.plot(places, _column(measured, "threshold, bits"), color="grey", linestyle="--", label="threshold, bits")
+    large = [place for place in places if measured[place]["model"] == "large"]
     axes.plot(
         large, [0.0] * len(large), linestyle="none", marker="|", color="black", label="written by the large model"
     )
@@ -293,14 +293,14 @@ def model_by_token(canvas: Figure, rows: Rows) -> None:
 
 
 def _task_panels(canvas: Figure, rows: Rows) -> list[tuple[Axes, tuple[str, Rows]]]:
-    """Side by side, one per task."""
+    """One panel per task, side by side."""
     tasks = _group_by("task", rows)
     axes = canvas.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     return list(zip(axes, tasks.items(), strict=True))
 
 
 def _group_by(column: str, rows: Rows) -> dict[str, Rows]:
-    """Rows by the text of a column, both in the order in which they first stand."""
+    """Rows by the text of a column, both in order of first appearance."""
     return {key: [row for row in rows if row[column] == key] for key in dict.fromkeys(row[column] for row in rows)}
 
 
@@ -309,7 +309,7 @@ def _column(rows: Rows, name: str) -> list[float]:
 
 
 def _series_style(number: int) -> dict[str, Any]:
-    """Mark, line and colour of a series; marks come back after ten with another line."""
+    """Mark, line and colour of a series; after ten series the marks repeat with another line."""
     return {
         "marker": MARKERS[number % len(MARKERS)],
         "linestyle": LINE_STYLES[number // len(MARKERS) % len(LINE_STYLES)],
@@ -318,25 +318,25 @@ def _series_style(number: int) -> dict[str, Any]:
 
 
 def _set_scale(axes: Axes, scale: str, **options: Any) -> None:
-    """A logarithmic axis whose ticks are plain numbers."""
+    """Set a logarithmic axis whose ticks are plain numbers."""
     axes.set_yscale(scale, subs=[2, 5], **options)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
 
 
 def _legend_below(canvas: Figure) -> None:
-    """One legend for all panels, each of which has the same series."""
+    """Draw one legend for all panels, which share their series."""
     handles, labels = canvas.axes[0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=_legend_columns(labels), fontsize="small")
 
 
 def _legend_columns(labels: Iterable[str]) -> int:
-    """As many as fit beside one another."""
+    """Number of labels that fit beside one another."""
     return max(1, min(3, LEGEND_LETTERS // (6 + max(map(len, labels)))))
 
 
 def _panels_size(count: float, legend: str = "") -> Callable[[Rows], tuple[float, float]]:
-    """``count`` panels, and below them a legend with an entry for every text of the column ``legend``."""
+    """Size of ``count`` panels above a legend with one entry for each text of the column ``legend``."""
 
     def size(rows: Rows) -> tuple[float, float]:
         labels = list(_group_by(legend, rows)) if legend else [""]
@@ -412,7 +412,7 @@ EMBEDDED = ("depth by margin", "depth by token", "model by token")
 
 
 def quality_caption(rows: Rows) -> str:
-    """How many points save and cost what EMAD-F1 asks for."""
+    """Sentence: how many points save and cost what EMAD-F1 requires."""
     saving, most = _wanted()
     good = sum(row["net reduction %"] >= saving and row["rise %"] <= most for row in rows)
     return (
@@ -423,7 +423,7 @@ def quality_caption(rows: Rows) -> str:
 
 
 def oracle_caption(rows: Rows) -> str:
-    """The most that an oracle saves at the loss that EMAD-F1 allows."""
+    """Sentence: the largest saving of an oracle at the loss that EMAD-F1 allows."""
     _, most = _wanted()
     within = [row["net reduction %"] for row in rows if row["kind"] == "ceiling" and row["rise %"] <= most]
     return (
@@ -433,7 +433,7 @@ def oracle_caption(rows: Rows) -> str:
 
 
 def entropy_caption(rows: Rows) -> str:
-    """How a probe decides, and whether entropy falls as that assumes."""
+    """Sentence: how a probe decides, and whether entropy falls with depth as that assumes."""
     decides = "A token exits at the first probe where its entropy is at most the probe's target minus the margin."
     if not (rising := rising_rows(rows)):
         return decides
@@ -446,7 +446,7 @@ def entropy_caption(rows: Rows) -> str:
 
 
 def collapse_caption(rows: Rows) -> str:
-    """From which positions on depth stays at its lowest: under the monotone schedule it never rises again."""
+    """Sentence: from which position on depth stays at its lowest, since the monotone schedule never lets it rise."""
     depths = [row["mean depth"] for row in rows]
     lowest = min(depths)
     if depths[0] - lowest <= FLAT_LAYERS:
@@ -482,23 +482,23 @@ def caption_of(figure: str, rows: Rows) -> str:
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 TITLE_WIDTH = 90  # letters
 STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "emad",  # else ids are drawn at random
-    "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
+    "svg.hashsalt": "emad",  # otherwise ids are random
+    "svg.fonttype": "none",  # text stays text, so it can be searched and read aloud
     "text.parse_math": False,  # a $ in a model's name is a $
     "text.usetex": False,
 }
 
 
 class PlotsMissing(EmadError):
-    """matplotlib is not installed."""
+    """Raised if matplotlib is not installed."""
 
 
 class NothingToDraw(EmadError):
-    """Every row lacks a number that the figure needs."""
+    """Raised if every row lacks a number that the figure needs."""
 
 
 def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Check that ``figure`` can draw ``rows``: its columns are there and hold what it draws.
+    """Check that ``rows`` have the columns that ``figure`` draws, with values of the right kind.
 
     Raises:
         BadArgument: an unknown figure, no rows, a column that is missing, a value of another kind.
@@ -544,7 +544,7 @@ def draw_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> s
 
 @contextmanager
 def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[Figure]:
-    """The figure as matplotlib holds it, for as long as its style is in force; raises as ``draw`` does."""
+    """Open the matplotlib figure while its style is active; raises as ``draw_figure`` does."""
     require_drawable(figure, rows)
     spec = FIGURES[figure]
     complete = _complete_rows(spec, rows)
@@ -553,7 +553,7 @@ def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> I
         raise NothingToDraw(f"no row has {' and '.join(lacking or spec.numbers)}")
     try:
         from matplotlib import rc_context, rcdefaults, rcParams
-        from matplotlib.figure import Figure  # no pyplot: no global state, no window
+        from matplotlib.figure import Figure  # no pyplot: no global state and no window
     except ImportError as error:
         raise PlotsMissing(f"{error}; pip install 'pytest-emad[report]'") from error
     with rc_context(), warnings.catch_warnings():

@@ -51,8 +51,8 @@ def _run_sections(run: PageRun) -> list[str]:
         "Settings": [_table(run.settings)],
         "Provenance": [_table(run.provenance)],
     }
-    shown = [part for heading, parts in sections.items() if any(parts) for part in (f"### {heading}", *parts)]
-    return [f"## {escape_markdown(run.name)}", *shown]
+    lines = [part for heading, parts in sections.items() if any(parts) for part in (f"### {heading}", *parts)]
+    return [f"## {escape_markdown(run.name)}", *lines]
 
 
 def _figure_line(heading: str, figure: PageFigure | None) -> str:

@@ -1,7 +1,7 @@
-"""What became of a planted decoder, by the report of the run that judged it: who complained, and was that meant.
+"""Outcome of a planted defect, read from the report of the run that judged it.
 
-A defect is caught where the check that is meant for it complains in the words it is meant to. Honest decoders are those
-of whom nobody complains.
+A defect is caught if the check that is meant for it complains in the expected words. A decoder is honest if no check
+complains.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from emad_ref.report.deselection import shipped_tests
 from emad_ref.report.schema import read_report
 from emad_ref.report.verification import faults
 
-LOG_FILE = "log"  # beside the report: what the run said
+LOG_FILE = "log"  # output of the run, beside the report
 CAUGHT, GREEN, ABSENT = "caught", "green", "not applicable"
 EXPECTED_OUTCOMES = (CAUGHT, GREEN, ABSENT)
 CAUGHT_ELSEWHERE, NOT_CAUGHT, FALSE_ALARM = "caught by another check only", "NOT CAUGHT", "HONEST, BUT NOT GREEN"
-GOLDEN = "test_golden.py"  # what it catches needs a record of this very model
+GOLDEN = "test_golden.py"  # its checks need a golden of this very model
 NOT_APPLICABLE_REASON = re.compile(r"NotPlantable: (.*)")
 MESSAGE_LETTERS = 160  # letters of a message in the table
 
 
 @dataclass(frozen=True)
 class MutationResult:
-    """What became of one planted decoder; ``by``: who complained, ``message``: of what."""
+    """Outcome of one planted decoder. ``by`` names the check that complained, ``message`` its complaint."""
 
     name: str
     kind: str
@@ -49,45 +49,48 @@ class MutationResult:
 
 @dataclass(frozen=True)
 class Complaint:
-    """``by``: the name of a shipped test, or who else; ``nodeid`` "" where it is no test's."""
+    """One complaint. ``by`` names a shipped test or another source; ``nodeid`` is "" without a test."""
 
     by: str
     nodeid: str
     message: str
 
 
-def mutation_outcome(planted: Mutant, heard: Sequence[Complaint], folder: Path) -> tuple[str, str, str]:
-    """(outcome, who complained, message); ``heard``: ``complaints`` of the run whose report lies in ``folder``."""
-    for complaint in heard:
-        if found := NOT_APPLICABLE_REASON.search(complaint.message):
-            return ABSENT, "", found[1]
+def mutation_outcome(planted: Mutant, reported: Sequence[Complaint], folder: Path) -> tuple[str, str, str]:
+    """(outcome, name of the check that complained, message).
+
+    ``reported``: ``complaints`` of the run whose report lies in ``folder``.
+    """
+    for complaint in reported:
+        if match := NOT_APPLICABLE_REASON.search(complaint.message):
+            return ABSENT, "", match[1]
     if planted.honest:
-        if not heard:
+        if not reported:
             return GREEN, "", ""
-        return FALSE_ALARM, heard[0].by, heard[0].message
-    for complaint in heard:
+        return FALSE_ALARM, reported[0].by, reported[0].message
+    for complaint in reported:
         if _is_meant(planted, complaint):
             return CAUGHT, complaint.by, complaint.message
-    if heard:
-        return CAUGHT_ELSEWHERE, heard[0].by, heard[0].message
+    if reported:
+        return CAUGHT_ELSEWHERE, reported[0].by, reported[0].message
     if GOLDEN in planted.test and (reason := _without_golden(folder)):
         return ABSENT, "", reason
     return NOT_CAUGHT, "", planted.does
 
 
 def _is_meant(planted: Mutant, complaint: Complaint) -> bool:
-    named = not complaint.nodeid or planted.case in complaint.nodeid  # what is no test's has no parameters
-    said = " ".join(complaint.message.split())  # a gate's message is wrapped as wide as a terminal
-    return complaint.by == planted.meant and named and re.search(planted.says, said) is not None
+    named = not complaint.nodeid or planted.case in complaint.nodeid  # complaints without a test have no parameters
+    message = " ".join(complaint.message.split())  # messages of gates are wrapped to a terminal's width
+    return complaint.by == planted.meant and named and re.search(planted.says, message) is not None
 
 
 def _without_golden(folder: Path) -> str:
-    """Why a golden could not catch anything; "" where there was one."""
+    """Why no golden could catch anything; "" if there was one."""
     return next((note for note in read_report(folder)["notes"] if "no golden recorded" in note), "")
 
 
 def complaints(folder: Path) -> Iterator[Complaint]:
-    """Of the tests of a run, then of the run, then of ``emad verify`` when it reads the report."""
+    """Complaints of the tests of a run, then of the run, then of ``emad verify`` reading its report."""
     try:
         report = read_report(folder)
     except EmadError as error:
@@ -104,18 +107,18 @@ def complaints(folder: Path) -> Iterator[Complaint]:
 
 
 def is_proved(results: Sequence[MutationResult]) -> bool:
-    """Nothing is other than it should be, and something was there to be caught or passed."""
+    """Whether every result is as expected, and at least one decoder was judged."""
     return all(result.right for result in results) and any(result.outcome != ABSENT for result in results)
 
 
 def summarize_mutations(results: Sequence[MutationResult]) -> str:
-    """How many of which outcome."""
+    """Count the outcomes in words."""
     counts = Counter(result.outcome for result in results)
     return "emad selfcheck: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 
 def mutation_table(results: Sequence[MutationResult]) -> str:
-    """Which check caught which."""
+    """Table of defects with the check that caught each."""
     rows = [
         {
             "planted": result.name,
@@ -131,7 +134,7 @@ def mutation_table(results: Sequence[MutationResult]) -> str:
 
 
 def mutation_line(result: MutationResult) -> str:
-    """One of them, when it is known."""
+    """One line for a result, printed as soon as it is known."""
     by = f" by {_short_name(result.by)}" if result.by else ""
     return f"{result.name}: {result.outcome}{by} ({result.seconds:.1f} s): {result.message[:MESSAGE_LETTERS]}"
 

@@ -36,7 +36,7 @@ MARKDOWN_FILE, PAGE_FILE = "report.md", "index.html"
 
 
 class PageMissing(EmadError):
-    """Jinja2 is not installed."""
+    """Raised if Jinja2 is not installed."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class WrittenPages:
     def __str__(self) -> str:
         pages = [name for name in self.files if not name.endswith(".svg")]
         figures = len(self.files) - len(pages)
-        drawn = [f"{figures} figure{'' if figures == 1 else 's'}"] if figures else []
+        parts = [f"{figures} figure{'' if figures == 1 else 's'}"] if figures else []
         later = ["`emad report` makes them from report.json later"] if self.left_out else []
-        return "; ".join([", ".join(pages + drawn), *self.left_out, *later])
+        return "; ".join([", ".join(pages + parts), *self.left_out, *later])
 
 
 def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mapping[str, Any]] = ()) -> WrittenPages:
@@ -67,8 +67,8 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
     """
     figures, remark = draw_figures(reports)
     contents = report_contents(reports, figures)
-    drawn = {figure.file: figure.svg for run in figures for figure in run.values() if figure.file}
-    texts = drawn | {MARKDOWN_FILE: markdown_document(contents, remark)}
+    svg_by_file = {figure.file: figure.svg for run in figures for figure in run.values() if figure.file}
+    texts = svg_by_file | {MARKDOWN_FILE: markdown_document(contents, remark)}
     left_out = [remark] if remark else []
     try:
         texts[PAGE_FILE] = page(contents, remark, changes)
@@ -82,7 +82,7 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
 
 def draw_figures(reports: Sequence[Report]) -> tuple[PageFigures, str]:
     """The figures of all tables and of each model's cost and quality; a sentence if matplotlib is missing, else ""."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     figures: list[dict[int | str, PageFigure]] = [{} for _ in reports]
     try:
         for run, report in zip(figures, reports, strict=True):
@@ -91,9 +91,9 @@ def draw_figures(reports: Sequence[Report]) -> tuple[PageFigures, str]:
                     run[model] = _draw("cost against quality", rows, f"{model}: cost against quality")
             for number, table in enumerate(report["tables"]):
                 if "figure" in table:
-                    file = _free_name(table["model"], table["figure"], taken)
+                    file = _free_name(table["model"], table["figure"], used_names)
                     run[number] = _draw(table["figure"], table["rows"], f"{table['model']}: {table['title']}", file)
-                    taken.add(run[number].file)
+                    used_names.add(run[number].file)
     except PlotsMissing as missing:
         return [{} for _ in reports], f"no figures: {missing}"
     return figures, ""
@@ -106,11 +106,11 @@ def _draw(figure: str, rows: Sequence[Mapping[str, Any]], heading: str, file: st
         return PageFigure(heading, absent=str(nothing))
 
 
-def _free_name(model: str, figure: str, taken: set[str]) -> str:
+def _free_name(model: str, figure: str, used_names: set[str]) -> str:
     """``model-figure.svg``, or the first of ``model-figure-2.svg``, … that is free."""
     stem = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.") or "model" for part in (model, figure))
     names = (f"{stem}.svg" if number == 1 else f"{stem}-{number}.svg" for number in count(1))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in used_names)
 
 
 def page(contents: ReportContents, remark: str = "", changes: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -1,20 +1,19 @@
-"""Reports of parts of the suites put together: the report of one run that asked all of them.
+"""Merge reports of parts of the suites into the report of one run, and judge models part by part.
 
-    whole = put_together({"claims": report, "cost": report, …}, Asked(…), shipped)
+    whole = merge_reports({"claims": report, "cost": report, …}, RunRequest(…), shipped)
 
-Parts tell of one model, judged by one version under the same options, and no test and no claim is in two of them;
-machines may differ, and are all named. What only the whole can say is asked of it again: which claims nobody was asked,
-whether what had to be decided was, and so the exit status.
+Parts must be about one model, judged by one version under the same options. No test and no claim may be in two parts.
+Machines may differ, and the report names all of them. Facts about the whole run are computed again from the merged
+report: claims that no part judged, gaps, and so the exit status.
 
-Models judged part by part: a unit is one of them and one part of the suites, kept where it was judged before.
+A unit is one model with one part of the suites. A unit that was judged before is not judged again.
 
     DIR/<model>/<part>/       done.json, report, pages and log.txt of a unit
-    DIR/<model>/parts.json    what was cut: the units of one run, what it would leave out
-    DIR/<model>/report.json   the report of that one run, put together, with its pages
+    DIR/<model>/parts.json    the plan: units of one run, and the tests that it deselects
+    DIR/<model>/report.json   the merged report of that run, with its pages
     DIR/summary.json, .txt    all models' claims, statuses         DIR/index.html, …    one page over all models
 
-A unit is a run of its own in a process of its own, so that one that cannot be made takes no other down. Which units
-there are, and how each is asked for, is for others to say.
+Each unit is a run in its own process, so a crash stops no other unit. The caller chooses the units and their commands.
 """
 
 from __future__ import annotations
@@ -38,33 +37,34 @@ from emad_ref.statistics.verdicts import load_register
 from emad_ref.workers import child_process
 from emad_ref.workers.dispatch import WorkerPool, dispatch_exclusively
 
-MACHINE_KEYS = ("platform", "machine", "torch_threads")  # of provenance: each part has its own
-PART_KEYS = ("started", "duration_s", "exit_status")  # of run
-RAN_KEY = "ran"  # of a model: by what its steps ran, where that is more than the backend asked for
-LIST_PARTS = ("claims", "tables", "goldens", "known")  # of facts, which several tests may record alike
+MACHINE_KEYS = ("platform", "machine", "torch_threads")  # keys of provenance that each part has for itself
+PART_KEYS = ("started", "duration_s", "exit_status")  # keys of run that each part has for itself
+RAN_KEY = "ran"  # key of a model: the implementation of its steps, if that is more than the backend's name
+LIST_PARTS = ("claims", "tables", "goldens", "known")  # facts that several tests may record alike
 
 
 class PartsDisagree(EmadError):
-    """Reports that are no parts of one."""
+    """Raised if reports are not parts of one run."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What one run would have been asked: ``tests``, ``suites/…``; the ``deselected``; the ``command`` in its place."""
+    """The single run that the parts stand for: its ``tests`` (``suites/…``), ``deselected`` tests and ``command``."""
 
     tests: Sequence[str]
     deselected: Sequence[Mapping[str, Any]]
     command: Sequence[str]
 
 
-def merge_reports(parts: Mapping[str, Report], asked: RunRequest, shipped: Sequence[str]) -> dict[str, Any]:
-    """The report of all ``parts``, by name and in order; each of schema 2, as read back.
+def merge_reports(parts: Mapping[str, Report], request: RunRequest, shipped: Sequence[str]) -> dict[str, Any]:
+    """Merge ``parts`` (name → report of schema 2, in order) into one report.
 
     Args:
+        request: the single run that the parts stand for.
         shipped: names of the tests that this version ships.
 
     Raises:
-        PartsDisagree: on what they share, or one test or claim in two of them. The message names both.
+        PartsDisagree: parts differ in what they must share, or one test or claim is in two. The message names both.
     """
     _require_one_run(parts)
     reports = list(parts.values())
@@ -78,12 +78,12 @@ def merge_reports(parts: Mapping[str, Report], asked: RunRequest, shipped: Seque
         "models": _merge_models(reports),
         "points": [],
         "notes": distinct(note for report in reports for note in _part_notes(report))
-        + list(deselection_lines(asked.deselected)),
+        + list(deselection_lines(request.deselected)),
         "tests": [test for report in reports for test in report["tests"]],
         "audits": [audit for report in reports for audit in report["audits"]],
         "repeats": [repeat for report in reports for repeat in report.get("repeats", ())],
         "replaced": distinct(part for report in reports for part in report.get("replaced", ())),
-        "deselected": list(asked.deselected),
+        "deselected": list(request.deselected),
         "decoder": {
             "name": decoder_names(providers),
             "foreign": foreign,
@@ -94,31 +94,31 @@ def merge_reports(parts: Mapping[str, Report], asked: RunRequest, shipped: Seque
     }
     for point in (point for report in reports for point in report["points"]):
         add_point(whole["points"], point)
-    whole["run"] = first["run"] | _merge_runs(parts, asked)
+    whole["run"] = first["run"] | _merge_runs(parts, request)
     return _with_failures(whole, reports, shipped)
 
 
 def distinct(listed: Iterable[Any]) -> list[Any]:
-    """Each once, in order."""
-    found: list[Any] = []
+    """The values without repetitions, in order."""
+    unique: list[Any] = []
     for each in listed:
-        if each not in found:
-            found.append(each)
-    return found
+        if each not in unique:
+            unique.append(each)
+    return unique
 
 
 def add_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
-    """One row per model and name: quality and time of a point are measured by different tests."""
-    known = {key: value for key, value in values.items() if value is not None}
+    """Add a row of a point, or complete the one of its model and name: several tests measure one point."""
+    present = {key: value for key, value in values.items() if value is not None}
     for row in points:
         if (row["model"], row["name"]) == (values["model"], values["name"]):
-            row |= known
+            row |= present
             return
     points.append(dict(values))
 
 
 def add_model(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-    """One row per model: by what it was walked is known once a test has walked it, and may change."""
+    """Add a row of a model, or update it: the implementation of its steps is known only after a test ran it."""
     for row in models:
         if _lasting_facts(row) == _lasting_facts(facts):
             row |= facts
@@ -134,21 +134,21 @@ def _lasting_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shared_facts(report: Report) -> dict[str, Any]:
-    """What parts of one report have in common, by what it is called."""
+    """Facts that parts of one report must share, by name."""
     settings = {f"option {name}": value for name, value in report["settings"].items() if name != "report"}
-    given = {"exit": None, "extensions": None} | report["provenance"]
-    made = {name: value for name, value in given.items() if name not in MACHINE_KEYS}
+    origin = {"exit": None, "extensions": None} | report["provenance"]
+    shared_origin = {name: value for name, value in origin.items() if name not in MACHINE_KEYS}
     run = {name: report["run"][name] for name in ("addopts", "claims_file", "project")}
     weights = {f"model {facts['name']}": _lasting_facts(facts) for facts in report["models"] if len(facts) > 1}
     decoders = [(provider["plugin"], provider["foreign"]) for provider in report["decoder"]["providers"]]
-    return {"schema": report["schema"], **settings, **made, **run, **weights, "decoders": decoders}
+    return {"schema": report["schema"], **settings, **shared_origin, **run, **weights, "decoders": decoders}
 
 
 def _require_one_run(parts: Mapping[str, Report]) -> None:
-    said: dict[str, tuple[str, Any]] = {}
+    first_value: dict[str, tuple[str, Any]] = {}
     for part, report in parts.items():
         for name, value in _shared_facts(report).items():
-            other, before = said.setdefault(name, (part, value))
+            other, before = first_value.setdefault(name, (part, value))
             if value != before:
                 raise PartsDisagree(
                     f"{other} and {part} are parts of one report, but {name} is {before!r} in the first and {value!r} "
@@ -172,7 +172,7 @@ def _require_disjoint(parts: Mapping[str, Report], what: str, named: Callable[[M
 
 
 def _merge_models(reports: Sequence[Report]) -> list[Any]:
-    """Of a model that some part describes, no bare name of another part."""
+    """Rows of models; a part's bare name is dropped if another part describes that model."""
     listed: list[dict[str, Any]] = []
     for model in (model for report in reports for model in report["models"]):
         add_model(listed, model)
@@ -181,31 +181,31 @@ def _merge_models(reports: Sequence[Report]) -> list[Any]:
 
 
 def _part_notes(report: Report) -> Iterator[str]:
-    """Without those on what was not asked: a part is not asked what the others are."""
+    """Notes of a part, without those about claims that it did not judge."""
     of_a_part = set(deselection_lines(report["deselected"]))
     yield from (note for note in report["notes"] if note not in of_a_part)
 
 
 def _joined_facts(reports: Sequence[Report], name: str) -> Any:
-    """What all have, or what each has, in words."""
-    found = distinct(report["provenance"][name] for report in reports)
-    return found[0] if len(found) == 1 else " and ".join(map(str, found))
+    """The common value, or the value of each part in words."""
+    values = distinct(report["provenance"][name] for report in reports)
+    return values[0] if len(values) == 1 else " and ".join(map(str, values))
 
 
-def _merge_runs(parts: Mapping[str, Report], asked: RunRequest) -> dict[str, Any]:
-    """Of the whole; seconds are those of all parts, one after the other."""
+def _merge_runs(parts: Mapping[str, Report], request: RunRequest) -> dict[str, Any]:
+    """The merged ``run``; its duration is the sum over the parts."""
     runs = [report["run"] for report in parts.values()]
     return {
         "started": min(run["started"] for run in runs),
         "duration_s": round(sum(run["duration_s"] or 0.0 for run in runs), 3),
-        "command": list(asked.command),
-        "asked": list(asked.tests),
+        "command": list(request.command),
+        "asked": list(request.tests),
         "parts": {name: {key: report["run"][key] for key in PART_KEYS} for name, report in parts.items()},
     }
 
 
 def _with_failures(whole: dict[str, Any], reports: Sequence[Report], shipped: Sequence[str]) -> dict[str, Any]:
-    """``whole`` with why it fails: not for what a part alone leaves open, and another part decides."""
+    """``whole`` with the reasons for which it fails, without gaps of one part that another part decides."""
     register = load_register(whole["settings"]["claims"])
 
     def reasons(report: Report) -> tuple[list[str], Sequence[Any]]:
@@ -230,9 +230,9 @@ DECIDED_STATUSES = (0, 1)  # statuses of a run that reached its verdicts
 
 @dataclass(frozen=True)
 class SuitePart:
-    """``words`` of a pytest that is started in ``start`` and reports into ``folder``; whether it ``measures``.
+    """One part of the suites for one model: ``words`` of a pytest started in ``start`` that reports into ``folder``.
 
-    ``identity``: what a finished unit must have been asked for to stand for this one.
+    ``measures``: whether the part takes times. ``identity``: the request that a finished unit must match to be reused.
     """
 
     model: str
@@ -244,11 +244,13 @@ class SuitePart:
     identity: Mapping[str, str]
 
     def judged(self) -> int:
-        """Run it, or find that it was run; its exit status."""
+        """Run the part, or reuse its finished run; returns the exit status."""
         if (before := self.before()) is not None:
             return before
         self.folder.mkdir(parents=True, exist_ok=True)
-        remove_file(self.folder / DONE_FILE, DONE_FILE)  # what is begun again is not done, and may be killed half way
+        remove_file(
+            self.folder / DONE_FILE, DONE_FILE
+        )  # a unit that starts again is not done, and may be killed half way
         status = child_process.run_module("pytest", self.words, self.folder / LOG_FILE, folder=self.start)
         if status in DECIDED_STATUSES:
             mark = {"identity": self.identity, "status": status}
@@ -256,7 +258,7 @@ class SuitePart:
         return status
 
     def before(self) -> int | None:
-        """The status with which it was judged before, if its report is there: one that was lost says nothing."""
+        """The earlier exit status if the report is still there, else None."""
         status = finished_status(self.folder / DONE_FILE, self.identity)
         try:
             return status if status is None or read_report(self.folder) else None
@@ -264,8 +266,8 @@ class SuitePart:
             return None
 
 
-def finished_status(mark: Path, wanted: Mapping[str, str]) -> int | None:
-    """The status of a finished unit that was asked for the same; None where there is none."""
+def finished_status(mark: Path, identity: Mapping[str, str]) -> int | None:
+    """The status of a finished unit with the same request; None without one."""
     if not mark.exists():
         return None
     try:
@@ -273,14 +275,14 @@ def finished_status(mark: Path, wanted: Mapping[str, str]) -> int | None:
     except BadFile as error:
         print(error, flush=True)
         return None
-    return done["status"] if done.get("identity") == wanted and done.get("status") in DECIDED_STATUSES else None
+    return done["status"] if done.get("identity") == identity and done.get("status") in DECIDED_STATUSES else None
 
 
 def run_parts(crew: WorkerPool | None, units: Sequence[SuitePart]) -> Iterator[tuple[SuitePart, int]]:
-    """Each unit and its status: judged here, or by ``crew``. What measures has no other unit beside it.
+    """Yield each unit with its status; judged here, or by ``crew``. A unit that measures runs alone.
 
     Raises:
-        WorkersLost: what was judged is kept.
+        WorkersLost: the units judged so far are kept.
     """
     if crew is None:
         yield from ((unit, unit.judged()) for unit in units)
@@ -289,40 +291,41 @@ def run_parts(crew: WorkerPool | None, units: Sequence[SuitePart]) -> Iterator[t
 
 
 def read_part_plan(folder: Path) -> dict[str, Any]:
-    """``parts`` of one run of all suites, the ``tests`` it would be asked and the ``deselected``. Raises BadFile."""
-    found: dict[str, Any] = read_json(folder / PARTS_FILE, PARTS_FILE, dict)
-    return found
+    """``parts`` of one run of all suites, the ``tests`` it would run and the ``deselected`` ones. Raises BadFile."""
+    plan: dict[str, Any] = read_json(folder / PARTS_FILE, PARTS_FILE, dict)
+    return plan
 
 
 def merge_parts(units: Sequence[SuitePart], folder: Path, command: Sequence[str]) -> Report:
-    """The report of a model, put together from all its ``units``, and written with its pages.
+    """Merge all ``units`` of a model into one report, and write it with its pages.
 
     Raises:
-        PartsDisagree: they are no parts of one.
-        BadReport, BadFile: what is there cannot be read.
+        PartsDisagree: the units are not parts of one run.
+        BadReport, BadFile: a report cannot be read.
     """
-    from emad_ref.report.page import write_pages  # it brings tabulate
+    from emad_ref.report.page import write_pages  # imports tabulate
 
     was = read_part_plan(folder)
     parts = {unit.part: read_report(unit.folder) for unit in units}
-    found = merge_reports(parts, RunRequest(was["tests"], was["deselected"], command), shipped_tests())
-    write_atomically(folder / REPORT_FILE, json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    write_pages([found], folder)
+    merged = merge_reports(parts, RunRequest(was["tests"], was["deselected"], command), shipped_tests())
+    write_atomically(folder / REPORT_FILE, json.dumps(merged, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_pages([merged], folder)
     schema.mark_run_finished(folder)
-    return found
+    return merged
 
 
 def summarize_models(statuses: Mapping[str, int], reports: Sequence[Report], out: Path) -> str:
-    """What all models came to, in words: their claims as a table, who could not be judged. Written, with the pages.
+    """Write ``summary.json``, its text and the pages over all models; returns the text.
 
-    ``statuses``: of each model; ``reports``: of those that have one.
+    The text has a table of claims and names the models that could not be judged. ``statuses``: of each model;
+    ``reports``: of the models that have one.
     """
-    from emad_ref.report.page import write_pages  # they bring tabulate
+    from emad_ref.report.page import write_pages  # imports tabulate and Jinja2
     from emad_ref.report.tables import claims_table
 
     claims = [claim for report in reports for claim in report["claims"]]
-    found = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
-    write_atomically(out / "summary.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    summary = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
+    write_atomically(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     failed = [
         f"{model}: status {status}, see {LOG_FILE}"
         for model, status in statuses.items()
@@ -334,5 +337,5 @@ def summarize_models(statuses: Mapping[str, int], reports: Sequence[Report], out
 
 
 def folder_name(model: str) -> str:
-    """A model's name as one folder's."""
+    """A model's name as the name of one folder."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", model).strip("-.") or "model"

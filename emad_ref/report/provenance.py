@@ -1,5 +1,5 @@
-"""Where a result comes from: versions, commit, machine, and whose decoder was judged. Standard library and plain
-data; torch is read only where something else has imported it.
+"""Provenance of a result: versions, commit, machine, and the decoder that was judged. Standard library and plain data;
+torch is read only if something else has imported it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPORTED_PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", 
 
 
 def provenance(study: Study) -> dict[str, Any]:
-    """Of a run of ``study`` in this process. Built-in types only."""
+    """Provenance of a run of ``study`` in this process. Built-in types only."""
     return (
         {
             "versions": {name: installed_version(name) for name in (DISTRIBUTION, *REPORTED_PACKAGES)}
@@ -40,23 +40,23 @@ def provenance(study: Study) -> dict[str, Any]:
 
 
 def project_facts(root: Path) -> dict[str, Any]:
-    """The tree that was tested with us: its root and, where it is a repository other than ours, its commit."""
+    """The tested project: its root, and its commit if it is a repository other than ours."""
     return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else git_describe(root)}
 
 
 def commit() -> str | None:
-    """Ours, where this is a checkout."""
+    """Commit of pytest-emad, if it runs from a checkout."""
     return git_describe(HOME) if (HOME / ".git").exists() else None
 
 
 def torch_threads() -> int | None:
-    """Intra-op threads of torch in this process; None where nothing has imported it, e.g. on an xdist controller."""
+    """Intra-op threads of torch in this process; None without torch, e.g. on an xdist controller."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 
 
 def installed_version(distribution: str) -> str | None:
-    """As its metadata says; None where it is not installed."""
+    """Version in the distribution's metadata; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -64,9 +64,9 @@ def installed_version(distribution: str) -> str | None:
 
 
 def git_describe(folder: Path) -> str | None:
-    """The commit of a checkout, ``-dirty`` when the tree differs from it; None where there is none, or no git."""
+    """The commit of a checkout, ``-dirty`` if the tree differs from it; None without a repository or git."""
     try:
-        said = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             cwd=folder,
             capture_output=True,
@@ -75,42 +75,42 @@ def git_describe(folder: Path) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 ANSWERED, DECLINED, NONE = "answered", "declined", "none"
 PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
-FEATURES = "features"  # of a request beyond a greedy run at full depth → [answered, declined]
+FEATURES = "features"  # feature of a request (anything beyond greedy at full depth) → [answered, declined]
 EXITS, SAMPLING = "exits", "sampling"
 
 
 def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What several processes counted, as if one had."""
-    found: dict[str, dict[str, Any]] = {}
+    """Sum the request counts of several processes."""
+    merged: dict[str, dict[str, Any]] = {}
     for part in parts:
         for provider in part:
             empty = {**dict.fromkeys(PROVIDER_OUTCOMES, 0), FEATURES: {}}
-            known = found.setdefault(provider["plugin"], dict(provider) | empty)
+            entry = merged.setdefault(provider["plugin"], dict(provider) | empty)
             for what in PROVIDER_OUTCOMES:
-                known[what] += provider[what]
+                entry[what] += provider[what]
             for feature, counts in provider.get(FEATURES, {}).items():
-                before = known[FEATURES].get(feature, (0, 0))
-                known[FEATURES][feature] = [one + other for one, other in zip(before, counts, strict=True)]
-    return list(found.values())
+                before = entry[FEATURES].get(feature, (0, 0))
+                entry[FEATURES][feature] = [one + other for one, other in zip(before, counts, strict=True)]
+    return list(merged.values())
 
 
-def not_offered(asked: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Features that the foreign providers declined whenever they were asked, and never answered.
+def not_offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Features that the foreign providers declined each time.
 
-    One that is declined here and answered there is offered: a decoder cannot decline its hard cases alone.
+    A feature that is declined here and answered there is offered: a decoder cannot decline only its hard cases.
     """
-    features = [provider.get(FEATURES, {}) for provider in asked if provider["foreign"]]
+    features = [provider.get(FEATURES, {}) for provider in providers if provider["foreign"]]
     answered = {name for each in features for name, (answers, _) in each.items() if answers}
     return frozenset(name for each in features for name in each) - answered
 
 
-def decoder_names(asked: Iterable[Mapping[str, Any]]) -> str:
-    """The decoder under test in words: who answered, or who is going to be asked first."""
-    asked = list(asked)
-    names = [provider["name"] for provider in asked if provider[ANSWERED] or provider[DECLINED]]
-    return " and ".join(names or [provider["name"] for provider in asked[:1]])
+def decoder_names(providers: Iterable[Mapping[str, Any]]) -> str:
+    """Name of the decoder under test: the providers that answered, or the first provider in line."""
+    providers = list(providers)
+    names = [provider["name"] for provider in providers if provider[ANSWERED] or provider[DECLINED]]
+    return " and ".join(names or [provider["name"] for provider in providers[:1]])

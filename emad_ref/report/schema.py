@@ -1,6 +1,6 @@
-"""``report.json`` read back: one object per run, checked before anything of it is shown.
+"""Read ``report.json``: one object per run, checked before anything of it is shown.
 
-Schema 1 says what was found:
+Schema 1 has the results:
 
     models      [{"name", facts …}]                        settings    {option: value}
     points      [{"name", …}], see ``tables.point_rows``   goldens     [{"id", "outcome"}]
@@ -8,36 +8,35 @@ Schema 1 says what was found:
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: what ``plots`` draws of the rows}]
     provenance  {versions, commit, platform, device, …}
 
-Schema 2 adds what the finding rests on, from the first test on:
+Schema 2 adds the conditions of the results, from the first test on:
 
     state       ``running`` | ``complete`` | ``interrupted`` | ``usage error``
     run         {"started" UTC, "duration_s", "command", "addopts" of the environment, "exit_status", "failures" of the
-                run as a whole, "asked" of the shipped tests, "claims_file" with its hash, "project" with its commit}
-    decoder     {"name", "foreign", "providers": [who was asked, and what came of it], "overlooked": [who was not]}
+                run as a whole, "asked": the selected shipped tests, "claims_file" with its hash, "project" with its
+                commit}
+    decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
                 that the decoder declined as a whole
-    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" where it is not the first
+    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
                 that have one, which decide nothing; "alike": the same fact, recorded once more
-    replaced    [{"what", "by"}]: parts of the judge that were not its own, and what stood in their place
-    deselected  [{"nodeid", "shipped", "claim"? it would have asked, or null, "why"}]
+    replaced    [{"what", "by"}]: replaced parts of the judge, and their replacements
+    deselected  [{"nodeid", "shipped", "claim"? of the test, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
     known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
     claims      may say "refused": why the decoder, not the model or the text, left the claim undecided; "title": the
                 claim in plain words; "good": which way its estimate is better, ``lower``, ``higher`` or neither; "why":
-                what would decide a row that was left open, else its reason; "enough": about how much of what is
-                counted would; "test": the node id of the test that gave it; "fails": whether gate and options make it
-                fail that test. Legs have "good", "remedy" and "enough"
+                what would decide an open row, else its reason; "enough": about how much of what is counted would;
+                "test": the node id of the test that gave it; "fails": whether gate and options make it fail that test.
+                Legs have "good", "remedy" and "enough"
 
-Keys beyond these are kept and not shown. Nothing here needs a model, torch or any extra.
+Other keys are kept and not shown. Nothing here needs a model, torch or any extra.
 
-A run that has begun beside the report of one before it, and that must not pass for its own.
-
-A finished report stays until another run has something to say. A process that ends itself while it is still importing
-says nothing, and whoever looks afterwards finds the older report: so each run leaves a note, and takes it away when it
-has ended in a way that it knows of.
+The start mark guards against stale reports. A finished report stays until another run writes its own. A process that
+dies while importing writes none, and a later reader would take the older report for its result. So each run writes a
+mark beside the report, and removes it when it ends in a known way.
 """
 
 from __future__ import annotations
@@ -58,22 +57,22 @@ REPORT_FILE = "report.json"
 
 State = Literal["running", "complete", "interrupted", "usage error"]
 STATES: tuple[State, ...] = get_args(State)
-# of a test, in the order in which one phase of it overrules another
+# outcomes of a test; a later one overrules an earlier one
 Outcome = Literal["not reported", "passed", "xpassed", "skipped", "xfailed", "failed", "error"]
 TEST_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-# of a skip: the suite itself found its premise absent; the decoder declined; somebody else left the test out
+# kinds of a skip: the suite found its premise absent; the decoder declined; another hook or mark left the test out
 SkipKind = Literal["", "not applicable", "refused", "left out"]
 
 Report = Mapping[str, Any]
 
 
 class BadReport(EmadError):
-    """A report that is missing, is not one of ours, or is damaged; the message names the file and the place in it."""
+    """Raised for a report that is missing, foreign or damaged; the message names the file and the place in it."""
 
 
 @dataclass(frozen=True)
 class FieldForm:
-    """What a value must look like: in words, and as a test."""
+    """Form of a value: in words, and as a check."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -159,7 +158,7 @@ SCHEMA_2_PARTS: dict[str, FieldForm] = dict.fromkeys(("tests", "audits", "desele
     "run": OBJECT,
     "decoder": OBJECT,
 }
-OPTIONAL_PARTS = ("repeats", "replaced")  # parts of schema 2 that reports of earlier versions have not
+OPTIONAL_PARTS = ("repeats", "replaced")  # parts of schema 2 that reports of earlier versions lack
 PARTS_OF_SCHEMA = {1: PARTS, 2: PARTS | SCHEMA_2_PARTS}
 ESTIMATE_KEYS = {
     "estimate": NUMBER,
@@ -215,9 +214,9 @@ OBJECT_KEYS: dict[str, dict[str, FieldForm]] = {
     "decoder": {"name": TEXT, "foreign": FLAG, "providers": LIST, "overlooked": TEXTS},
 }
 PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "declined": COUNT, "none": COUNT}
-# settings that decide what fails a run or is shown of it, where they are given
+# optional settings that decide what fails a run or what is shown of it
 SETTINGS = {"models": TEXTS, "budget": TEXT, "gate": TEXT, "gate_claims": TEXTS, "inconclusive": TEXT}
-# part → keys that an entry may have
+# part → optional keys of an entry
 OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
     "points": dict.fromkeys(
         (
@@ -250,11 +249,11 @@ OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
 
 
 def read_report(place: Path) -> Report:
-    """The report of the run that wrote into the folder ``place``, or the report that is this file.
+    """Read the report of the run that wrote into the folder ``place``, or the report in the file ``place``.
 
     Raises:
-        BadReport: no such folder or file; no JSON; not a report of ours; another schema; an entry that is not what
-            its schema says, named by its place.
+        BadReport: no such folder or file; no JSON; not a report of ours; another schema; an entry that does not match
+            its schema. The message names the place.
     """
     path = place if place.is_file() else place / REPORT_FILE
     try:
@@ -299,8 +298,8 @@ def read_reports(folders: Sequence[Path]) -> list[Report]:
 
 def _require_ours(path: Path, data: Any) -> None:
     if not isinstance(data, dict) or "schema" not in data or not set(PARTS) & set(data):
-        found = ", ".join(list(data)[:6]) if isinstance(data, dict) else type(data).__name__
-        raise BadReport(f"{path} is not a report of pytest-emad: expected schema, {', '.join(PARTS)}; found {found}")
+        content = ", ".join(list(data)[:6]) if isinstance(data, dict) else type(data).__name__
+        raise BadReport(f"{path} is not a report of pytest-emad: expected schema, {', '.join(PARTS)}; found {content}")
     if type(data["schema"]) is not int or data["schema"] not in READABLE_SCHEMAS:
         raise BadReport(
             f"{path}: schema={data['schema']!r}, but this version reads "
@@ -321,7 +320,7 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
         _require_object(path, f"{where}.legs[{place}]", leg)
         _require(path, f"{where}.legs[{place}]", leg, LEG)
     if "figure" in entry and part == "tables":
-        from emad_ref.report.figures import require_drawable  # not at the start of every pytest
+        from emad_ref.report.figures import require_drawable  # not imported at the start of every pytest
 
         try:
             require_drawable(entry["figure"], entry["rows"])
@@ -356,18 +355,18 @@ STARTED_FILE = "run.begun"  # holds when
 
 
 def mark_run_started(folder: Path) -> None:
-    """Leave the note where ``folder`` holds a report; elsewhere there is nothing to be mistaken for."""
+    """Write the start mark, if ``folder`` holds a report that could be mistaken for the new one."""
     if (folder / REPORT_FILE).is_file():
         write_atomically(folder / STARTED_FILE, f"{datetime.now(UTC).isoformat(timespec='seconds')}\n", "--emad-report")
 
 
 def mark_run_finished(folder: Path) -> None:
-    """Take it away."""
+    """Remove the start mark."""
     if (folder / STARTED_FILE).exists():
         remove_file(folder / STARTED_FILE, "--emad-report")
 
 
 def unfinished_since(report: Path) -> str:
-    """When the run began that never told how it ended; "" where there is none. ``report``: the file or its folder."""
+    """Start time of a run that never finished; "" without one. ``report``: the file or its folder."""
     note = (report if report.is_dir() else report.parent) / STARTED_FILE
     return read_text(note, "report").strip() if note.is_file() else ""

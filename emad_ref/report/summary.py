@@ -31,7 +31,7 @@ from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
 @dataclass(frozen=True)
 class GateSummary:
-    """A gating claim. ``of``: its model, "" in a run of that model alone; ``why``: what would decide it."""
+    """A gating claim. ``of``: its model, "" in a run of one model; ``why``: what would decide it."""
 
     id: str
     of: str
@@ -41,7 +41,7 @@ class GateSummary:
     why: str
 
     def facts(self) -> list[str]:
-        """What was found and needed, and what would decide the claim."""
+        """The measured value, the required one, and what would decide the claim."""
         return [text for text in (self.measured, self.why) if text]
 
 
@@ -310,7 +310,7 @@ DETAIL_LEVELS = (
     DetailLevel(False, 0, False, 4, 4),
     DetailLevel(False, 0, False, 1, 2),
 )
-GATE_LETTERS = 100  # enough for what any gate found and needs
+GATE_LETTERS = 100  # enough for a gate's measured and required value
 
 
 def summary_lines(
@@ -323,16 +323,16 @@ def summary_lines(
         places: sentences that say where the report is.
     """
     for level in DETAIL_LEVELS:
-        found = [
+        lines = [
             SummaryLine(line, tone)
             for text, indent, tone in _text_parts(brief, level, places)
             for line in textwrap.wrap(
                 text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
             )
         ]
-        if len(found) <= most:
+        if len(lines) <= most:
             break
-    return found
+    return lines
 
 
 TextPart = tuple[str, str, Tone]  # text, indent of its further lines, tone
@@ -406,8 +406,8 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
 def count_outcomes(counts: dict[Outcome, int]) -> str:
     """``8 survived, 9 falsified, 5 inconclusive, 6 measured, 8 not decided``."""
     undecided = sum(counts.get(outcome, 0) for outcome in UNDECIDED)
-    shown = ("survived", "falsified", "inconclusive", "measured")
-    parts = [f"{counts[outcome]} {outcome}" for outcome in shown if outcome in counts]
+    listed = ("survived", "falsified", "inconclusive", "measured")
+    parts = [f"{counts[outcome]} {outcome}" for outcome in listed if outcome in counts]
     return ", ".join(parts + ([f"{undecided} {NOT_DECIDED}"] if undecided else []))
 
 

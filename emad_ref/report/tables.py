@@ -184,20 +184,20 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
     ]
 
 
-def _estimate_cells(found: Mapping[str, Any]) -> Row:
-    unit = found["unit"]
+def _estimate_cells(result: Mapping[str, Any]) -> Row:
+    unit = result["unit"]
     return {
-        "estimate": Cell(number_format.value(found["estimate"], unit), found["estimate"]),
-        "[95 %]": Cell(number_format.interval(found["interval"], unit), found["interval"]),
-        "n": Cell(number_format.count(found["n"]), found["n"]),
-        "threshold": Cell(number_format.value(found["threshold"], unit), found["threshold"]),
+        "estimate": Cell(number_format.value(result["estimate"], unit), result["estimate"]),
+        "[95 %]": Cell(number_format.interval(result["interval"], unit), result["interval"]),
+        "n": Cell(number_format.count(result["n"]), result["n"]),
+        "threshold": Cell(number_format.value(result["threshold"], unit), result["threshold"]),
         "unit": Cell(unit),
-        "reason": Cell(found["reason"]),
+        "reason": Cell(result["reason"]),
     }
 
 
 def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Rows that share their keys, as they stand; floats to four digits, a key that ends in " %" is a share in percent.
+    """Rows with common keys, unchanged; floats to four digits, and keys that end in " %" are shares in percent.
 
     Columns named "interval" hold [low, high].
     """
@@ -230,7 +230,7 @@ def sections(
 
     ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them. ``width``: letters in a line.
     """
-    found = [
+    candidates = [
         ("emad operating points", points_table(points, width)),
         *(
             (f"{table['model']}: {table['title']}", plain_table(table["rows"], width))
@@ -240,7 +240,7 @@ def sections(
         ("emad claims", claims_table(claims, width)),
         ("emad notes", "\n".join(note_text(note, width) for note in notes)),
     ]
-    return [(title, text) for title, text in found if text]
+    return [(title, text) for title, text in candidates if text]
 
 
 def _fold_undecided(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,16 +1,16 @@
-"""Does a report agree with itself: verdicts, audits, attempts, reported outcomes, exit status? One sentence where not.
+"""Verification: whether a report is consistent, and whether it proves that everything was judged and passed.
 
-An outcome is what pytest reports of a test, and a mark, a hook or a plugin can change it. Verdicts, audits and what a
-body raised are recorded before that. A report holds both, and a gate passes only where each says so. No waiver excuses
-a contradiction: waivers are for what was not decided.
+pytest reports the outcome of a test, which a mark, a hook or a plugin can change. Verdicts, audits and exceptions of
+test bodies are recorded earlier. A report holds both, and a gate passes only if both pass. A waiver excuses what was
+not decided, never a contradiction. ``contradictions`` gives one sentence for each violation:
 
-- A gating verdict that fails, a failed audit, a first attempt that failed: the test must be reported as failed.
-- A test that is reported as failed must have a failing verdict, a failing audit or a reason.
-- A shipped test that passed must have an audit or a verdict on record, or what it is there to show.
-- One verdict a claim, model and run, from the first attempt. A second try has another error rate.
+- A gating verdict that fails, a failed audit, or a failed first attempt: the test must be reported as failed.
+- A test reported as failed must have a failing verdict, a failing audit or a reason.
+- A shipped test that passed must have recorded an audit, a verdict, or the tables it exists for.
+- One verdict per claim, model and run, from the first attempt. A second try has another error rate.
 - No part of the judge is replaced.
 
-What keeps a report from being proof that everything was judged, and passed: one sentence each.
+``faults`` gives one sentence for each thing that keeps a report from being proof.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from emad_ref.statistics.verdicts import load_register
 
 FAILED = ("failed", "error")
 PASSED = ("passed", "xpassed")
-TABLE_TESTS = ("suites/ablations", "suites/claims/test_tables.py")  # shipped tests that judge nothing, and show tables
+TABLE_TESTS = ("suites/ablations", "suites/claims/test_tables.py")  # shipped tests that show tables and judge nothing
 OUTCOME_REMEDY = "find the mark, hook or plugin that changed the outcome"
 MAX_NAMES = 3  # tests that one sentence names
 
 
 def contradictions(report: Report) -> list[str]:
-    """One sentence for each contradiction in ``report`` (schema 2), none where it agrees with itself."""
+    """One sentence for each contradiction in ``report`` (schema 2); empty if it is consistent."""
     tests = {entry["nodeid"]: entry for entry in report["tests"]}
     return [
         *_replaced_parts(report),
@@ -47,7 +47,7 @@ def contradictions(report: Report) -> list[str]:
 
 
 def fails_test(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a verdict fails its test: as was recorded with it, or as gate and options say by themselves."""
+    """Whether a verdict fails its test: as recorded with it, else by gate and options."""
     gates = claim["gate"] and settings.get("gate", "paper") == "paper"
     failing = claim["verdict"] == "falsified" or (
         claim["verdict"] == "inconclusive" and settings.get("inconclusive") == "fail"
@@ -56,7 +56,7 @@ def fails_test(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 
 def _gate_contradictions(report: Report) -> Iterator[str]:
-    """Under ``paper`` the register and the options say which rows gate; a register of the user's may say otherwise."""
+    """Contradictions of gates. Under ``paper`` register and options choose the gates; a user's register may differ."""
     settings = report["settings"]
     if report["run"]["claims_file"] is not None or settings.get("gate", "paper") != "paper":
         return
@@ -71,14 +71,14 @@ def _verdict_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterato
     for claim in report["claims"]:
         if not fails_test(claim, report["settings"]):
             continue
-        said = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
+        message = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
         entry = tests.get(claim.get("test", ""))
         if entry is None:
             if report["run"]["exit_status"] == 0:
-                yield f"{said}, but exit_status=0 and its test is not on record; run again with this version"
+                yield f"{message}, but exit_status=0 and its test is not on record; run again with this version"
         elif _is_finished(report, entry) and entry["outcome"] not in FAILED:
             test = f"its test {entry['nodeid']} is reported as {entry['outcome']}"
-            yield f"{said}, but {test}; {_contradiction_remedy(entry)}"
+            yield f"{message}, but {test}; {_contradiction_remedy(entry)}"
 
 
 def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
@@ -87,12 +87,12 @@ def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[
         if entry is None:
             yield f"audit {audit['check']} is of {audit['test']}, but no such test is on record; run again"
         elif audit["passed"] is False and entry["outcome"] not in FAILED and _is_finished(report, entry):
-            said = f"{entry['shipped'] or entry['nodeid']}: {entry['outcome']}, although audit {audit['check']}"
-            yield f"{said} refuted it ({audit['detail']}); {_contradiction_remedy(entry)}"
+            message = f"{entry['shipped'] or entry['nodeid']}: {entry['outcome']}, although audit {audit['check']}"
+            yield f"{message} refuted it ({audit['detail']}); {_contradiction_remedy(entry)}"
 
 
 def _attempt_contradictions(report: Report) -> Iterator[str]:
-    """Of shipped tests whose verdicts and audits do not say it already."""
+    """Failed first attempts of shipped tests whose verdicts and audits do not show the failure."""
     refuted = {audit["test"] for audit in report["audits"] if audit["passed"] is False}
     refuted |= {claim.get("test") for claim in report["claims"] if fails_test(claim, report["settings"])}
     for entry in report["tests"]:
@@ -112,22 +112,22 @@ def _attempt_contradictions(report: Report) -> Iterator[str]:
 
 
 def _repeat_contradictions(report: Report) -> Iterator[str]:
-    """A verdict that only repeats the same fact in another test is no second try."""
+    """Second verdicts of a claim. A verdict that repeats the same fact in another test is no second try."""
     further: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for repeat in report.get("repeats", ()):
         if repeat["attempt"] > 1 or not repeat["alike"]:
             further.setdefault((repeat["id"], repeat["model"]), []).append(repeat)
     for (claim, model), repeats in further.items():
         first = next((c["verdict"] for c in report["claims"] if (c["id"], c["model"]) == (claim, model)), "no verdict")
-        said = ", ".join(repeat["verdict"] for repeat in repeats)
+        verdicts = ", ".join(repeat["verdict"] for repeat in repeats)
         yield (
-            f"{claim} of {model} was decided {len(repeats) + 1} times ({first}, then {said}): the first verdict "
+            f"{claim} of {model} was decided {len(repeats) + 1} times ({first}, then {verdicts}): the first verdict "
             "counts, and a second try has another error rate; ask each claim once a run"
         )
 
 
 def _unexplained_failures(report: Report) -> Iterator[str]:
-    """Reported as failed, and nothing says why."""
+    """Tests reported as failed without a recorded reason."""
     settings = report["settings"]
     bad = {audit["test"] for audit in report["audits"] if audit["passed"] is not True}
     bad |= {claim["test"] for claim in report["claims"] if "test" in claim and fails_test(claim, settings)}
@@ -180,7 +180,7 @@ def _replaced_parts(report: Report) -> Iterator[str]:
 
 
 def _is_finished(report: Report, entry: Mapping[str, Any]) -> bool:
-    """Whether the test had come to its end: a run that was stopped has one that had not, and is no pass anyhow."""
+    """Whether the test finished. An interrupted run has one that did not, and is no pass anyway."""
     return bool(report["state"] == "complete" or entry["outcome"] != "not reported")
 
 
@@ -198,14 +198,14 @@ def _first_names(nodeids: Sequence[str]) -> str:
     return f"{', '.join(nodeids[:MAX_NAMES])}{more}"
 
 
-def faults(report: Report, asked: Sequence[str], shipped: Sequence[str], decoder: str | None) -> Iterator[str]:
-    """One sentence for each thing that keeps ``report`` from being proof; none where it is.
+def faults(report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None) -> Iterator[str]:
+    """One sentence for each thing that keeps ``report`` from being proof; empty if it is proof.
 
     Args:
         report: of schema 2.
-        asked: suites that must have run; what the run itself was told to run must have run in any case.
+        selection: suites that must have run, besides what the run itself selected.
         shipped: names of the tests that this version ships.
-        decoder: whose decoder must have been judged, None: anybody's.
+        decoder: the decoder that must have been judged; None for any.
     """
     if report["state"] != "complete":
         yield f"state={report['state']!r}, but expected 'complete': the run did not come to its end"
@@ -216,10 +216,10 @@ def faults(report: Report, asked: Sequence[str], shipped: Sequence[str], decoder
     for entry in report["tests"]:
         if entry["outcome"] in ("failed", "error"):
             yield f"{entry['nodeid']}: {entry['outcome']} ({entry['reason'].partition(chr(10))[0]})"
-    yield from (said for said in contradictions(report) if said not in run["failures"])
+    yield from (sentence for sentence in contradictions(report) if sentence not in run["failures"])
     if decoder is not None and (judged := wrong_decoder(report, decoder)):
         yield f"decoder={decoder!r} was required, but {judged}"
     waivers = [waiver["of"] for waiver in report["waivers"]]
-    wanted = list(dict.fromkeys([*run["asked"], *asked]))
-    # whoever's decoder it was: a run of ours may leave tests out, a proof may not
-    yield from (str(gap) for gap in find_gaps(report, wanted, shipped, always=True) if not is_waived(gap, waivers))
+    required = list(dict.fromkeys([*run["asked"], *selection]))
+    # the strict rules apply to our own decoder too: a run may leave tests out, a proof may not
+    yield from (str(gap) for gap in find_gaps(report, required, shipped, always=True) if not is_waived(gap, waivers))

@@ -1,21 +1,19 @@
-"""Shares of items lost and gained against a reference: a drop of accuracy, with the exact tail of its score.
+"""Accuracy: a paired drop with the exact tail of its score, the retained share of a score, and differences of means.
 
-Scores of the same items by two arms: what share is retained, how far their means lie apart.
+``TaskAccuracy`` defines once whether a task counts at an operating point, for every row, selection and table:
 
-Whether a task counts at an operating point: one definition for every row, selection and table that speaks of tasks.
-
-    solved      right answers at full depth beat the honest guess, shown at 5 %, by at least a point
+    solved      accuracy at full depth exceeds the honest guess, shown at 5 %, by at least a point
     exercised   the point saves at least 5 % of the decode FLOPs of the task's own sequences, net
 
-A task that is not solved has nothing to lose; one that is not exercised cannot lose it, for full depth answers in both
-arms. Either would let a claim about quality survive without having been asked, so neither takes part, and both are
-listed with the numbers (METHODS, "Decision rules": "A task counts at a point"). The honest guess is the best that
-somebody does who cannot solve the task: from the input's own symbols, or the answer that is most frequent elsewhere.
+A model that does not solve a task cannot lose accuracy on it. A point that does not exercise a task answers it at full
+depth in both arms. Either would let a claim about quality survive untested, so neither takes part, and both are listed
+with the numbers (METHODS, "Decision rules": "A task counts at a point"). The honest guess is the best accuracy without
+solving the task: from the input's own symbols, or the most frequent answer elsewhere.
 
-The guess is beaten by an exact binomial test. Where items share a cluster it is taken at the effective number of items,
-n / deff (Korn and Graubard 1998, *Survey Methodology* 24, 193–201): repeats of one item count once.
+An exact binomial test compares with the guess. With items in clusters it uses the effective number of items, n / deff
+(Korn and Graubard 1998, *Survey Methodology* 24, 193–201): repeats of one item count once.
 
-This module knows no model, no trace and no claim: who measures stands in ``evidence``, who decides in ``questions``.
+This module knows no model, no trace and no claim: ``measurements`` measures, ``claims`` decides.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.rates import FEWEST_DIFFERING, mean_rate
 from emad_ref.statistics.units import ByItem, column_of, pooled, require_paired
 
-NORMAL_TAIL = 100  # expected discordant items above which the score is as good as normal: it then errs 5.2 % at most
+NORMAL_TAIL = 100  # expected discordant items above which the score is nearly normal: its error is then 5.2 % at most
 
 
 def accuracy_drop(
@@ -43,13 +41,13 @@ def accuracy_drop(
 ) -> Estimate:
     """Paired drop of accuracy, (b − c) / n: b items lost, c items gained against the reference.
 
-    Tango's score statistic (Tango 1998, Statistics in Medicine 17:891–908), whose tail is summed over all tables at the
-    nuisance share that fits the difference tested best (Storer & Kim 1990; Lloyd 2008): at a true drop of one to five
-    points among 100 to 300 items it errs 5.0 % of the time at most, where the normal tail errs up to 8.3 %. The
-    interval holds every drop that neither tail rejects. No discordant item leaves a finite bound.
+    The test is Tango's score statistic (Tango 1998, Statistics in Medicine 17:891–908). Its tail is summed over all
+    tables at the nuisance share that fits the tested difference best (Storer & Kim 1990; Lloyd 2008). At a true drop of
+    one to five points among 100 to 300 items its error is 5.0 % at most; that of the normal tail is up to 8.3 %. The
+    interval holds every drop that neither tail rejects. Bounds stay finite without any discordant item.
 
     Items in clusters count as fewer, by the design effect of their differences (Rao & Scott 1992); ``n`` counts
-    clusters. SciPy has no interval for paired shares, nor has statsmodels.
+    clusters. Neither SciPy nor statsmodels has an interval for paired shares.
 
     Args:
         reference_correct: [items] bool, right at full depth.
@@ -66,17 +64,17 @@ def accuracy_drop(
     require_paired("candidate_correct", candidate_correct, reference_correct, "both arms answer the same items")
     if not -1 < threshold < 1:
         raise BadArgument("threshold", threshold, "a drop between -1 and 1", "a fraction: one point is 0.01")
-    found = _discordant_shares(reference_correct, candidate_correct)
-    tail, (above, below) = (1 - level) / 2, found.tails(threshold)
+    shares = _discordant_shares(reference_correct, candidate_correct)
+    tail, (above, below) = (1 - level) / 2, shares.tails(threshold)
     return Estimate(
-        found.drop,
-        found.bound(tail, -1.0),
-        found.bound(tail, 1.0),
+        shares.drop,
+        shares.bound(tail, -1.0),
+        shares.bound(tail, 1.0),
         len(reference_correct.independent),
         above,
         below,
         "accuracy drop",
-        found.method,
+        shares.method,
         ByItem.noun,
     )
 
@@ -95,10 +93,10 @@ class _DiscordantShares:
         return self.lost - self.gained
 
     def tails(self, drop: float) -> tuple[float, float]:
-        """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
+        """P(statistic at least, at most, as large as the observed one) if ``drop`` is the true drop."""
         lost, gained = self.lost * self.n, self.gained * self.n
         nuisance = float(_nuisance_share(lost, gained, self.n, drop))
-        # Items in clusters make no whole counts: 3.995 of 799 is four, not more than three.
+        # Items in clusters give fractional counts: 3.995 of 799 is four, not more than three.
         least = math.floor(lost + 1e-9), math.ceil(gained - 1e-9)
         most = math.ceil(lost - 1e-9), math.floor(gained + 1e-9)
         high, low = (float(_tango_score(*counts, self.n, drop)) for counts in (least, most))
@@ -110,7 +108,7 @@ class _DiscordantShares:
         return min(1.0, above), min(1.0, below)
 
     def bound(self, error: float, end: float) -> float:
-        """The drop between the one found and ``end`` (−1 or 1) that a tail of size ``error`` just rejects."""
+        """The drop between the estimate and ``end`` (−1 or 1) that a tail of size ``error`` just rejects."""
         tail = 0 if end < 0 else 1
         far = end * (1 - 1e-6)
         if (abs(self.drop) > 1 - 1e-6 and self.drop * end > 0) or self.tails(far)[tail] > error:
@@ -124,18 +122,18 @@ def _discordant_shares(reference: ByItem, candidate: ByItem) -> _DiscordantShare
     if reference.all_distinct:
         return _DiscordantShares(*shares, n)
     effective = max(1, math.floor(n / _design_effect(reference.like(lost.astype(float) - gained))))
-    said = f"Tango's score, {n} items in {len(reference.independent)} clusters count as {effective}"
-    return _DiscordantShares(*shares, effective, said)
+    method = f"Tango's score, {n} items in {len(reference.independent)} clusters count as {effective}"
+    return _DiscordantShares(*shares, effective, method)
 
 
 def _design_effect(values: ByItem) -> float:
-    """How many items of clusters are worth one independent item (Rao & Scott 1992), one at least.
+    """Design effect: how many clustered items are worth one independent item (Rao & Scott 1992), at least one.
 
-    The spread of cluster sums over what it were if items were independent, with Student's quantile for the normal one:
-    of as many degrees of freedom as clusters hold a difference, less one, for the others say nothing of spread. At most
-    Σ m² / Σ m over clusters of m items, as if items of a cluster were repeats of one; and that where fewer than
+    It is the spread of cluster sums over that of independent items, with Student's quantile for the normal one. The
+    degrees of freedom are the clusters with a difference, less one, since the others say nothing of spread. The upper
+    limit is Σ m² / Σ m over clusters of m items, as if items of a cluster were repeats of one. It applies if fewer than
     ``FEWEST_DIFFERING`` differ: one item lost in 400 of 100 clusters looks independent of all others, and at a true
-    loss of 1 % and a correlation of 0.3 the bound erred 13 % of the time.
+    loss of 1 % and a correlation of 0.3 the bound's error was 13 %.
     """
     away = values.values - values.values.mean()
     sums, total = values.like(away).independent, float(away @ away)
@@ -150,14 +148,14 @@ def _design_effect(values: ByItem) -> float:
 
 
 def _nuisance_share(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
-    """Largest likelihood of the share gained, where the share lost is ``drop`` more (Tango 1998, Eq. 7)."""
+    """Maximum-likelihood share gained, given that the share lost is ``drop`` larger (Tango 1998, Eq. 7)."""
     b = -lost - gained + (2 * n - lost + gained) * drop
     c = -gained * drop * (1 - drop)
     return np.maximum((np.sqrt(np.maximum(b * b - 8 * n * c, 0.0)) - b) / (4 * n), max(0.0, -drop))
 
 
 def _tango_score(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
-    """(b − c − nδ) over its standard error were δ the truth; ±∞ where that is 0 and something else was found."""
+    """(b − c − nδ) over its standard error under δ; ±∞ if that is 0 and the counts differ from it."""
     away = np.asarray(lost - gained - n * drop, dtype=np.float64)
     variance = n * (2 * _nuisance_share(lost, gained, n, drop) + drop * (1 - drop))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -166,7 +164,7 @@ def _tango_score(lost: Floats | float, gained: Floats | float, n: int, drop: flo
 
 
 def _table_probabilities(n: int, lost: float, gained: float) -> tuple[NDArray[np.float64], NDArray[np.float64], Floats]:
-    """Counts lost [b, 1] and gained [1, c] with the chance [b, c] of each pair, but for the rarest 10⁻⁹ of them."""
+    """Counts lost [b, 1] and gained [1, c] with the probability [b, c] of each pair, without the rarest 10⁻⁹."""
     most = (int(stats.binom.ppf(1 - 1e-9, n, share)) + 1 if share > 0 else 0 for share in (lost, gained))
     b, c = (np.arange(min(n, many) + 1.0) for many in most)
     b, c = b[:, None], c[None, :]
@@ -183,12 +181,12 @@ def needed_items(
 ) -> int | None:
     """About how many items would show the drop below or above ``threshold`` if the discordant shares stay as they are.
 
-    None where even ``most`` items would not: the shares lie on the threshold.
+    None if ``most`` items would not suffice: the shares lie on the threshold.
     """
-    found, independent = _discordant_shares(reference_correct, candidate_correct), len(reference_correct.independent)
+    shares, independent = _discordant_shares(reference_correct, candidate_correct), len(reference_correct.independent)
 
     def decides(items: int) -> bool:
-        return min(replace(found, n=max(1, items * found.n // independent)).tails(threshold)) <= error
+        return min(replace(shares, n=max(1, items * shares.n // independent)).tails(threshold)) <= error
 
     if not decides(most):
         return None
@@ -199,17 +197,17 @@ def needed_items(
     return max(independent, high)
 
 
-def retained_share(candidate: ByItem, reference: ByItem, kept: float) -> Estimate:
-    """Σ candidate / Σ reference over paired items, tested against ``kept``; neither score is taken as fixed.
+def retained_share(candidate: ByItem, reference: ByItem, target_share: float) -> Estimate:
+    """Σ candidate / Σ reference over paired items, tested against ``target_share``; neither score is taken as fixed.
 
-    The ratio exceeds ``kept`` exactly where the mean of candidate_i − kept · reference_i exceeds 0: a t test, and for
-    the interval all ratios that it does not reject (Fieller 1954), clusters summed. Where few items differ between the
-    two, t is too sure; so the drop that keeps this share is tested too (``accuracy_drop``), and of both the larger
-    p-value and the wider bound count.
+    The ratio exceeds the target exactly if the mean of candidate_i − target · reference_i exceeds 0. A t test decides
+    that; the interval holds all ratios that it does not reject (Fieller 1954), with clusters summed. If few items
+    differ, t is too confident. So the drop that keeps this share is tested too (``accuracy_drop``); the larger p-value
+    and the wider bound count.
 
     Args:
         candidate, reference: [items] bool, right by either arm; the same items in the same order.
-        kept: a share of the reference's score; 0.967 is 96.7 %.
+        target_share: a share of the reference's score; 0.967 is 96.7 %.
 
     Raises:
         BadArgument: a reference that is never right, fewer than two independent items, a share that is not in 0–2, and
@@ -218,23 +216,23 @@ def retained_share(candidate: ByItem, reference: ByItem, kept: float) -> Estimat
     for name, column in (("candidate", candidate), ("reference", reference)):
         column_of(name, column, ByItem)
     require_paired("reference", reference, candidate, "both arms answer the same items")
-    if not 0 < kept < 2:
-        raise BadArgument("kept", kept, "a share between 0 and 2")
-    right, wanted = pooled(candidate), pooled(reference)
-    if not wanted.any():
+    if not 0 < target_share < 2:
+        raise BadArgument("kept", target_share, "a share between 0 and 2")
+    right, reference_scores = pooled(candidate), pooled(reference)
+    if not reference_scores.any():
         raise BadArgument("reference", "no item right", "at least one", "a share of no score is no number")
     if len(right) < 2:
         raise BadArgument("reference", len(right), "at least two independent items", "one has no spread")
-    score, ratio, n = float(reference.values.mean()), float(right.sum() / wanted.sum()), len(right)
-    drop = accuracy_drop(reference, candidate, threshold=(1 - kept) * score)
-    low, high = fieller(right, wanted, float(stats.t.ppf(0.975, n - 1)))
+    score, ratio, n = float(reference.values.mean()), float(right.sum() / reference_scores.sum()), len(right)
+    drop = accuracy_drop(reference, candidate, threshold=(1 - target_share) * score)
+    low, high = fieller(right, reference_scores, float(stats.t.ppf(0.975, n - 1)))
     return Estimate(
         ratio,
         min(low, max(0.0, 1 - drop.high / score)),
         max(high, 1 - drop.low / score),
         n,
-        max(positive_mean_pvalue(right - kept * wanted), drop.p_below),
-        max(positive_mean_pvalue(kept * wanted - right), drop.p_above),
+        max(positive_mean_pvalue(right - target_share * reference_scores), drop.p_below),
+        max(positive_mean_pvalue(target_share * reference_scores - right), drop.p_above),
         "share of the score",
         "paired t on candidate − θ·reference (Fieller), and " + drop.method,
         ByItem.noun,
@@ -244,12 +242,12 @@ def retained_share(candidate: ByItem, reference: ByItem, kept: float) -> Estimat
 def score_difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generator, unit: str) -> Estimate:
     """Mean of a − b over items, both [items] in 0–1, paired; studentised bootstrap over items.
 
-    Where few items differ a bootstrap resamples those few, and makes a bound of any size out of one: then the mean lies
-    between minus the share of items that are worse and the share that are better, each with its exact bound
+    If few items differ, a bootstrap resamples only those and its bound may have any size. Then the mean lies between
+    minus the share of items that are worse and the share that are better, each with its exact bound
     (``accuracy_drop``).
 
     Raises:
-        BadArgument: other items on either side, and as in ``mean_rate``.
+        BadArgument: the columns have different items, and as in ``mean_rate``.
     """
     first, second = column_of("a", a, ByItem), column_of("b", b, ByItem)
     require_paired("b", b, a, "both sides answer the same items")
@@ -277,28 +275,28 @@ def exit_difference(
     Raises:
         BadArgument: as in ``difference``.
     """
-    # as shares of depth, so that differences lie within ±1
+    # as shares of depth, so differences lie within ±1
     shares = (side.like(side.values / layers) for side in (later, sooner))
     scaled = score_difference(*shares, threshold=threshold / layers, rng=rng, unit="blocks earlier")
     return replace(scaled, value=scaled.value * layers, low=scaled.low * layers, high=scaled.high * layers)
 
 
-LEAST_SAVED = 0.05  # net share of a task's own decode FLOPs from which the rule is said to act on it
-AT_STAKE = 0.01  # above the guess: F1 speaks of one point, and a task with less cannot lose it
-FEWEST = 2  # counting tasks, for a claim about accuracy to survive: F1 speaks of "two or more tasks"
+LEAST_SAVED = 0.05  # net share of a task's own decode FLOPs; with a smaller one the rule does not act on the task
+AT_STAKE = 0.01  # accuracy above the guess: F1 speaks of one point, which a task with less cannot lose
+FEWEST = 2  # counting tasks for a claim about accuracy to survive: F1 speaks of "two or more tasks"
 
 
 @dataclass(frozen=True)
 class TaskAccuracy:
-    """One task at one operating point.
+    """Accuracy on one task at one operating point.
 
     ``full``      [items] bool, right at full depth; ``adaptive``: right at the point, the same items in the same order.
-    ``guess``     share that an honest guess gets right, 0–1.
-    ``saving``    net share of the decode FLOPs of the task's own sequences that the point saves; negative where
-                  deciding costs more than it saves.
+    ``guess``     accuracy of an honest guess, 0–1.
+    ``saving``    net share of the decode FLOPs of the task's own sequences that the point saves; negative if deciding
+                  costs more than it saves.
 
     Raises:
-        BadArgument: a guess that is no share, or a saving that is none.
+        BadArgument: a guess or a saving that is no share.
 
     >>> nobody = ByItem.distinct(np.zeros(4, dtype=bool))
     >>> TaskAccuracy(nobody, nobody, guess=0.25, saving=0.004).standing
@@ -329,7 +327,7 @@ class TaskAccuracy:
 
     @property
     def exercised(self) -> bool:
-        """Whether the rule acts on the task."""
+        """Whether the exit rule acts on the task."""
         return self.saving >= LEAST_SAVED
 
     @property
@@ -338,21 +336,21 @@ class TaskAccuracy:
 
     @cached_property
     def standing(self) -> str:
-        """Why the task does not count, in a few words with the numbers; empty where it does."""
+        """Why the task does not count, in a few words with the numbers; empty if it counts."""
         full, _ = self.accuracy
         reasons = []
         if not self.solved:
             reasons.append(f"not solved: {100 * full:.1f} % right, {100 * self.guess:.1f} % by guessing")
         if not self.exercised:
-            said = "saves" if self.saving >= 0 else "probing costs"
-            reasons.append(f"not exercised: {said} {100 * abs(self.saving):.1f} %")
+            verb = "saves" if self.saving >= 0 else "probing costs"
+            reasons.append(f"not exercised: {verb} {100 * abs(self.saving):.1f} %")
         return "; ".join(reasons)
 
 
 def guessing_pvalue(right: ByItem, guess: float) -> float:
-    """One-sided p-value of "``right`` [items] bool is no more often right than ``guess``".
+    """One-sided p-value of "``right`` [items] bool is right no more often than ``guess``".
 
-    Exact binomial over distinct items; over clusters the same tail at the effective number of items.
+    Exact binomial over distinct items; with clusters, the same tail at the effective number of items.
 
     Raises:
         BadArgument: no item.
@@ -370,11 +368,11 @@ def guessing_pvalue(right: ByItem, guess: float) -> float:
 
 
 def _effective_items(right: ByItem, clusters: int) -> float:
-    """How many independent items tell as much as these, which share clusters: n / deff.
+    """Effective number of independent items among items in clusters, n / deff.
 
-    deff is the variance of the share over the C clusters beside that of independent items, times
-    (t₁(C − 1) / t₁(n − 1))²; never below 1, nor above Σ m² / Σ m over clusters of m items, which is that of repeats.
-    Where every item is alike no variance can be taken: then the latter.
+    deff is the variance of the share over the C clusters, divided by that of independent items, times (t₁(C − 1) / t₁(n
+    − 1))². It is at least 1, and at most Σ m² / Σ m over clusters of m items, the value for repeats. If every item is
+    alike there is no variance, and the latter is used.
     """
     values, share = right.values.astype(np.float64), float(right.values.mean())
     n, sizes = len(values), right.like(np.ones(len(values))).independent

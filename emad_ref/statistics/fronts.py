@@ -1,35 +1,37 @@
-"""Two families of points at exactly the same net FLOPs: an estimate per saving, with selection resampled as well.
+"""Comparison of two families of points at equal net FLOPs, and the saving of one family at a given loss.
+
+``at_equal_flops`` gives an estimate per saving, with the selection of points resampled as well:
 
     θ(s) = loss of ours at saving s − loss of the rival's at saving s        per token, on evaluation (``sweep.front``)
 
 Each bootstrap sample draws validation documents, on which both fronts are chosen anew, and evaluation documents, on
-which both are mixed to the same saving anew: an interval that took the chosen points as given would hide that other
-text chooses others. The profile is the run's own, and is not resampled.
+which both are mixed to the same saving anew. An interval with fixed points would hide that other text chooses others.
+The profile is the run's own, and is not resampled.
 
-Studentised: t* = (θ* − mean of θ*) / se*, where se is the linearised standard error of θ with the corners as they are,
+The bootstrap is studentised: t* = (θ* − mean of θ*) / se*. se is the linearised standard error of θ at fixed corners,
 
     z_i = (l_i − θ_side·n_i) / Σn + slope · (c_i − (1 − s)·f_i) / Σf      of ours, less that of the rival's
 
-l_i, c_i being what the mixture loses and costs on document i, f_i full depth's cost, and slope that of the front there:
-shares follow from costs, which vary from sample to sample. That the corners change from sample to sample too stands in
-the numerator. There θ* is taken from its own mean and not from θ̂: where many points are nearly as good as each other,
-θ̂ is what one of them happened to do on evaluation, samples average over several of them, and a bias "corrected" by
-the difference would count that accident twice (with independent noise at each of 33 points a one-sided 5 % bound erred
-12 % of the time). As with means, the bound is never surer than Student's t: of 30 documents of which half are alike on
-both sides, the bootstrap alone erred 6.6 % of the time.
+with l_i and c_i the loss and cost of the mixture on document i, f_i the cost of full depth, and slope that of the
+front: shares follow from costs, which vary from sample to sample. The numerator covers that corners change from sample
+to sample. It takes θ* from its own mean and not from θ̂. If many points are nearly equal, θ̂ is what one of them
+happened to do on evaluation, and samples average over several. A bias "corrected" by the difference would count that
+accident twice (with independent noise at each of 33 points the error of a one-sided 5 % bound was 12 %). As with means,
+the bound is never more confident than Student's t: with 30 documents, half of them alike on both sides, the error of
+the bootstrap alone was 6.6 %.
 
-What a family saves at a given loss, with an interval: ``dominance`` the other way round, which fixes the saving.
+``saving_at_loss`` goes the other way round:
 
-    saving(δ)   the most that a mixture of neighbouring corners of the family's front saves while it loses at most
+    saving(δ)   the largest saving of a mixture of neighbouring corners of the family's front that loses at most
                 δ nats per token more than full depth
 
-The front (``sweep.front``) is chosen on one split and judged on another; a ceiling, which promises nothing, is chosen
-and judged on one. Where the front crosses δ is found on the text that is judged: savings of several families are then
-told at exactly the same loss, as tables rank them. Whether a point that was chosen keeps a promise is another question.
+The front (``sweep.front``) is chosen on one split and judged on another. A ceiling promises nothing, so it is chosen
+and judged on one split. The crossing of the front with δ is found on the judged text, so several families are compared
+at exactly the same loss, as tables rank them. Whether a chosen point keeps a promise is another question.
 
-Bootstrapped over documents of both splits, fronts and crossings anew in each sample. Samples are smaller than the text
-(``rates.document_draws``), their spread is scaled down accordingly. There is no standard error to studentise by: a
-crossing is not linear in documents.
+This estimate is bootstrapped over documents of both splits, with fronts and crossings anew in each sample. Samples are
+smaller than the text (``rates.document_draws``), and their spread is scaled down accordingly. A crossing is not linear
+in documents, so there is no standard error to studentise by.
 """
 
 from __future__ import annotations
@@ -57,14 +59,14 @@ from emad_ref.sweep.front import (
     mixtures,
 )
 
-FRONT_RESAMPLES = 4_999  # where few legs share their error; ``resamples_for_legs`` says how many where many do
-SHARE_ROUNDING = 1e-9  # relative: shares are quotients of sums, float64; a decision that differs costs a whole block
-AT_ONCE = 100_000  # draws × documents that are worked on together: arrays of 0.8 MB stay in a cache
+FRONT_RESAMPLES = 4_999  # if few legs share their error; ``resamples_for_legs`` gives the number for many
+SHARE_ROUNDING = 1e-9  # relative: shares are quotients of float64 sums; one different decision costs a whole block
+AT_ONCE = 100_000  # draws × documents per batch: arrays of 0.8 MB stay in a cache
 
 
 @dataclass(frozen=True, eq=False)
 class FamilySplit:
-    """What a family's points did on the documents of one split; the first point is full depth.
+    """Losses and costs of a family's points on the documents of one split; the first point is full depth.
 
     ``loss``, ``flops`` [documents, points]: sums over each document's tokens, FLOPs; ``tokens`` [documents].
     """
@@ -83,7 +85,7 @@ class FamilySplit:
 
 @dataclass(frozen=True, eq=False)
 class PointFamily:
-    """``names`` [points] as reports call them; the front is chosen on ``validation`` and judged on ``evaluation``."""
+    """``names`` [points] as in reports; the front is chosen on ``validation`` and judged on ``evaluation``."""
 
     names: tuple[str, ...]
     validation: FamilySplit
@@ -95,17 +97,17 @@ class PointFamily:
 
     @property
     def promised(self) -> float:
-        """The most that any point saves on validation."""
+        """The largest saving of any point on validation."""
         savings, _ = self.validation.sheet.whole
         return float(savings.max())
 
 
 @dataclass(frozen=True, eq=False)
 class EqualFlopsComparison:
-    """Both sides at one net saving.
+    """Both families at one net saving.
 
-    ``level``     the saving asked for; ``saving``: what both save, less where a side falls short of it on evaluation.
-    ``estimate``  θ against the threshold; None where both decide the same of every document, and so tie.
+    ``level``     the requested saving; ``saving``: the saving of both, less if a side falls short on evaluation.
+    ``estimate``  θ against the threshold; None for a tie, if both decide alike on every document.
     """
 
     level: float
@@ -116,7 +118,7 @@ class EqualFlopsComparison:
 
 
 def resamples_for_legs(legs: int) -> int:
-    """Bootstrap samples for so many legs: each chooses two fronts anew, so that fewer are drawn than elsewhere."""
+    """Number of bootstrap samples for so many legs: fewer than elsewhere, since each chooses two fronts anew."""
     return resamples_for(legs, LEVEL, FRONT_RESAMPLES)
 
 
@@ -145,45 +147,52 @@ def at_equal_flops(
         if not np.array_equal(mine, theirs):
             raise BadArgument(f"rival.{name}", f"{len(theirs)} documents", "those of ours", "compare on the same text")
     fronts = ours.front, rival.front
-    met = []
+    comparisons = []
     for level in levels:
         if level > min(ours.promised, rival.promised):
             continue
         saving = min(level, *(side.reach for side in fronts))
         mine, theirs = (side.mixture_at(saving) for side in fronts)
-        met.append(EqualFlopsComparison(level, saving, mine, theirs, None))
-    open_ = [number for number, each in enumerate(met) if not _is_tied(each)]
-    estimates = _estimates((ours, rival), [met[number].level for number in open_], threshold, rng, unit, resamples)
+        comparisons.append(EqualFlopsComparison(level, saving, mine, theirs, None))
+    open_ = [number for number, each in enumerate(comparisons) if not _is_tied(each)]
+    estimates = _estimates(
+        (ours, rival), [comparisons[number].level for number in open_], threshold, rng, unit, resamples
+    )
     for number, estimate in zip(open_, estimates, strict=True):
-        met[number] = replace(met[number], estimate=estimate)
-    return met
+        comparisons[number] = replace(comparisons[number], estimate=estimate)
+    return comparisons
 
 
 def comparison_leg(
-    name: str, met: EqualFlopsComparison, estimate: Estimate | None, threshold: float, claim: Claim
+    name: str, comparison: EqualFlopsComparison, estimate: Estimate | None, threshold: float, claim: Claim
 ) -> LegTest:
-    """A leg that fails above ``threshold``, before Holm; both sides' saving stands in its reason.
+    """A leg that fails above ``threshold``, before Holm; its reason has the saving of both sides.
 
-    A tie has no p-value and takes no part: where both sides decide the same, no text would tell them apart.
+    A tie has no p-value and takes no part: if both sides decide alike, no text would tell them apart.
 
     Args:
-        estimate: of ``met``, in the claim's own unit; None for a tie.
+        estimate: of ``comparison``, in the claim's own unit; None for a tie.
     """
-    saved = f"both save {met.saving:.2%} net"
+    saved = f"both save {comparison.saving:.2%} net"
     if estimate is None:
         reason = f"tied: both decide the same; {saved}"
-        tie = Leg(name, "inconclusive", 0.0, None, len(met.ours.loss), threshold, claim.unit, reason, good="lower")
+        tie = Leg(
+            name, "inconclusive", 0.0, None, len(comparison.ours.loss), threshold, claim.unit, reason, good="lower"
+        )
         return LegTest(tie, ByDocument.noun, lambda error: None)
     weighted = leg_test(name, estimate, "above", threshold, claim.minimum)
     reason = "; ".join(filter(None, (saved, weighted.leg.reason)))
     return replace(weighted, leg=replace(weighted.leg, reason=reason))
 
 
-def _is_tied(met: EqualFlopsComparison) -> bool:
-    """Whether both mixtures do the same, document by document, but for the rounding of shares."""
+def _is_tied(comparison: EqualFlopsComparison) -> bool:
+    """Whether both mixtures do the same document by document, up to rounding of shares."""
     return all(
         np.allclose(mine, theirs, rtol=SHARE_ROUNDING, atol=0.0)
-        for mine, theirs in ((met.ours.loss, met.rival.loss), (met.ours.flops, met.rival.flops))
+        for mine, theirs in (
+            (comparison.ours.loss, comparison.rival.loss),
+            (comparison.ours.flops, comparison.rival.flops),
+        )
     )
 
 
@@ -199,16 +208,16 @@ def _estimates(
         return []
     chosen, judged = ([getattr(side, name).sheet for side in sides] for name in ("validation", "evaluation"))
     as_it_is = _ResampledFronts(chosen, judged, *(np.ones((1, len(sheets[0].tokens))) for sheets in (chosen, judged)))
-    found = [as_it_is.difference(level) for level in levels]
+    differences = [as_it_is.difference(level) for level in levels]
     documents = len(judged[0].tokens)
-    drawn: list[list[tuple[Floats, Floats]]] = [[] for _ in levels]
+    resampled: list[list[tuple[Floats, Floats]]] = [[] for _ in levels]
     for size in _portions(resamples, documents + len(chosen[0].tokens)):
         counts = (document_draws(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
         sample = _ResampledFronts(chosen, judged, *counts)
         for number, level in enumerate(levels):
-            drawn[number].append(sample.difference(level))
+            resampled[number].append(sample.difference(level))
     estimates = []
-    for (value, error), parts in zip(found, drawn, strict=True):
+    for (value, error), parts in zip(differences, resampled, strict=True):
         values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
         estimates.append(
             _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, threshold, unit)
@@ -234,11 +243,11 @@ class _ResampledFronts:
         ]
 
     def difference(self, level: float) -> tuple[Floats, Floats]:
-        """(θ, its standard error), both [draws], at ``level`` or the most that both sides reach in a draw."""
+        """(θ, its standard error), both [draws], at ``level`` or the largest saving that both sides reach in a draw."""
         saving = np.minimum(level, np.minimum(*(side.reach for side in self.sides)))
         (mine, pull), (theirs, push) = (side.at(saving, self.counts) for side in self.sides)
         z, documents = pull - push, self.counts.shape[1]
-        scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_selection_estimate`` says
+        scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_selection_estimate`` reports
         return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z))
 
 
@@ -266,7 +275,7 @@ class _FamilyFronts:
         return loss, lost / tokens[:, None] + (self.slope(mixed) / full)[:, None] * spent
 
     def slope(self, mixed: DrawnMixtures) -> Floats:
-        """[draws] of the front between the two points of each mixture; 0 where there is one."""
+        """[draws] slope of the front between the two points of each mixture; 0 for a single point."""
         draw = np.arange(len(self.savings))
         (less, more), (lost, more_lost) = (
             (values[draw, mixed.first], values[draw, mixed.second]) for values in (self.savings, self.losses)
@@ -285,12 +294,12 @@ def _selection_estimate(
     # A sample without spread has an infinite t, as in ``rates.mean_rate``.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num((values - values.mean()) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    found = studentised_estimate(value, error, t, n, threshold=threshold, unit=unit, noun=noun)
-    return replace(found, method=f"{found.method}, of selection and evaluation")
+    estimate = studentised_estimate(value, error, t, n, threshold=threshold, unit=unit, noun=noun)
+    return replace(estimate, method=f"{estimate.method}, of selection and evaluation")
 
 
 LOSS_RESAMPLES = 1_999
-SAMPLES_AT_ONCE = 250  # samples that are worked on together
+SAMPLES_AT_ONCE = 250  # samples per batch
 TAIL = 0.025
 
 
@@ -303,9 +312,9 @@ def saving_at_loss(
     rng: np.random.Generator,
     resamples: int = LOSS_RESAMPLES,
 ) -> Estimate:
-    """The saving at ``nats_per_token``, a share of what full depth spends, against ``threshold``.
+    """The saving at ``nats_per_token``, a share of full depth's cost, against ``threshold``.
 
-    ``chosen``: the same points on the split that their front is chosen on; None: on the split that is judged.
+    ``chosen``: the same points on the split that their front is chosen on; None: the judged split.
 
     Raises:
         BadArgument: a loss that is no number ≥ 0; other points on either split.
@@ -327,9 +336,9 @@ def saving_at_loss(
         before_counts = judged_counts if chosen is None else document_draws(len(before.tokens), size, rng)
         parts.append(_savings_at_loss(before, judged, before_counts, judged_counts, nats_per_token))
     scale = math.sqrt(judged_counts[0].sum() / documents) if len(judged_counts) else 1.0
-    drawn = value + scale * (np.concatenate(parts) - value)
-    low, high = np.quantile(drawn, (TAIL, 1 - TAIL))
-    above, below = (1 + np.count_nonzero(drawn <= threshold)), (1 + np.count_nonzero(drawn >= threshold))
+    resampled = value + scale * (np.concatenate(parts) - value)
+    low, high = np.quantile(resampled, (TAIL, 1 - TAIL))
+    above, below = (1 + np.count_nonzero(resampled <= threshold)), (1 + np.count_nonzero(resampled >= threshold))
     method = f"bootstrap, {resamples:,} samples of {noun}, of front and crossing"
     each = resamples + 1
     return Estimate(
@@ -340,12 +349,12 @@ def saving_at_loss(
 def _savings_at_loss(
     before: LossSheet, judged: LossSheet, before_counts: Floats, judged_counts: Floats, most: float
 ) -> Floats:
-    """[draws] savings at ``most``, of samples with these counts [draws, documents]."""
+    """[draws] savings at a loss of ``most``, for samples with these counts [draws, documents]."""
     return savings_within(lower_hulls(*before.drawn(before_counts)), *judged.drawn(judged_counts), most)
 
 
 def savings_within(corners: Bools, savings: Floats, losses: Floats, most: float) -> Floats:
-    """[draws] the most that lies on the lines between neighbouring ``corners`` at ``most`` nats above full depth.
+    """[draws] the largest saving on the lines between neighbouring ``corners`` at ``most`` nats above full depth.
 
     All [draws, points]; the first point is full depth, a corner, and saves nothing.
     """

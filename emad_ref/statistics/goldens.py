@@ -1,31 +1,28 @@
-"""Known verdicts: what earlier runs decided, so that a change is seen (METHODS, "Goldens and known verdicts").
+"""Known verdicts and golden data: results of earlier runs, so that a change is noticed.
 
-``verdicts.json`` of a folder of goldens::
+METHODS, "Goldens and known verdicts". ``verdicts.json`` of a folder of goldens::
 
     {"schema": 2, "verdicts": [
       {"claim": "EMAD-F1", "model": "283b…", "name": "emad-tiny", "corpus": "world:premise", "budget": "smoke",
        "options": "", "seeds": {"0": "survived", "1": "survived", "2": "survived"}, "verdict": "survived"}]}
 
-``model``    the fingerprint of the weights, or a name where none were read; ``name`` is for readers of the diff.
-``options``  what else departs from the defaults and may change a verdict, "" for nothing (``departures``).
-``seeds``    what each seed gave.
-``verdict``  what they say together: the one outcome of three or more seeds, ``seed-dependent`` where they differ,
-             ``unfinished_since`` where fewer agree so far.
+``model``    the fingerprint of the weights, or a name without weights; ``name`` is for readers of the diff.
+``options``  other departures from the defaults that may change a verdict, "" for none (``departures``).
+``seeds``    the outcome of each seed.
+``verdict``  the common outcome of three or more seeds, ``seed-dependent`` if they differ, ``unsettled`` if fewer agree
+             so far.
 
-Like is compared with like: an entry speaks for runs of the same claim, model, corpus, budget and options, under the
-same schema. A settled verdict holds for every seed. Of a seed-dependent one any outcome that was seen passes, whatever
-the seed: such a row lies on its threshold, and the next machine may round it the other way. An unsettled entry speaks
-for the seeds it lists. What the record cannot know: the device, and how many models a run judged beside this one.
+An entry applies to runs of the same claim, model, corpus, budget and options, under the same schema. A settled verdict
+holds for every seed. For a seed-dependent one any recorded outcome passes, whatever the seed: such a row lies on its
+threshold, and the next machine may round it the other way. An unsettled entry applies to the seeds it lists. The record
+does not include the device, nor the number of models that a run judged.
 
-Nothing here writes. Standard library only.
+A golden is a JSON file with what an earlier run decoded. ``index.json`` lists it as ``{"id", "file", "sha256",
+"provenance"}``. An unlisted golden was never recorded and reads as None. A listed one that is missing or changed is
+damaged, and raises. Ids carry the model's fingerprint and never derive from pytest's node ids, which depend on the name
+of a test.
 
-Golden data: what earlier runs decoded, by explicit id, and the verdicts they reached.
-
-A golden is a JSON file listed in ``index.json`` as ``{"id", "file", "sha256", "provenance"}``. Not listed means never
-recorded, and reads as None. Listed but missing or changed is damage, and raises. Ids carry the model's fingerprint;
-they never derive from pytest's node ids, which differ by how a test was named.
-
-``verdicts.json`` is described, read and compared by ``emad_ref.statistics.goldens``; here it is written.
+``record_verdict`` and ``Goldens.update`` write; nothing else does. Standard library only.
 """
 
 from __future__ import annotations
@@ -46,11 +43,11 @@ from emad_ref.files import BadFile, read_bytes, read_json, write_atomically
 from emad_ref.statistics.verdicts import OUTCOMES, Claim, Verdict, load_register
 
 VERDICTS = "verdicts.json"
-# Raised with the form of this file and with every rule of decision: verdicts of other rules are no record of these.
+# Raised with the form of this file and with every rule of decision: verdicts of other rules are not comparable.
 SCHEMA = 2
 AGREEING = 3  # seeds
 SEED_DEPENDENT, UNSETTLED = "seed-dependent", "unsettled"
-MACHINE_BOUND = ("speed", "energy")  # what rows on time and energy require: theirs go on no record
+MACHINE_BOUND = ("speed", "energy")  # requirements of rows on time and energy, which go on no record
 OF_THE_MACHINE = "a verdict on time or energy belongs to the machine it was measured on"
 UNRECORDED = f"none on record under schema {SCHEMA} for this model, corpus, budget, seed and options"
 
@@ -62,12 +59,12 @@ Entry = Mapping[str, Any]
 
 
 class DamagedGolden(EmadError):
-    """Golden data that is listed but missing, altered or not readable: never the same as data not recorded."""
+    """Raised for golden data that is listed but missing, altered or unreadable; unrecorded data reads as None."""
 
 
 @dataclass(frozen=True)
 class RunConditions:
-    """What all verdicts of a run have in common, as far as it may change one."""
+    """Conditions common to all verdicts of a run that may change one."""
 
     seed: int
     budget: str
@@ -75,7 +72,9 @@ class RunConditions:
 
 
 def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
-    """How the rows in force differ from the shipped: thresholds, and gates, which are each other's family for Holm."""
+    """Differences of the rows in force from the shipped ones: thresholds, and gates, since gates share Holm's
+    correction.
+    """
     usual = load_register()
     thresholds = [
         f"{name}.{key}={value:g}"
@@ -106,10 +105,13 @@ class KnownVerdicts:
     entries: tuple[Entry, ...] = field(default=())
 
     def expected(self, key: Mapping[str, str], seed: int) -> RecordedOutcome | None:
-        """What is on record for a run of ``seed``, or None. ``key``: as ``key_of``."""
+        """The record for a run of ``seed``, or None. ``key``: as ``key_of``."""
         for entry in self.entries:
-            if all(entry[part] == key[part] for part in KEY) and (found := _recorded_outcome(entry, seed)) is not None:
-                return found
+            if (
+                all(entry[part] == key[part] for part in KEY)
+                and (recorded := _recorded_outcome(entry, seed)) is not None
+            ):
+                return recorded
         return None
 
 
@@ -124,13 +126,13 @@ def _recorded_outcome(entry: Entry, seed: int) -> RecordedOutcome | None:
 
 
 def _by_outcome(seeds: Mapping[str, str]) -> str:
-    given = sorted(seeds, key=int)
-    outcomes = dict.fromkeys(seeds[seed] for seed in given)
-    return "; ".join(f"{o}: seed {', '.join(seed for seed in given if seeds[seed] == o)}" for o in outcomes)
+    ordered = sorted(seeds, key=int)
+    outcomes = dict.fromkeys(seeds[seed] for seed in ordered)
+    return "; ".join(f"{o}: seed {', '.join(seed for seed in ordered if seeds[seed] == o)}" for o in outcomes)
 
 
 def key_of(claim: str, model: str, corpus: str, run: RunConditions) -> dict[str, str]:
-    """What a verdict is filed under. ``model``: the fingerprint, or the name where no weights were read."""
+    """The key of a verdict's entry. ``model``: the fingerprint, or the name without weights."""
     return {"claim": claim, "model": model, "corpus": corpus, "budget": run.budget, "options": run.options}
 
 
@@ -151,14 +153,14 @@ def settled_outcome(seeds: Mapping[str, str]) -> str:
 def with_verdict(
     entries: Sequence[Entry], key: Mapping[str, str], name: str, seed: int, outcome: str
 ) -> tuple[list[Entry], Change]:
-    """``entries`` with what ``seed`` gave, in place of what it gave before; sorted, so that a diff shows no more."""
+    """``entries`` with the outcome of ``seed`` added or replaced; sorted, so that a diff shows nothing else."""
     same = [entry for entry in entries if all(entry[part] == key[part] for part in KEY)]
     seeds: dict[str, str] = dict(same[0]["seeds"]) if same else {}
     before = seeds.get(str(seed))
     seeds[str(seed)] = outcome
     new = {**key, "name": name, "seeds": seeds, "verdict": settled_outcome(seeds)}
-    kept = [entry for entry in entries if entry not in same]
-    ordered = sorted([*kept, new], key=lambda entry: [entry[part] for part in KEY])
+    others = [entry for entry in entries if entry not in same]
+    ordered = sorted([*others, new], key=lambda entry: [entry[part] for part in KEY])
     return ordered, "unchanged" if same == [new] else "added" if before is None else "changed"
 
 
@@ -181,7 +183,7 @@ def known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
 
 
 def require_known_verdicts(folders: Sequence[Path]) -> None:
-    """Raises DamagedGolden where a run that compares with the record has none to compare with."""
+    """Raise DamagedGolden if a run that compares with the record finds none."""
     if not any((folder / VERDICTS).exists() for folder in folders):
         looked = ", ".join(str(folder / VERDICTS) for folder in folders) or "no folder of goldens"
         raise DamagedGolden(
@@ -191,7 +193,7 @@ def require_known_verdicts(folders: Sequence[Path]) -> None:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """What ``folder`` has on record under this schema; nothing where it has no file, or one of another schema.
+    """Entries of ``folder`` under this schema; empty without a file, or with one of another schema.
 
     Raises:
         DamagedGolden: as ``known_verdicts``.
@@ -212,7 +214,7 @@ def read_entries(folder: Path) -> list[Entry]:
 
 
 def read_verdict_file(path: Path) -> dict[str, Any] | None:
-    """The file as it stands, whatever its schema, or None. Raises DamagedGolden where it is no such file."""
+    """The content of the file, whatever its schema, or None. Raises DamagedGolden if it is not such a file."""
     if not path.exists():
         return None
     stored = load_json(path)
@@ -222,7 +224,7 @@ def read_verdict_file(path: Path) -> dict[str, Any] | None:
 
 
 def writable_entries(folder: Path) -> list[Entry]:
-    """What ``folder`` has on record, to be written again with more.
+    """Entries of ``folder``, to be written again with more.
 
     Raises:
         DamagedGolden: as ``read_entries``; or the file is of another schema, whose verdicts would be lost.
@@ -240,7 +242,7 @@ _RECORD_AGAIN = "restore it from the repository, or move it away and record anew
 
 
 def _entry_error(entry: Any) -> str:
-    """What an entry lacks or contradicts; empty where it is whole."""
+    """What an entry lacks or contradicts; empty if it is valid."""
     if not isinstance(entry, dict) or set(entry) != {*TEXTS, "seeds"}:
         return f"expected a table with exactly {', '.join(sorted({*TEXTS, 'seeds'}))}"
     if texts := [part for part in TEXTS if not isinstance(entry[part], str)]:
@@ -270,7 +272,7 @@ def load_json(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class RecordComparison:
-    """One verdict beside the record; ``why``: the reason where nothing on record speaks for it."""
+    """One verdict beside the record; ``why``: why no entry applies to it."""
 
     verdict: Verdict
     expected: RecordedOutcome | None
@@ -278,31 +280,33 @@ class RecordComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only, as ``comparison_summary`` reads them."""
-        said = None if self.expected is None else self.expected.said
+        expectation = None if self.expected is None else self.expected.said
         changed = self.expected is not None and self.verdict.verdict not in self.expected.outcomes
         return {
             "claim": self.verdict.id,
             "model": self.verdict.model,
-            "expected": said,
+            "expected": expectation,
             "changed": changed,
             "why": self.why,
         }
 
 
 def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome | None) -> RecordComparison:
-    """``verdict`` beside what is on record for it."""
+    """Compare ``verdict`` with the record."""
     if row.requires in MACHINE_BOUND:
         return RecordComparison(verdict, None, OF_THE_MACHINE)
     return RecordComparison(verdict, expected, "" if expected else UNRECORDED)
 
 
 def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What a run compared, and what not and why: one line each. ``rows``: as ``RecordComparison.to_json``."""
-    held = [row for row in rows if row["expected"] is not None]
-    changed = [row for row in held if row["changed"]]
-    loose = [row for row in held if row["expected"].startswith(SEED_DEPENDENT)]
+    """Summary lines: verdicts compared, and those not compared with the reason. ``rows``:
+    ``RecordComparison.to_json``.
+    """
+    compared = [row for row in rows if row["expected"] is not None]
+    changed = [row for row in compared if row["changed"]]
+    loose = [row for row in compared if row["expected"].startswith(SEED_DEPENDENT)]
     lines = [
-        f"{len(held)} verdicts compared with the record: {len(held) - len(changed)} as "
+        f"{len(compared)} verdicts compared with the record: {len(compared) - len(changed)} as "
         f"recorded{_changed_claims(changed)}"
     ]
     if loose:
@@ -323,7 +327,7 @@ def _claim_list(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def no_comparison_reason(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The reason for which a run that compared nothing fails; empty where it did compare, or asked no claim."""
+    """Why a run that compared nothing fails; empty if it did compare, or judged no claim."""
     if not rows or any(row["expected"] is not None for row in rows):
         return ""
     return (
@@ -333,19 +337,19 @@ def no_comparison_reason(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 INDEX = "index.json"
-LONGEST = 255  # bytes of a name, as file systems have it
+LONGEST = 255  # bytes of a file name, as file systems limit it
 KEYS = {"id", "file", "sha256", "provenance"}
 
 
 @dataclass(frozen=True)
 class Goldens:
-    """``folders`` are searched in order, the first that lists an id answers; ``target`` takes updates (None: none)."""
+    """Goldens of ``folders``: the first folder that lists an id answers. ``target`` takes updates (None: none)."""
 
     folders: tuple[Path, ...]
     target: Path | None = None
 
     def read(self, name: str) -> Any | None:
-        """The stored JSON value, or None where no folder lists ``name``.
+        """The stored JSON value, or None if no folder lists ``name``.
 
         Raises:
             DamagedGolden: listed, but the file is missing or its SHA-256 differs; or an index that cannot be read.
@@ -357,13 +361,13 @@ class Goldens:
         return None
 
     def verify(self) -> None:
-        """Read everything that is listed. Raises DamagedGolden as ``read`` does."""
+        """Read every listed golden. Raises DamagedGolden as ``read`` does."""
         for folder in self.folders:
             for entry in _index(folder).values():
                 _verified_content(folder, entry)
 
     def update(self, name: str, value: Any, provenance: dict[str, Any]) -> Change:
-        """Write ``value`` to ``target`` under ``name`` and list it; an equal value leaves file and index alone."""
+        """Write ``value`` to ``target`` under ``name`` and list it; an equal value leaves file and index unchanged."""
         if self.target is None:
             raise EmadError(f"golden {name!r} cannot be updated without --emad-golden DIR")
         with _folder_lock(self.target):
@@ -384,7 +388,7 @@ def _to_text(value: Any) -> str:
 
 
 def _file_name(name: str) -> str:
-    """Readable and unique: the digest keeps apart ids that differ only in characters a file name cannot hold."""
+    """Readable and unique: a digest separates ids that differ only in characters a file name cannot hold."""
     return f"{re.sub('[^A-Za-z0-9._-]+', '-', name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
 
 
@@ -401,7 +405,7 @@ def _index(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _index_error(entry: Any) -> str:
-    """What is wrong with an entry of the index; empty where nothing is."""
+    """What is wrong with an entry of the index; empty if nothing is."""
     if not isinstance(entry, dict) or set(entry) != KEYS:
         return f"expected a table with exactly {', '.join(sorted(KEYS))}"
     for key in ("id", "file", "sha256"):
@@ -434,15 +438,15 @@ def _verified_content(folder: Path, entry: dict[str, Any]) -> Any:
 
 
 def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, outcome: str) -> Change:
-    """Put one verdict on record in ``folder``'s ``verdicts.json``, beside those of other seeds.
+    """Record one verdict in ``folder``'s ``verdicts.json``, beside those of other seeds.
 
-    Read, changed and written under a lock: runs of several seeds may record at once.
+    The file is read, changed and written under a lock: runs of several seeds may record at once.
 
     Args:
         key: ``goldens.key_of``; ``name``: the model's, for readers.
 
     Raises:
-        DamagedGolden: the file there cannot be read, or is of another schema; it is left as it is.
+        DamagedGolden: the file cannot be read, or is of another schema; it stays unchanged.
     """
     with _folder_lock(folder):
         entries, change = with_verdict(writable_entries(folder), key, name, seed, outcome)
@@ -453,7 +457,7 @@ def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, o
 
 @contextmanager
 def _folder_lock(folder: Path) -> Iterator[None]:
-    """One writer at a time; the lock is on the folder itself, leaves no file and ends with its process.
+    """Lock ``folder`` for one writer. The lock is on the folder itself, leaves no file and ends with its process.
 
     Raises:
         EmadError: a system without POSIX locks.

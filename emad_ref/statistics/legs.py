@@ -1,24 +1,22 @@
-"""Where legs meet: estimates become legs, Holm corrects what falsifies, and legs become a row.
+"""Legs: estimates become legs, Holm corrects falsifications, and legs become a verdict.
 
-Every question goes through here, whatever it measures: ``leg_test`` gives a leg its two p-values, ``corrected``
-decides,
-``row`` combines. The rules, which bind every claim (METHODS, "Level"):
+``leg_test`` gives a leg its two p-values, ``decide_legs`` decides it, ``combine_verdict`` combines legs. These rules
+bind every claim (METHODS, "Level"):
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
   shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
-- One falsified leg falsifies the row, so that ``falsified`` carries Holm's correction over the legs. ``other_legs``
-  counts gating legs of the same run that are decided elsewhere; their p-values count as 1, so the correction stays
-  valid, if conservative.
+- One falsified leg falsifies the row, so ``falsified`` carries Holm's correction over the legs. ``other_legs`` counts
+  gating legs of the same run that are decided elsewhere; their p-values count as 1, so the correction stays valid, if
+  conservative.
 - All legs must survive for the row to survive: an intersection–union test (Berger 1982), whose level is that of its
   legs. Each is tested at 5 % on its own; a correction would only cost power.
-- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may ask for
-  more before it lets a leg survive: few documents cannot show that none of them is ruined.
-- ``combine`` is the one place where legs become a row.
+- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may require
+  more before a leg may survive: few documents cannot show that none of them is ruined.
+- ``combine`` is the only place where legs become a row.
 
-Intervals are two-sided 95 % and not corrected: a leg whose interval clears the threshold on the wrong side may still be
-inconclusive among many, and then says so. Identities have no interval (``exact``).
-
-Rows whose legs compare numbers exactly: no sample, no interval, one largest honest difference.
+Intervals are two-sided 95 % and not corrected. A leg whose interval clears the threshold on the wrong side may still be
+inconclusive among many, and its reason says so. Identities have no interval (``judge_exact``): they compare numbers
+exactly, with no sample and one largest honest difference.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ Side = Literal["above", "below"]
 
 
 def combine(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
-    """The leg rule: falsified if a leg is, survived only if all are, else inconclusive; and the leg that decided.
+    """Combine legs: falsified if a leg is, survived only if all are, else inconclusive; returns also the deciding leg.
 
-    Legs that only report (``measured``) or whose premise is absent (``not applicable``) take no part unless there are
-    no others. An ``unmeasured`` leg does: what was not looked at cannot have survived.
+    Legs that only report (``measured``) or whose premise is absent (``not applicable``) count only if there are no
+    others. An ``unmeasured`` leg counts: what was not measured cannot have survived.
 
-    The deciding leg is the surest among falsified ones, the least sure otherwise.
+    The deciding leg is the most certain among falsified ones, else the least certain.
 
     Raises:
         BadArgument: no leg.
@@ -83,12 +81,12 @@ def _least_sure(leg: Leg) -> tuple[float, float]:
 
 
 def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
-    """A premise of the claim is absent: ``reason`` says which."""
+    """Verdict of a claim with an absent premise; ``reason`` names it."""
     return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
 
 def unmeasured(claim: Claim, model: str, reason: str) -> Verdict:
-    """An instrument or data is absent: ``reason`` says which. Never a zero."""
+    """Verdict of a claim with an absent instrument or absent data; ``reason`` names it. Never a zero."""
     return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
 
@@ -100,11 +98,10 @@ def unmeasured_leg(name: str, reason: str) -> Leg:
 class LegTest:
     """A leg before it is decided.
 
-    ``needed``      gives, for a level, about how many of ``noun`` would decide it.
-    ``unsteady``    of times: how their machine was not steady, which no further pairs mend; "" otherwise.
-    ``to_survive``  smallest n with which the leg may survive; 0 where the row asks for no more than to decide at all.
-    ``falling``     whether the value lies on the bad side; None: the smaller p-value says it.
-    ``worst``       nats per token that an unseen document is taken to lose; 0: none is priced.
+    ``needed``      gives, for a level, about how many of ``noun`` would decide it. ``unsteady``    of times: why the
+    machine counts as unsteady, which further pairs do not mend; "" otherwise. ``to_survive``  smallest n with which the
+    leg may survive; 0 without such a minimum. ``falling``     whether the value lies on the bad side; None: the smaller
+    p-value tells. ``worst``       nats per token that an unseen document is assumed to lose; 0: none is priced.
     """
 
     leg: Leg
@@ -117,22 +114,22 @@ class LegTest:
 
 
 def leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> LegTest:
-    """``bad``: on which side of the threshold the claim fails, ``above`` or ``below``."""
+    """The test of a leg. ``bad``: side of the threshold on which the claim fails, ``above`` or ``below``."""
     noun = estimate.noun
     to_survive = minimum.get(noun + TO_SURVIVE, 0)
     leg = Leg(name, "inconclusive", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit)
     leg = replace(leg, good="lower" if bad == "above" else "higher")
     if estimate.n < minimum.get(noun, 0):
         remedy = f"at least {minimum[noun]} are needed"
-        said = _join_reasons(f"{estimate.n} {noun}, {remedy}", estimate.note)
-        short = replace(leg, reason=said, remedy=remedy, enough=minimum[noun])
+        method = _join_reasons(f"{estimate.n} {noun}, {remedy}", estimate.note)
+        short = replace(leg, reason=method, remedy=remedy, enough=minimum[noun])
         return LegTest(short, noun, lambda error: minimum[noun], to_survive)
     falsify, survive = estimate.p_above, estimate.p_below
     if bad == "below":
         falsify, survive = survive, falsify
-    tied = falsify == survive == 1  # nothing is shown, of either side
-    said = estimate.method if tied or not leg.interval else ""
-    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_join_reasons(said, estimate.note))
+    tied = falsify == survive == 1  # neither side is shown
+    method = estimate.method if tied or not leg.interval else ""
+    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_join_reasons(method, estimate.note))
     tested = LegTest(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
     if (distance := estimate.distance) is None:
         return tested
@@ -141,7 +138,7 @@ def leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum
 
 
 def decide_legs(tests: Sequence[LegTest], other_legs: int = 0) -> list[Leg]:
-    """Legs with p-values decided: falsified after Holm, survived at 5 % each; the others keep why they are open."""
+    """Decide legs: falsified after Holm, survived at 5 % each; open legs carry the reason."""
     family = [
         (test, falsify, survive)
         for test in tests
@@ -155,16 +152,16 @@ def decide_legs(tests: Sequence[LegTest], other_legs: int = 0) -> list[Leg]:
     return [decided.get(id(test), test.leg) for test in tests]
 
 
-def _decide_leg(test: LegTest, falsified: bool, holds: bool, family: int) -> Leg:
+def _decide_leg(test: LegTest, falsified: bool, survives: bool, family: int) -> Leg:
     leg = test.leg
     if falsified:
         return replace(leg, outcome="falsified")
-    if not holds:
+    if not survives:
         return _open_leg(test, family)
     if leg.n < test.to_survive:
         remedy = f"at least {test.to_survive} are needed"
-        said = _join_reasons(leg.reason, f"{remedy} to survive: {_rule_of_three(test)}")
-        return replace(leg, reason=said, remedy=remedy, enough=test.to_survive)
+        reason = _join_reasons(leg.reason, f"{remedy} to survive: {_rule_of_three(test)}")
+        return replace(leg, reason=reason, remedy=remedy, enough=test.to_survive)
     return replace(
         leg, outcome="survived", reason=_join_reasons(leg.reason, _rule_of_three(test) if test.to_survive else "")
     )
@@ -182,12 +179,12 @@ def _join_reasons(*parts: str) -> str:
 
 
 def _open_leg(test: LegTest, family: int) -> Leg:
-    """With what would decide it, where that is known."""
+    """The open leg with what would decide it, if known."""
     leg = test.leg
     assert leg.p_falsify is not None
     assert leg.p_survive is not None
     if leg.p_falsify == leg.p_survive == 1:
-        return leg  # a tie, or a single unit, whose reason is said; no number of such units would decide
+        return leg  # a tie or a single unit; the reason says so, and no number of such units would decide
     falling = leg.p_falsify < leg.p_survive if test.falling is None else test.falling
     alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
     if test.unsteady:
@@ -201,8 +198,8 @@ def _open_leg(test: LegTest, family: int) -> Leg:
     if (number := number if falling else max(number, test.to_survive)) <= leg.n:
         return replace(leg, reason=_join_reasons(leg.reason, alone))
     remedy = f"about {number:,} {test.noun} would decide it"
-    said = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate stands")
-    return replace(leg, reason=said, remedy=remedy, enough=number)
+    reason = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate stands")
+    return replace(leg, reason=reason, remedy=remedy, enough=number)
 
 
 def finite_interval(estimate: Estimate) -> tuple[float, float] | None:
@@ -213,13 +210,13 @@ def finite_interval(estimate: Estimate) -> tuple[float, float] | None:
 def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
     outcome, leg = combine(legs)
     part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
-    here = sum(other.outcome == leg.outcome for other in part)  # what decided may be unmeasured where the row is open
-    reason = said = leg.reason or leg.name
+    here = sum(other.outcome == leg.outcome for other in part)  # the deciding leg may be unmeasured in an open row
+    reason = deciding_reason = leg.reason or leg.name
     if len(part) > 1:
         count = f"{f'all {here}' if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
         near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
-        said = leg.name + (f" ({leg.reason})" if leg.reason else "")
-        reason = f"{count}; {near}: {said}"
+        deciding_reason = leg.name + (f" ({leg.reason})" if leg.reason else "")
+        reason = f"{count}; {near}: {deciding_reason}"
     still_open = outcome in OPEN
     return Verdict(
         claim.id,
@@ -234,7 +231,7 @@ def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
         reason,
         tuple(legs),
         leg.good,
-        (leg.remedy or said) if still_open else "",
+        (leg.remedy or deciding_reason) if still_open else "",
         leg.enough if still_open else None,
     )
 
@@ -242,21 +239,21 @@ def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
 _ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
 
 
-def keep_worst_legs(verdict: Verdict, shown: int) -> Verdict:
-    """Only the worst ``shown`` legs; n and reason say how many were judged."""
+def keep_worst_legs(verdict: Verdict, limit: int) -> Verdict:
+    """Keep the ``limit`` worst legs; n and reason say how many were judged."""
     judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
     worst = sorted(
         verdict.legs,
         key=lambda leg: (_ORDER.index(leg.outcome), *_worst_first(leg)),
     )
-    reason = f"{verdict.reason}; the worst {shown} of {len(verdict.legs)} legs are listed"
-    return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:shown]))
+    reason = f"{verdict.reason}; the worst {limit} of {len(verdict.legs)} legs are listed"
+    return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:limit]))
 
 
 def estimate_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
-    """A leg that only reports; ``threshold`` is shown beside it where there is one."""
-    said = _join_reasons(reason, estimate.note)
-    return Leg(name, "measured", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit, said)
+    """A leg that only reports an estimate; ``threshold`` is shown beside it if there is one."""
+    note = _join_reasons(reason, estimate.note)
+    return Leg(name, "measured", estimate.value, finite_interval(estimate), estimate.n, threshold, estimate.unit, note)
 
 
 def count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
@@ -274,7 +271,7 @@ def judge_side(
     other_legs: int = 0,
     beside: Sequence[Leg] = (),
 ) -> Verdict:
-    """A row whose legs are estimates on one side of one threshold.
+    """Verdict on estimates that must lie on one side of one threshold; one leg each.
 
     Args:
         estimates: name of the leg → estimate, whose p-values were taken against ``threshold``.
@@ -289,7 +286,7 @@ def judge_side(
 
 
 def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
-    """A difference stays within ``tolerance`` wherever it was checked; one leg per entry of ``errors``.
+    """Verdict on differences that must stay within ``tolerance``; one leg per entry of ``errors``.
 
     Args:
         errors: name of the leg → |difference| of every comparison made, any shape. NaN or infinite: falsified.

@@ -1,15 +1,13 @@
-"""The studentised bootstrap over documents: how samples are drawn, and the interval that they give.
+"""Rates: sums over documents (or items) per token, with a studentised bootstrap over documents.
 
-Rates: sums over documents (or items) per token, and what is linear in them: perplexity, profiles, slopes.
+Rates are perplexity, profiles, slopes, and rank correlation of tokens clustered by document.
 
-Rank correlation of tokens, clustered by document.
-
-What a way of decoding lost and spent on documents, against full depth on the same ones: two estimates by document.
+``FullDepthBaseline`` compares the loss and cost of a decoder with full depth on the same documents:
 
     rise    exp(Σ (c_i − r_i) / Σ n_i) − 1        of perplexity, c and r in nats, n tokens
-    saving  1 − Σ f_i / Σ F_i                     net share of FLOPs, or share of blocks where f and F count those
+    saving  1 − Σ f_i / Σ F_i                     net share of FLOPs, or share of blocks if f and F count those
 
-Both resample documents, together: whoever shares ``draws`` looks at one set of samples.
+Calls that share ``draws`` use one set of samples.
 """
 
 from __future__ import annotations
@@ -28,29 +26,30 @@ from emad_ref.statistics.estimate import Distance, Estimate, identical_units, un
 from emad_ref.statistics.units import ByDocument, DocumentOf, Units, column_of, effective, pooled, require_paired
 
 RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
-FARTHER = 2.0  # times as far from the mean as the farthest unit seen: as far as one that was not seen may lie
-FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to mean anything
+FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
+FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to be meaningful
 
 
 def resamples_for(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
-    """Bootstrap samples, at ``least`` so many, whose smallest p-value is half of Holm's smallest, ``level / family``.
+    """Number of bootstrap samples, at least ``least``, so that the smallest p-value is half of Holm's, ``level /
+    family``.
 
-    ``RESAMPLES``, which every estimate draws by itself, do for any run that gates every row on two models; whoever
-    judges more legs draws with ``document_draws``.
+    ``RESAMPLES``, the default of every estimate, suffice for a run that gates every row on two models. A caller that
+    judges more legs passes its own ``document_draws``.
     """
     return max(least, math.ceil(2 * family / level))
 
 
 def document_draws(documents: int, resamples: int, rng: np.random.Generator) -> Floats:
-    """How often each document is drawn in each bootstrap sample: [resamples, documents].
+    """Counts of each document in each bootstrap sample: [resamples, documents].
 
-    A sample has 2·√n documents fewer than there are, and at least half of them: n documents show less skew than what
-    they come from has, and smaller samples of them show more (m out of n: Bickel, Götze & van Zwet 1997).
+    A sample has 2·√n documents fewer than there are, and at least half of them. n documents show less skew than their
+    source, and smaller samples of them show more (m out of n: Bickel, Götze & van Zwet 1997).
 
-    Draws can be shared by all operating points of one corpus: cheaper, and points are compared on the same samples.
+    All operating points of one corpus can share the draws: that is cheaper, and compares points on the same samples.
     """
-    drawn = max(2, documents // 2, documents - math.floor(2 * math.sqrt(documents)))
-    picks = rng.integers(documents, size=(resamples, drawn)) + documents * np.arange(resamples)[:, None]
+    size = max(2, documents // 2, documents - math.floor(2 * math.sqrt(documents)))
+    picks = rng.integers(documents, size=(resamples, size)) + documents * np.arange(resamples)[:, None]
     counts = np.bincount(picks.ravel(), minlength=resamples * documents)
     return counts.reshape(resamples, documents).astype(np.float64)
 
@@ -75,24 +74,24 @@ def studentised_bootstrap(
     counted: int,
     worst: float | None = None,
 ) -> Estimate:
-    """Σ ``x`` / Σ ``weight``, both [documents], by ``draws`` [samples, documents]: ``rates.mean_rate`` says how.
+    """Estimate of Σ ``x`` / Σ ``weight``, both [documents], from ``draws`` [samples, documents]; see ``mean_rate``.
 
-    ``counted``: the effective number of documents; ``worst``: as in ``rates.mean_rate``.
+    ``counted``: the effective number of documents; ``worst``: as in ``mean_rate``.
     """
-    drawn = draws[0].sum()
+    sample_size = draws[0].sum()
     value, z, error = linearised_ratio(x, weight)
     # Written about θ̂ (δ = θ* − θ̂, z* = z − δn) because Σx² − 2θΣxn + θ²Σn² cancels badly.
     drawn_total = draws @ weight
     shift = (draws @ z) / drawn_total
     squares = draws @ (z * z) - 2 * shift * (draws @ (z * weight)) + shift**2 * (draws @ (weight * weight))
-    drawn_error = np.sqrt(drawn / (drawn - 1) * np.maximum(squares, 0.0)) / drawn_total
-    # A sample without spread has an infinite t: it honestly says that so few differing documents bound nothing.
+    drawn_error = np.sqrt(sample_size / (sample_size - 1) * np.maximum(squares, 0.0)) / drawn_total
+    # A sample without spread has an infinite t: so few differing documents bound nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num(shift / drawn_error, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    found = studentised_estimate(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
+    estimate = studentised_estimate(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
     gap, mean, equal = threshold - value, float(weight.mean()), 2 * counted > len(x)
     if worst is None or error == 0:
-        return replace(found, n=counted, distance=Distance(gap, error, worst, equal=equal))
+        return replace(estimate, n=counted, distance=Distance(gap, error, worst, equal=equal))
     worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * float(-z.min()) / mean
 
     def below(gaps: Floats) -> Floats:
@@ -104,10 +103,10 @@ def studentised_bootstrap(
         return np.asarray(np.maximum(resampled, stats.t.sf(gaps / error, len(x) - 1)), dtype=np.float64)
 
     return replace(
-        found,
+        estimate,
         n=counted,
-        p_above=max(found.p_above, unseen_unit_pvalue(above, -gap, best, counted)),
-        p_below=max(found.p_below, unseen_unit_pvalue(below, gap, worst, counted)),
+        p_above=max(estimate.p_above, unseen_unit_pvalue(above, -gap, best, counted)),
+        p_below=max(estimate.p_below, unseen_unit_pvalue(below, gap, worst, counted)),
         distance=Distance(gap, error, worst, equal=equal),
     )
 
@@ -115,7 +114,7 @@ def studentised_bootstrap(
 def studentised_estimate(
     value: float, error: float, t: Floats, n: int, *, threshold: float, unit: str, noun: str, level: float = 0.95
 ) -> Estimate:
-    """An estimate with its standard error: the wider of bootstrapped ``t`` [samples], sorted, and Student's."""
+    """Estimate with a standard error: the wider of bootstrapped ``t`` [samples], sorted, and Student's."""
     tail, many = (1 - level) / 2, len(t)
     with np.errstate(divide="ignore", invalid="ignore"):
         observed = float(np.nan_to_num((value - threshold) / np.float64(error), nan=0.0, posinf=np.inf, neginf=-np.inf))
@@ -137,10 +136,10 @@ def studentised_estimate(
     )
 
 
-ROUNDING = 1e-12  # of two sums that differ by less, relatively, nothing is known but how they were added up
-# A document is ruined where it loses this much per token: its perplexity is e times as high. With a larger number no
-# run of 400 documents could let a claim about 1 % survive; with a smaller one 300 would not be asked for, and of 200
-# documents one sample in seven shows none of 1 % that are ruined.
+ROUNDING = 1e-12  # relative: two sums that differ by less may differ only by the order of addition
+# A document is ruined if it loses this much per token: its perplexity is e times as high. With a larger number no run
+# of 400 documents could let a claim about 1 % survive. With a smaller one 300 documents would not be required, although
+# of 200 documents one sample in seven contains none of 1 % ruined ones.
 RUINED_NATS = 1.0
 
 
@@ -157,14 +156,13 @@ def perplexity_rise(
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
-    Both p-values hold also where this sample happens to lack a few documents that lie far out
-    (``estimate.unseen_unit_pvalue``), twice as far as the farthest seen, and where they lose it is ``RUINED_NATS`` per
-    token at least: a sample without the heavy documents has a low mean and a low error at once. Against a rise of 1 %
-    nothing survives with fewer than 300 documents. Simulated at the threshold with log-normal rises of σ = 1.2 to 2,
-    gamma, Pareto, mirrored log-normal, 1 and 2 % ruined documents, and lengths of any kind, independent of the rises or
-    not, 200 to 800 documents survive in at most 5 % and are falsified in at most 6 %
-    (``tests/questions/cases/emad_f1.py``); of 400 documents half a per cent of which lose 2 nats survive in 11 %: more
-    than is assumed.
+    Both p-values hold even if this sample lacks a few outlying documents (``estimate.unseen_unit_pvalue``): twice as
+    far away as the farthest observed one, and for losses at least ``RUINED_NATS`` per token. A sample without the heavy
+    documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than 300
+    documents. Simulations at the threshold used log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal, 1
+    and 2 % ruined documents, and lengths of any kind, independent of the rises or not. 200 to 800 documents survive in
+    at most 5 % and are falsified in at most 6 % (``tests/questions/cases/emad_f1.py``). If half a per cent of 400
+    documents lose 2 nats, more than is assumed, 11 % survive.
 
     Args:
         nll_candidate: [documents] c_i, sums of −log p over each document's tokens, in nats.
@@ -174,8 +172,8 @@ def perplexity_rise(
         rng: source of the bootstrap samples; unused when ``draws`` is given.
         level: of the two-sided interval.
         draws: [resamples, documents] from ``document_draws``, to share between calls.
-        worst: nats per token that an unseen document may lose; None: neither p-value pays for unseen documents, as
-            where a separate promise bounds them.
+        worst: nats per token that an unseen document may lose; None: neither p-value pays for unseen documents, because
+            a separate promise bounds them.
 
     Raises:
         BadArgument: shapes differ, no document, a token count below 1, or a value that is not finite.
@@ -188,7 +186,7 @@ def perplexity_rise(
     if not threshold > -1:
         raise BadArgument("threshold", threshold, "a rise above -1", "perplexity cannot fall by more than all of it")
     rise = candidate - reference
-    rise[np.abs(rise) <= ROUNDING * np.abs(reference)] = 0.0  # the same decisions, added up in another order: a tie
+    rise[np.abs(rise) <= ROUNDING * np.abs(reference)] = 0.0  # the same decisions, summed in another order: a tie
     rate = mean_rate(
         nll_candidate.like(rise),
         tokens,
@@ -220,18 +218,18 @@ def mean_rate(
 ) -> Estimate:
     """Σ x_i / Σ n_i over documents (or items), with the wider of a studentised bootstrap's and Student's interval.
 
-    t* = (θ* − θ̂) / se*, where se is the linearised standard error of the ratio, sqrt(n/(n−1) Σ z_i²) / Σ n_i with
-    z_i = x_i − θ n_i; SciPy's bootstrap has percentile, basic and BCa but no studentised interval. The bootstrap knows
-    skew, and of 15 documents that differ among 60 it is too sure; Student's t knows no skew and is not. Of both the
-    larger p-value and the wider bound count. At the threshold a 5 % bound then errs, on its worse side and at 30, 60
-    and 200 documents, 4.9 % of the time with normal rates, 6.1 % with exponential ones, 7.1 % with log-normal ones of
-    σ = 1 (800 simulations each; the bootstrap of n out of n errs 9.3 % there).
+    t* = (θ* − θ̂) / se*, with the linearised standard error of the ratio, sqrt(n/(n−1) Σ z_i²) / Σ n_i and z_i = x_i −
+    θ n_i. SciPy's bootstrap has percentile, basic and BCa but no studentised interval. The bootstrap reflects skew, but
+    with 15 differing documents among 60 it is too confident. Student's t ignores skew and is not. The larger p-value
+    and the wider bound of the two count. At the threshold the error of a 5 % bound on its worse side, at 30, 60 and 200
+    documents, is 4.9 % with normal rates, 6.1 % with exponential ones, 7.1 % with log-normal ones of σ = 1 (800
+    simulations each; the error of the n-out-of-n bootstrap is 9.3 % there).
 
-    Where more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, there is
-    nothing to resample: see ``alike``.
+    If more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, there is nothing
+    to resample: see ``identical_units``.
 
-    ``n`` of documents is their effective number, (Σ n_i)² / Σ n_i², rounded down: one that holds most of the tokens
-    leaves little more than itself.
+    ``n`` of documents is their effective number, (Σ n_i)² / Σ n_i², rounded down: one document with most of the tokens
+    counts as little more than one.
 
     Args:
         sums: [documents] x_i, summed over each document's tokens.
@@ -239,7 +237,7 @@ def mean_rate(
         threshold, rng, level, draws: as in ``perplexity_rise``.
         unit: of x per token.
         worst: what a document that no sample shows may add per token. p_below then pays for it, and p_above for gains
-            twice as large as the largest seen; None: neither pays.
+            twice as large as the largest observed one; None: neither pays.
 
     Raises:
         BadArgument: as in ``perplexity_rise``.
@@ -261,22 +259,22 @@ def mean_rate(
         value, _, error = linearised_ratio(x, weight)
         away = float(np.abs(apart).max()) / float(weight.mean())
         few = {"threshold": threshold, "level": level, "worst": worst or 0.0}
-        found = identical_units(value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few)
+        estimate = identical_units(value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few)
         least = math.ceil(counted * FEWEST_DIFFERING / differing) if differing else 0
-        note = "; ".join(part for part in (found.method if differing else "", note) if part)
-        return replace(found, distance=Distance(threshold - value, error, worst, least, 2 * counted > n), note=note)
+        note = "; ".join(part for part in (estimate.method if differing else "", note) if part)
+        return replace(estimate, distance=Distance(threshold - value, error, worst, least, 2 * counted > n), note=note)
     if draws is None:
         draws = document_draws(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:
         raise BadArgument("draws", draws.shape, f"shape [resamples, {n}]", "draw them for this number of documents")
-    found = studentised_bootstrap(
+    estimate = studentised_bootstrap(
         x, weight, draws, threshold=threshold, level=level, unit=unit, noun=noun, counted=counted, worst=worst
     )
-    return replace(found, note=note)
+    return replace(estimate, note=note)
 
 
 def _common_rate(x: Floats, weight: Floats) -> tuple[float, Floats]:
-    """The middle rate, and how far each unit's x lies from it: exactly 0 but for rounding."""
+    """The median rate, and the distance of each unit's x from it: exactly 0 up to rounding."""
     middle = np.argsort(x / weight)[len(x) // 2]
     common = float(x[middle] / weight[middle])
     apart = x - common * weight
@@ -290,8 +288,8 @@ def profile_steps(entropy_sums: Units, tokens: Units, *, threshold: float, rng: 
     Args:
         entropy_sums: [documents, L] Σ_t H_ℓ(t) of each document, nats.
         tokens: [documents] tokens of each document.
-        threshold: nats; 0 asks whether entropy rises at all.
-        rng: one set of bootstrap samples is drawn from it and shared by all layers.
+        threshold: nats; 0 tests whether entropy rises at all.
+        rng: source of one set of bootstrap samples for all layers.
 
     Returns:
         L − 1 estimates; entry ℓ − 1 belongs to the step from layer ℓ to layer ℓ + 1.
@@ -331,9 +329,9 @@ def slope_within_documents(
 ) -> Estimate:
     """Least-squares slope of ``y`` over ``x``, both [tokens], with a level for each document (fixed effects).
 
-    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator: of tokens pooled over documents, long
-    easy documents alone would make a slope (Simpson's paradox). It is a ratio of sums over documents: those are
-    resampled. Documents whose x is the same everywhere weigh nothing and are left out.
+    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator. Over tokens pooled from all
+    documents, long easy documents alone would make a slope (Simpson's paradox). The slope is a ratio of sums over
+    documents, which are resampled. Documents with a constant x weigh nothing and are left out.
 
     Raises:
         BadArgument: no spread in ``x`` within any document, and as in ``mean_rate``.
@@ -342,15 +340,17 @@ def slope_within_documents(
     tokens = np.bincount(place)
     away, beside = (column - (np.bincount(place, weights=column) / tokens)[place] for column in (x, y))
     weight, product = np.bincount(place, weights=away**2), np.bincount(place, weights=away * beside)
-    seen = weight > 1e-9 * weight.sum()
-    if not seen.any():
+    informative = weight > 1e-9 * weight.sum()
+    if not informative.any():
         raise BadArgument("x", "one value", "values that differ", "there is no slope over one position")
-    scale = 2 / weight[seen].min()  # ``mean_rate`` wants weights of 1 and more; the ratio does not care
-    parts = (ByDocument(column * scale, np.arange(len(seen))).among(seen) for column in (product, weight))
+    scale = (
+        2 / weight[informative].min()
+    )  # ``mean_rate`` requires weights ≥ 1; the ratio does not change with their scale
+    parts = (ByDocument(column * scale, np.arange(len(informative))).among(informative) for column in (product, weight))
     return mean_rate(*parts, threshold=threshold, rng=rng, unit=unit)
 
 
-LARGEST_RHO = 1 - 1e-12  # beyond it Fisher's scale ends
+LARGEST_RHO = 1 - 1e-12  # end of Fisher's scale
 
 
 def rank_correlation(
@@ -359,10 +359,10 @@ def rank_correlation(
     """Spearman's ρ of ``a`` and ``b`` [tokens], by the jackknife over ``document`` [tokens] on Fisher's scale.
 
     Every document is left out once and the rest ranked anew; the pseudo-values of atanh ρ, one per document, are an
-    ordinary sample (Arvesen 1969), to which ``mean_rate`` is applied. At a ρ of 0.95 and 30 documents of 12 tokens a
-    5 % bound errs 4.5 % and 5.5 % of the time at most (1,200 simulations, levels of documents or none); a percentile
+    ordinary sample (Arvesen 1969), to which ``mean_rate`` is applied. At a ρ of 0.95 and 30 documents of 12 tokens the
+    error of a 5 % bound is at most 4.5 % and 5.5 % (1,200 simulations, levels of documents or none); a percentile
     bootstrap's interval missed 9 % at 40 documents. The interval lies about the jackknife's estimate, which is less
-    biased than ρ itself. A ρ of ±1 has no spread: see ``mean_rate`` for columns all alike.
+    biased than ρ itself. A ρ of ±1 has no spread: see ``mean_rate`` for constant columns.
 
     Raises:
         BadArgument: fewer than three documents, a column without spread, or a threshold beyond ±1.
@@ -379,23 +379,23 @@ def rank_correlation(
     value = _weighted_spearman(dense, np.ones(len(place)))
     without = np.array([_weighted_spearman(dense, (place != left_out).astype(float)) for left_out in range(documents)])
     if np.isnan(without).any():
-        said = "one document holds all the spread there is"
-        return Estimate(value, -1.0, 1.0, documents, 1.0, 1.0, "Spearman ρ", said, ByDocument.noun)
+        reason = "one document holds all the spread there is"
+        return Estimate(value, -1.0, 1.0, documents, 1.0, 1.0, "Spearman ρ", reason, ByDocument.noun)
     whole, parts = (
         np.arctanh(np.clip([value], -LARGEST_RHO, LARGEST_RHO))[0],
         np.arctanh(np.clip(without, -LARGEST_RHO, LARGEST_RHO)),
     )
     pseudo = ByDocument(documents * whole - (documents - 1) * parts, np.unique(document.number))
     ones = pseudo.like(np.ones(documents))
-    found = mean_rate(pseudo, ones, threshold=math.atanh(threshold), rng=rng, unit="Spearman ρ")
-    low, high = (math.tanh(bound) for bound in (found.low, found.high))
+    estimate = mean_rate(pseudo, ones, threshold=math.atanh(threshold), rng=rng, unit="Spearman ρ")
+    low, high = (math.tanh(bound) for bound in (estimate.low, estimate.high))
     return replace(
-        found, value=value, low=low, high=high, method=f"jackknife over {documents} documents; {found.method}"
+        estimate, value=value, low=low, high=high, method=f"jackknife over {documents} documents; {estimate.method}"
     )
 
 
 def _weighted_spearman(dense: Sequence[Ints], weight: Floats) -> float:
-    """ρ of two columns of dense ranks, each token counted ``weight`` times; NaN where a column has no spread."""
+    """ρ of two columns of dense ranks, each token counted ``weight`` times; NaN for a column without spread."""
     centred = []
     for column in dense:
         mass = np.bincount(column, weights=weight)
@@ -420,7 +420,7 @@ class DocumentCosts:
 
 @dataclass(frozen=True, eq=False)
 class FullDepthBaseline:
-    """Full depth on the documents of ``tokens`` [documents], and what others are held against."""
+    """Full depth on the documents of ``tokens`` [documents], the baseline of every comparison."""
 
     full: DocumentCosts
     tokens: ByDocument
@@ -442,7 +442,8 @@ class FullDepthBaseline:
         against: DocumentCosts | None = None,
         unit: str = NET_UNIT,
     ) -> Estimate:
-        """Share of full depth's work that ``one`` saves; ``against`` another: by how much that share is larger.
+        """Share of full depth's work that ``one`` saves; with ``against``, how much larger that share is than
+        another's.
 
         Raises:
             BadArgument: as ``rates.mean_rate``.

@@ -1,43 +1,40 @@
-"""What of paired times is the machine's doing: single interruptions, and spells that last over many pairs.
+"""Speedup: ratios of paired times with the noise of the machine, ratios of counted work, and the batch size of no gain.
 
-**Interruptions.** One pair in twenty of which one arm takes ten times as long moves a ratio of totals by more than any
-claim asks for. ``interruptions`` finds pairs whose log ratio lies far from the others', and tells by the counts on
-either side what they may be: the machine strikes either arm equally, an arm that really is slow on some requests is
-slow on its own side only.
+**Interruptions.** One pair in twenty with one arm ten times slower moves a ratio of totals by more than any claim's
+threshold. ``interruptions`` finds pairs whose log ratio lies far from the others'. The counts on either side tell the
+cause: the machine strikes either arm equally, a slow arm is slow on its own side only.
 
-**Spells.** Paired times are no independent draws: a neighbour comes and goes, a clock frequency wanders, and arms need
-not feel it alike. ``steadiness`` measures what a run shows of it:
+**Spells.** Paired times are not independent: other processes come and go, clock frequencies wander, and the arms may
+feel it unequally. ``steadiness`` measures this:
 
     lag_one   correlation of neighbouring pairs' log ratios (with Kendall's correction for its bias)
     drift     KPSS statistic of the log ratios: how far their partial sums stray from a straight line. Of 1 / 6 on
-              average where pairs are independent, above 0.46 one time in twenty (Kwiatkowski et al. 1992); against a
+              average for independent pairs, above 0.46 one time in twenty (Kwiatkowski et al. 1992); against a
               random walk below independent noise no test is locally better (Nyblom and Mäkeläinen 1983)
-    shared    the same of the time that both arms take together: the machine's own speed. Where that wanders, arms
+    shared    the same of the time that both arms take together: the machine's own speed. If that wanders, arms
               that feel it unequally are likely, and a ratio shows it later than the times do
 
-``inflation`` multiplies squared standard errors of the ratio. It is never below ``UNSEEN``: a random walk that moves
-the mean as much as independent noise does goes unnoticed in five runs of six. ``times`` takes the least sure of pairs,
-blocks of time and processes on top. False verdicts at the threshold then stay below 6 % each way in all but a few of
+``inflation`` multiplies squared standard errors of the ratio. It is at least ``UNSEEN``: a random walk that moves the
+mean as much as independent noise does goes unnoticed in five runs of six. ``total_ratio`` also takes the least certain
+of pairs, blocks of time and processes. False verdicts at the threshold then stay below 6 % each way in all but a few of
 the shapes that ``tests/laws/timing_noise.py`` simulates; docs/methods.md has the table.
 
-Seconds in pairs: how many times faster, pair by pair or on the whole mix; and counted work, which has no noise.
+**Batch sizes.** ``speedup_limit`` finds the batch size from which on a method is no faster:
 
-From which batch size on is a method no faster any more? A first crossing, over the batch sizes that were timed.
-
-    at b     each baseline's ratio of total times over the method, with its two-sided 95 % interval (``times``)
-    shown    the gain is shown at b where the interval against *every* baseline lies above 1
+    at b     each baseline's ratio of total times over the method, with its two-sided 95 % interval (``total_ratio``)
+    shown    the gain is shown at b if the interval against *every* baseline lies above 1
     at       the gain vanishes at the smallest b at which it is not shown
 
-Nobody knows beforehand which baseline is the fastest, so none is chosen by its mean: what is named at b is the baseline
-against which the gain is least sure, the one whose interval reaches lowest. If that interval lies above 1 they all do,
-an intersection–union test at 2.5 % whatever the number of baselines.
+The fastest baseline is not known beforehand, so none is chosen by its mean. The one named at b is the baseline whose
+interval reaches lowest. If that interval lies above 1, all do: an intersection–union test at 2.5 % whatever the number
+of baselines.
 
-Nor does the number of batch sizes ask for a correction. They are gone through from the smallest on and the first that
-fails ends it: a fixed sequence, in which the probability of calling any gain shown below ``at`` that is not there stays
-at 2.5 % (Maurer, Hothorn and Lehmacher 1995). What comes after the crossing is listed and decides nothing.
+The number of batch sizes needs no correction. They are tested from the smallest on and the first failure ends the test:
+a fixed sequence, which keeps the probability of a false gain below ``at`` at 2.5 % (Maurer, Hothorn and Lehmacher
+1995). Batch sizes after the crossing are listed and decide nothing.
 
-Vanished is not "shown to be gone": an interval that holds 1 may hold it because few pairs were timed. So the sentence
-has the interval and the number of pairs, and a crossing that noise made shows as one.
+An interval that holds 1 may do so because few pairs were timed. So the sentence has the interval and the number of
+pairs.
 """
 
 from __future__ import annotations
@@ -55,11 +52,11 @@ from emad_ref.statistics.estimate import Estimate, fieller, identical_units, pos
 from emad_ref.statistics.units import ByPair, column_of, require_paired
 
 UNSEEN = 2.0  # factor of the squared error in every run
-DRIFT, DRIFT_FROM = 15.0, 0.15  # by how much it grows with ``drift``, and from which on
-SHARED, SHARED_FROM, SHARED_FULL = 8.0, 0.5, 0.9  # and with ``shared``, and where that ends
+DRIFT, DRIFT_FROM = 15.0, 0.15  # growth of that factor with ``drift``, and where it starts
+SHARED, SHARED_FROM, SHARED_FULL = 8.0, 0.5, 0.9  # growth with ``shared``, where it starts and ends
 STRAYS = 0.463  # KPSS: exceeded by one steady run in twenty
-LAG = 2.33  # standard errors of a correlation of neighbours that one steady run in a hundred exceeds
-FARTHEST = 0.98  # a correlation nearer to 1 than that leaves no independent pair to speak of
+LAG = 2.33  # standard errors of a correlation of neighbours; one steady run in a hundred exceeds it
+FARTHEST = 0.98  # a correlation nearer to 1 leaves no independent pair
 
 MAD = 0.6745  # median absolute deviation of a standard normal variable
 STRUCK = math.log(2.0)  # least distance of an interrupted pair's log ratio from the median
@@ -69,7 +66,7 @@ OWN = 0.1  # p-value of equal chances for either arm below which interruptions a
 
 @dataclass(frozen=True)
 class Steadiness:
-    """Of so many ``pairs``: ``lag_one``, ``drift`` and ``shared`` as above."""
+    """Steadiness of the machine over ``pairs`` timed pairs: ``lag_one``, ``drift`` and ``shared`` as above."""
 
     pairs: int
     lag_one: float
@@ -84,28 +81,28 @@ class Steadiness:
 
     @property
     def independent(self) -> int:
-        """About how many independent pairs would know the mean as well, by ``lag_one``."""
-        kept = (1 - self.lag_one) / (1 + self.lag_one)
-        return max(1, min(self.pairs, round(self.pairs * kept)))
+        """About how many independent pairs would give the same error of the mean, by ``lag_one``."""
+        share = (1 - self.lag_one) / (1 + self.lag_one)
+        return max(1, min(self.pairs, round(self.pairs * share)))
 
     @property
     def unsteady(self) -> str:
-        """How the run shows that its machine was not steady, in words; "" where it does not."""
-        shown = []
+        """Why the machine counts as unsteady, in words; "" if it was steady."""
+        reasons = []
         if self.lag_one * math.sqrt(self.pairs) > LAG:
-            shown.append(
+            reasons.append(
                 f"pairs that follow one another are alike (correlation {self.lag_one:.2f}; {self.pairs} pairs are "
                 f"worth about {self.independent} independent ones)"
             )
         if self.drift > STRAYS:
-            shown.append("the ratio of the arms drifts over the run")
+            reasons.append("the ratio of the arms drifts over the run")
         if self.shared > (SHARED_FROM + SHARED_FULL) / 2:
-            shown.append("the machine's speed drifts over the run")
-        return f"unsteady machine: {', and '.join(shown)}" if shown else ""
+            reasons.append("the machine's speed drifts over the run")
+        return f"unsteady machine: {', and '.join(reasons)}" if reasons else ""
 
 
 def steadiness(a: Floats, b: Floats) -> Steadiness:
-    """Of pairs [n] in the order in which they were taken, n ≥ 2; times > 0."""
+    """Steadiness over pairs [n] in the order of timing, n ≥ 2; times > 0."""
     ratio, together = np.log(a / b), np.log(a) + np.log(b)
     return Steadiness(len(a), _lag_one(ratio), _kpss(ratio), _kpss(together))
 
@@ -114,8 +111,8 @@ def _lag_one(values: Floats) -> float:
     n, away = len(values), values - values.mean()
     if n < 4 or not away.any():
         return 0.0
-    found = float(away[1:] @ away[:-1] / (away @ away))
-    return max(-FARTHEST, min(FARTHEST, (n * found + 1) / (n - 3)))
+    correlation = float(away[1:] @ away[:-1] / (away @ away))
+    return max(-FARTHEST, min(FARTHEST, (n * correlation + 1) / (n - 3)))
 
 
 def _kpss(values: Floats) -> float:
@@ -126,7 +123,7 @@ def _kpss(values: Floats) -> float:
 
 @dataclass(frozen=True)
 class Interruptions:
-    """[pairs] of which ``a`` or ``b`` took far longer than the other pairs lead to expect."""
+    """[pairs] in which ``a`` or ``b`` took far longer than the other pairs suggest."""
 
     a: Bools
     b: Bools
@@ -141,22 +138,24 @@ class Interruptions:
 
     @property
     def own(self) -> bool:
-        """Whether one arm was struck significantly more often than the other: it is slow by its nature."""
+        """Whether one arm was struck significantly more often than the other: then it is slow by its nature."""
         struck = sum(self.counts)
         return struck > 0 and float(stats.binomtest(self.counts[0], struck).pvalue) < OWN
 
     @property
     def of_machine(self) -> tuple[bool, bool]:
-        """Of ``a`` and of ``b``: whether what struck it is no more than what struck the other, and one deviation."""
+        """Whether the machine explains the interruptions of ``a`` and of ``b``: no more than the other's, and one
+        deviation.
+        """
         a, b = self.counts
         return 0 < a <= b + math.sqrt(b), 0 < b <= a + math.sqrt(a)
 
     @property
     def counted(self) -> tuple[Bools, Bools, Bools]:
-        """[pairs] that count for the ratio, for what shows it to lie above a threshold, and for what shows it below.
+        """[pairs] that count for the ratio, for showing it above a threshold, and for showing it below.
 
-        Slow pairs of ``a`` raise the ratio a / b, so that without them it is harder to show high; those of ``b``
-        lower it, and are left out there only where the machine's blows explain them.
+        Slow pairs of ``a`` raise the ratio a / b, so dropping them makes it harder to show a high ratio. Slow pairs of
+        ``b`` lower it, and are dropped there only if interruptions by the machine explain them.
         """
         every = np.ones(len(self.a), dtype=np.bool_)
         if self.own or not self.either.any():
@@ -168,25 +167,25 @@ class Interruptions:
         return every, rest if machine_b else ~self.a, rest if machine_a else ~self.b
 
     def note(self, ratio: float) -> str:
-        """What became of such pairs, in words; "" where there are none.
+        """How such pairs were treated, in words; "" if there are none.
 
         ``ratio``: of all pairs, the baseline ``a`` over the candidate ``b``.
         """
         struck, (a, b) = int(self.either.sum()), self.counts
         if not struck:
             return ""
-        said = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by the baseline, {b} by the candidate)"
+        text = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by the baseline, {b} by the candidate)"
         if self.own:
-            return f"{said}: the {'baseline' if a > b else 'candidate'} is slow at times, and they count"
+            return f"{text}: the {'baseline' if a > b else 'candidate'} is slow at times, and they count"
         if all(self.of_machine):
-            return f"{said} and are set aside as interrupted; {ratio:.4g}× with them"
-        return f"{said}: interrupted, or an arm that is slow at times"
+            return f"{text} and are set aside as interrupted; {ratio:.4g}× with them"
+        return f"{text}: interrupted, or an arm that is slow at times"
 
 
 def interruptions(a: Floats, b: Floats) -> Interruptions:
     """Pairs [n] whose log ratio lies ``STRUCK_SPREADS`` robust standard deviations and a factor of 2 from the median.
 
-    None where more than half of all ratios are the same: that is no noise to compare with.
+    None if more than half of all ratios are equal, since there is no noise to compare with.
     """
     logs = np.log(a / b)
     away = logs - np.median(logs)
@@ -195,15 +194,15 @@ def interruptions(a: Floats, b: Floats) -> Interruptions:
     return Interruptions(away > least, away < -least)
 
 
-BLOCKS = (32, 16, 8)  # of time that a run is cut into, each of two pairs or more
-PLANNED_INFLATION = 3.0  # of squared errors, with BLOCKS[-1] blocks: what a verdict asks for on a steady machine
+BLOCKS = (32, 16, 8)  # blocks of time of a run, each of two pairs or more
+PLANNED_INFLATION = 3.0  # of squared errors, with BLOCKS[-1] blocks: the assumption for a steady machine
 
 
 def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
-    """How many times faster b is than a: exp of the mean of log(a_i / b_i), every request counted alike.
+    """Speedup of b over a per request: exp of the mean of log(a_i / b_i), every request counted alike.
 
-    The error is that of ``total_ratio``: a t test on pairs and on blocks of time, the least sure of them, and allowance
-    for a machine that was not steady.
+    The error is that of ``total_ratio``: a t test on pairs and on blocks of time, the least certain of them, and an
+    allowance for an unsteady machine.
 
     Args:
         times_a: [pairs] seconds of the baseline, in the order in which they were taken.
@@ -212,7 +211,7 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
 
     Raises:
         BadArgument: shapes or processes differ, no pair, a time that is not positive and finite, a threshold ≤ 0; or
-            pairs of several processes, of which ``total_ratio`` alone takes account.
+            pairs of several processes, which only ``total_ratio`` supports.
     """
     a, b = _paired_times(times_a, times_b, threshold)
     if times_a.processes > 1:
@@ -223,39 +222,39 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
         return _single_pair(ratio, unit)
     if np.ptp(logs) <= 8 * np.finfo(np.float64).eps * max(1.0, np.abs(logs).max()):
         return _identical_ratio(ratio, n, threshold, level, unit)
-    found, away = steadiness(a, b), math.log(threshold)
+    noise, away = steadiness(a, b), math.log(threshold)
     looks = [logs, *(_block_sums(logs, blocks) / _block_sums(np.ones(n), blocks) for blocks in _blocks(n))]
     reaches = [
         float(special.stdtrit(len(look) - 1, (1 + level) / 2))
         * look.std(ddof=1)
-        * math.sqrt(found.inflation / len(look))
+        * math.sqrt(noise.inflation / len(look))
         for look in looks
     ]
     low, high = (float(np.exp(logs.mean() + side * max(reaches))) for side in (-1, 1))
     above, below = (
-        max(positive_mean_pvalue(sign * (look - away), found.inflation) for look in looks) for sign in (1, -1)
+        max(positive_mean_pvalue(sign * (look - away), noise.inflation) for look in looks) for sign in (1, -1)
     )  # fmt: skip
     method = "paired t on log ratios, of pairs and of blocks of time"
-    return Estimate(ratio, low, high, n, above, below, unit, method, ByPair.noun, unsteady=found.unsteady)
+    return Estimate(ratio, low, high, n, above, below, unit, method, ByPair.noun, unsteady=noise.unsteady)
 
 
 def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
-    """How many times faster b is than a on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
+    """Speedup of b over a on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
 
-    The ratio exceeds θ exactly where the mean of a_i − θ b_i exceeds 0, which a paired t test decides; the interval
-    holds every θ that it does not reject (Fieller 1954). Long requests weigh as much as they last, other than in
-    ``log_ratio``, where every request counts the same. Pairs are requests that differ in length: a_i and b_i share that
-    and their differences do not, so that the t test fits where the times themselves are far from normal.
+    The ratio exceeds θ exactly if the mean of a_i − θ b_i exceeds 0, which a paired t test decides. The interval holds
+    every θ that it does not reject (Fieller 1954). Long requests weigh more, unlike in ``log_ratio``, which counts
+    every request alike. Pairs are requests of different lengths: a_i and b_i share the length and their differences do
+    not, so the t test fits even if the times are far from normal.
 
-    What is independent is a block of time, not a pair: neighbours share the machine's moods. The same test is made on
-    the totals of 32, 16 and 8 blocks of pairs that follow one another, with one degree of freedom less than there are
-    blocks, and on those of each process where pairs were timed in several. Neither bound nor p-value is ever surer than
-    the least sure of them, and all allow for what ``steadiness`` finds of the machine and for what it cannot find.
+    Blocks of time are independent, pairs are not: neighbours share the state of the machine. The same test is made on
+    the totals of 32, 16 and 8 blocks of consecutive pairs, with one degree of freedom less than blocks. Pairs of
+    several processes are also tested by process. Bounds and p-values are those of the least certain test, and all allow
+    for what ``steadiness`` finds of the machine and for what it cannot find.
 
-    A pair of which one arm takes far longer than all others lead to expect was interrupted, or the arm is slow at
-    times. Where both arms were struck about as often, such pairs are set aside, and ``note`` has the ratio of all.
-    Where one was struck significantly more often, the arm is slow: every pair counts. In between the times do not tell,
-    and each side of the verdict does without the pairs that favour it (``Interruptions.counted``).
+    If one arm of a pair takes far longer than the others suggest, the pair was interrupted, or the arm is slow at
+    times. If both arms were struck about equally often, such pairs are set aside, and ``note`` has the ratio of all. If
+    one was struck significantly more often, the arm is slow and every pair counts. In between the times do not tell,
+    and each side of the verdict drops the pairs that favour it (``Interruptions.counted``).
 
     Args:
         times_a: [pairs] seconds of the baseline, in the order in which they were taken.
@@ -274,10 +273,10 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
         return _identical_ratio(every, n, threshold, level, unit)
     struck = interruptions(a, b)
     counted, above_by, below_by = struck.counted
-    found = steadiness(a[~struck.either], b[~struck.either])
-    low, high, above, below = _least_sure(times_a.among(above_by), times_b.among(above_by), found, threshold, level)
+    noise = steadiness(a[~struck.either], b[~struck.either])
+    low, high, above, below = _least_sure(times_a.among(above_by), times_b.among(above_by), noise, threshold, level)
     if below_by is not above_by:
-        _, high, _, below = _least_sure(times_a.among(below_by), times_b.among(below_by), found, threshold, level)
+        _, high, _, below = _least_sure(times_a.among(below_by), times_b.among(below_by), noise, threshold, level)
     ratio = float(a[counted].sum() / b[counted].sum())
     processes = f" and {times_a.processes} processes" if times_a.processes > 1 else ""
     return Estimate(
@@ -290,13 +289,13 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
         unit,
         f"t on a − θ·b over pairs, blocks of time{processes}, the least sure of them (Fieller)",
         ByPair.noun,
-        unsteady=found.unsteady,
+        unsteady=noise.unsteady,
         note=struck.note(every),
     )
 
 
 def _least_sure(
-    times_a: ByPair, times_b: ByPair, found: Steadiness, threshold: float, level: float
+    times_a: ByPair, times_b: ByPair, noise: Steadiness, threshold: float, level: float
 ) -> tuple[float, float, float, float]:
     """(low, high, p_above, p_below), the worst of each over pairs, blocks of time and processes."""
     a, b = (np.asarray(column.values, dtype=np.float64) for column in (times_a, times_b))
@@ -304,7 +303,7 @@ def _least_sure(
     if times_a.processes > 1:
         looks.append((times_a.independent, times_b.independent))
     lows, highs, above, below = zip(
-        *(_ratio_by_t(*look, found.inflation, threshold, level) for look in looks), strict=True
+        *(_ratio_by_t(*look, noise.inflation, threshold, level) for look in looks), strict=True
     )
     return min(lows), max(highs), max(above), max(below)
 
@@ -322,18 +321,18 @@ def _block_sums(values: Floats, blocks: int) -> Floats:
 def _ratio_by_t(
     a: Floats, b: Floats, inflation: float, threshold: float, level: float
 ) -> tuple[float, float, float, float]:
-    """(low, high, p_above, p_below) where each entry of ``a`` and ``b`` is one independent look at the ratio."""
+    """(low, high, p_above, p_below) if each entry of ``a`` and ``b`` is an independent observation of the ratio."""
     low, high = fieller(a, b, float(special.stdtrit(len(a) - 1, (1 + level) / 2)), inflation)
-    # Ratios further off may fit better where a total is hardly known: the p-value is the largest of theirs.
+    # Ratios further off may fit better if a total is hardly known: the p-value is the largest of theirs.
     above = max(positive_mean_pvalue(a - threshold * b, inflation), positive_mean_pvalue(a, inflation))
     below = max(positive_mean_pvalue(threshold * b - a, inflation), positive_mean_pvalue(b, inflation))
     return low, high, above, below
 
 
 def work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
-    """How many times fewer FLOPs b takes than a on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
+    """Ratio of FLOPs, a over b, on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
 
-    Work is counted: no machine interrupts it, it drifts with nothing, and requests drawn at random are independent.
+    Work is counted: it has no noise, and requests drawn at random are independent.
 
     Args:
         work_a, work_b: [pairs] FLOPs of the same requests.
@@ -355,10 +354,10 @@ def work_ratio(work_a: ByPair, work_b: ByPair, *, threshold: float = 1.0, level:
 def ratio_within(
     a: ByPair, b: ByPair, off_a: ByPair, off_b: ByPair, *, threshold: float = 1.0, level: float = 0.95
 ) -> Estimate:
-    """``total_ratio`` of what an instrument may be off by, the same way in every pair at worst.
+    """``total_ratio`` with an instrument's error, which may go the same way in every pair.
 
-    Each bound and p-value is that of the worst case for it: everything of a too high and of b too low, or the other way
-    round. ``off_a``, ``off_b`` [pairs]: by what share, 0 ≤ share < 1.
+    Each bound and p-value is that of its worst case: all of a too high and all of b too low, or the other way round.
+    ``off_a``, ``off_b`` [pairs]: relative error, 0 ≤ share < 1.
 
     Raises:
         BadArgument: as ``total_ratio``; shares outside 0–1.
@@ -391,9 +390,9 @@ def _paired_times(times_a: ByPair, times_b: ByPair, threshold: float) -> tuple[F
 
 
 def _require_times(name: str, times: ByPair) -> None:
-    """Raises BadArgument where an entry is no time, and says which."""
+    """Raise BadArgument if an entry is not a time, and name it."""
     if not isinstance(times, ByPair) or np.ndim(times.values) != 1:
-        return  # ``column_of`` says so
+        return  # ``column_of`` raises
     values = np.asarray(times.values, dtype=np.float64)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     if len(wrong):
@@ -410,14 +409,14 @@ def _single_pair(ratio: float, unit: str) -> Estimate:
 
 
 def _identical_ratio(ratio: float, n: int, threshold: float, level: float, unit: str) -> Estimate:
-    """Every pair has the same ratio, as of counted work: nothing is known of pairs that were not taken."""
-    found = identical_units(ratio, ratio, 0.0, 0, n, threshold=threshold, level=level, unit=unit, noun=ByPair.noun)
-    return replace(found, low=0.0)
+    """Estimate if every pair has the same ratio, as with counted work: unobserved pairs stay unknown."""
+    estimate = identical_units(ratio, ratio, 0.0, 0, n, threshold=threshold, level=level, unit=unit, noun=ByPair.noun)
+    return replace(estimate, low=0.0)
 
 
 @dataclass(frozen=True)
 class BatchSpeedup:
-    """``rows`` at once: how many times faster than ``against``, the baseline against which that is least sure."""
+    """Speedup at batch size ``rows`` over ``against``, the baseline against which it is least certain."""
 
     rows: int
     against: str
@@ -425,7 +424,7 @@ class BatchSpeedup:
 
     @property
     def shown(self) -> bool:
-        """Whether the gain is, against every baseline."""
+        """Whether the speedup is shown against every baseline."""
         return self.ratio.low > 1
 
     @property
@@ -444,18 +443,20 @@ class SpeedupLimit:
 
     @property
     def at(self) -> BatchSpeedup | None:
-        """The smallest at which the gain is not shown; None: it is shown at all of them."""
+        """The smallest batch size at which the gain is not shown; None: it is shown at all of them."""
         return next((each for each in self.sweep if not each.shown), None)
 
     @property
     def again(self) -> tuple[int, ...]:
-        """Batch sizes beyond the crossing whose interval lies above 1 all the same."""
+        """Batch sizes beyond the crossing whose interval lies above 1."""
         at = self.at
         return () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.shown)
 
     @property
     def said(self) -> str:
-        """One sentence: at which batch size, by which ratio; or that there was no gain, or that it never ended."""
+        """One sentence: the batch size and ratio at which the gain vanishes; or that there was no gain, or that it
+        never vanished.
+        """
         at, largest = self.at, self.sweep[-1]
         if at is None:
             return f"still faster at batch {largest.rows}: {largest.said}"
@@ -466,7 +467,7 @@ class SpeedupLimit:
 
 
 def speedup_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> SpeedupLimit:
-    """Where the gain ends: batch size → baseline → how many times faster than it the method is (> 1: faster).
+    """Find the end of the gain. ``ratios``: batch size → baseline → speedup over it (> 1: faster).
 
     Raises:
         BadArgument: no batch size, or one without a baseline.

@@ -1,10 +1,8 @@
-"""What is resampled, as types: one entry per document, per item or per timed pair, so that none passes for another.
+"""Units of resampling, as types: one entry per document, per item or per timed pair; mixing them is a type error.
 
 Windows cut from one document are not independent, nor are questions about one paragraph, nor tokens of either. A column
 of windows becomes a column of documents through ``ByDocument.summed`` and in no other way. A column of items says which
 of them belong together: questions about one paragraph, repeats of one item.
-
-Columns of numbers by the unit that is resampled: of the right type, finite, and paired with one another.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
 
 
-@dataclass(frozen=True, eq=False)  # holds an array: a column is itself, not its values
+@dataclass(frozen=True, eq=False)  # holds an array: columns compare by identity
 class Units:
-    """``values`` [units, …], one entry per independent unit; ``noun``: what a unit is called in ``Claim.minimum``."""
+    """``values`` [units, …], one entry per independent unit; ``noun`` is the unit's name in ``Claim.minimum``."""
 
     values: NDArray[Any]
     noun: ClassVar[str] = "units"
@@ -41,18 +39,18 @@ class Units:
             raise BadArgument("values", len(values), f"{len(self.values)} entries", f"one for each of the {self.noun}")
         return replace(self, values=values)
 
-    def among(self, seen: Bools) -> Self:
-        """Those units only of which ``seen`` [units] is true."""
-        return replace(self, values=self.values[seen])
+    def among(self, mask: Bools) -> Self:
+        """The units for which ``mask`` [units] is true."""
+        return replace(self, values=self.values[mask])
 
     @property
     def names(self) -> Ints | None:
-        """[units] what tells units apart or together, where they have such numbers: two columns are paired by them."""
+        """[units] ids of the units, if they have some: two columns are paired by them."""
         return None
 
     @property
     def independent(self) -> NDArray[Any]:
-        """[n, …] ``values``, summed over those that depend on each other: what is resampled, and what n counts."""
+        """[n, …] ``values``, summed over dependent units: what is resampled, and what n counts."""
         return self.values
 
 
@@ -60,8 +58,8 @@ class Units:
 class ByDocument(Units):
     """One entry per document: its windows are summed.
 
-    ``number`` int64 [documents]: which document each entry is, no two the same. Windows know theirs, and so become
-    documents through ``summed`` alone; documents that were never cut are ``ByDocument.distinct``.
+    ``number`` int64 [documents]: id of each document, all different. Windows know their document, and become documents
+    only through ``summed``; uncut documents are ``ByDocument.distinct``.
 
     Raises:
         BadArgument: two entries of one document; another count of numbers than of entries.
@@ -82,7 +80,7 @@ class ByDocument(Units):
 
     @classmethod
     def distinct(cls, values: NDArray[Any]) -> ByDocument:
-        """Documents that were taken whole, and none of which is part of another."""
+        """Whole documents, none of which is part of another."""
         return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
     @classmethod
@@ -99,9 +97,9 @@ class ByDocument(Units):
         """
         return cls(document.sums(np.asarray(values)), np.unique(document.number))
 
-    def among(self, seen: Bools) -> Self:
-        """Those documents only of which ``seen`` [documents] is true, under their numbers."""
-        return replace(self, values=self.values[seen], number=self.number[seen])
+    def among(self, mask: Bools) -> Self:
+        """The documents for which ``mask`` [documents] is true, with their numbers."""
+        return replace(self, values=self.values[mask], number=self.number[mask])
 
     @property
     def names(self) -> Ints | None:
@@ -126,8 +124,8 @@ class ByItem(Units):
         super().__post_init__()
         cluster = np.asarray(self.cluster)
         if cluster.shape != (len(self.values),) or not np.issubdtype(cluster.dtype, np.integer):
-            found, expected = f"{cluster.dtype}{list(cluster.shape)}", f"int64 [{len(self.values)}]"
-            raise BadArgument("cluster", found, expected, "one number per item; ByItem.distinct where all differ")
+            form, expected = f"{cluster.dtype}{list(cluster.shape)}", f"int64 [{len(self.values)}]"
+            raise BadArgument("cluster", form, expected, "one number per item; ByItem.distinct where all differ")
 
     @classmethod
     def distinct(cls, values: NDArray[Any]) -> ByItem:
@@ -138,13 +136,13 @@ class ByItem(Units):
         """
         return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
-    def among(self, seen: Bools) -> Self:
-        """Those items only of which ``seen`` [items] is true, in their clusters."""
-        return replace(self, values=self.values[seen], cluster=self.cluster[seen])
+    def among(self, mask: Bools) -> Self:
+        """The items for which ``mask`` [items] is true, in their clusters."""
+        return replace(self, values=self.values[mask], cluster=self.cluster[mask])
 
     @property
     def independent(self) -> NDArray[Any]:
-        """[clusters, …] sums of ``values`` within each cluster; the values themselves where every item is its own.
+        """[clusters, …] sums of ``values`` within each cluster; the values themselves if all items are distinct.
 
         >>> ByItem(np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])).independent
         array([3., 4.])
@@ -165,9 +163,9 @@ class ByItem(Units):
 class ByPair(Units):
     """One entry per pair of timed requests, in the order in which the pairs were taken.
 
-    ``process`` int64 [pairs]: in which process each was timed; None: all in one. Memory layout, allocator and the
-    kernels chosen are drawn anew with each process and shared by its pairs, which therefore do not count as so many
-    independent looks at them (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time").
+    ``process`` int64 [pairs]: in which process each was timed; None: all in one. Each process draws memory layout,
+    allocator and kernels anew, and its pairs share them, so these pairs are not independent observations (Kalibera and
+    Jones 2013, "Rigorous benchmarking in reasonable time").
 
     Raises:
         BadArgument: another number of processes than of pairs, or processes that are no whole numbers.
@@ -182,16 +180,16 @@ class ByPair(Units):
             return
         process = np.asarray(self.process)
         if process.shape != (len(self.values),) or not np.issubdtype(process.dtype, np.integer):
-            found, expected = f"{process.dtype}{list(process.shape)}", f"int64 [{len(self.values)}]"
-            raise BadArgument("process", found, expected, "one number per pair; None where all ran in one process")
+            form, expected = f"{process.dtype}{list(process.shape)}", f"int64 [{len(self.values)}]"
+            raise BadArgument("process", form, expected, "one number per pair; None where all ran in one process")
 
-    def among(self, seen: Bools) -> Self:
-        """Those pairs only of which ``seen`` [pairs] is true, in their processes."""
-        return replace(self, values=self.values[seen], process=None if self.process is None else self.process[seen])
+    def among(self, mask: Bools) -> Self:
+        """The pairs for which ``mask`` [pairs] is true, in their processes."""
+        return replace(self, values=self.values[mask], process=None if self.process is None else self.process[mask])
 
     @property
     def independent(self) -> NDArray[Any]:
-        """[processes, …] sums of ``values`` within each process; the values themselves where all ran in one.
+        """[processes, …] sums of ``values`` within each process; the values themselves if all ran in one.
 
         >>> ByPair(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).independent
         array([3., 4.])
@@ -204,7 +202,7 @@ class ByPair(Units):
 
     @property
     def processes(self) -> int:
-        """In how many processes the pairs were timed."""
+        """Number of processes in which the pairs were timed."""
         return len(np.unique(self._numbered))
 
     @property
@@ -214,7 +212,7 @@ class ByPair(Units):
 
 @dataclass(frozen=True, eq=False)
 class DocumentOf:
-    """``number`` int64 [n]: which document each token, or each window, belongs to."""
+    """``number`` int64 [n]: the document of each token or window."""
 
     number: Ints
 
@@ -223,7 +221,7 @@ class DocumentOf:
 
     @property
     def place(self) -> NDArray[np.intp]:
-        """[n] index of each entry's document among those present, 0 …"""
+        """[n] index of each entry's document among those present, from 0."""
         place: NDArray[np.intp] = np.unique(self.number, return_inverse=True)[1]
         return place
 
@@ -232,7 +230,7 @@ class DocumentOf:
         if len(values) != len(self.number):
             raise BadArgument("values", len(values), f"{len(self.number)} entries", "one per token or window")
         if values.dtype == np.bool_:
-            values = values.astype(np.int64)  # sums of booleans count
+            values = values.astype(np.int64)  # so that sums of booleans count
         _, first = np.unique(self.number, return_index=True)
         if (np.diff(self.number) < 0).any():
             order = np.argsort(self.number, kind="stable")
@@ -241,7 +239,7 @@ class DocumentOf:
 
 
 def effective(weight: NDArray[Any]) -> int:
-    """How many units of equal weight vary as little in their mean as these: (Σ w)² / Σ w², rounded down (Kish 1965).
+    """Effective number of units, (Σ w)² / Σ w², rounded down: equal units whose mean varies as much (Kish 1965).
 
     >>> effective(np.array([1.0, 1.0, 1.0])), effective(np.array([6.0, 1.0, 1.0, 1.0, 1.0]))
     (3, 2)
@@ -257,7 +255,7 @@ def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
     Raises:
         BadArgument: another kind of unit, no single column, no value, or one that is not finite.
     """
-    if not isinstance(column, kind):  # what a type checker sees, for callers without one
+    if not isinstance(column, kind):  # the type checker's error, for callers without one
         raise BadArgument(name, type(column).__name__, kind.__name__, "see statistics.units: the unit is a type")
     array = np.asarray(column.values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
@@ -271,7 +269,7 @@ def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
 
 
 def require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
-    """The same units as ``other``: as many, and under the same numbers or in the same clusters. Raises BadArgument."""
+    """Raise BadArgument unless both columns have the same units: as many, with the same numbers or clusters."""
     if np.shape(column.values) != np.shape(other.values):
         raise BadArgument(name, np.shape(column.values), f"shape {np.shape(other.values)}", remedy)
     mine, theirs = column.names, other.names
@@ -280,5 +278,5 @@ def require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
 
 
 def pooled(column: Units) -> Floats:
-    """[n] sums over what depends on each other."""
+    """[n] sums over dependent units."""
     return np.asarray(column.independent, dtype=np.float64)

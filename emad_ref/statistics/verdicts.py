@@ -1,9 +1,10 @@
-"""Claims and verdicts as plain data, and rows of the register by id or pattern. Nothing here computes. Standard
-library only: the pytest plugin imports it at start-up.
+"""Claims and verdicts as plain data, and selection of rows of the register by id or pattern. Nothing here computes.
 
 ``Claim``    one row of ``register.toml``: a checkable sentence, its thresholds, its minimum n, whether it gates.
-``Leg``      one part of an answer: a corpus, a task, a batch size, a model geometry.
-``Verdict``  the answer for one model, with every leg; its JSON form is what ``report.json`` holds.
+``Leg``      one part of a verdict: a corpus, a task, a batch size, a model geometry. ``Verdict``  the result for one
+model, with every leg; its JSON form is what ``report.json`` holds.
+
+Standard library only: the pytest plugin imports it at start-up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from emad_ref.files import read_toml
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
 Kind = Literal["falsifier", "exact", "statistical", "report"]
 Requirement = Literal["quality", "speed", "energy", ""]
-Good = Literal["lower", "higher", ""]  # which way an estimate is better; "": neither, or nothing is asked of it
+Good = Literal["lower", "higher", ""]  # which way an estimate is better; "": neither, or it has no threshold
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 COUNTED = ("documents", "items", "pairs")  # nouns of ``units``
@@ -63,11 +64,11 @@ class Claim:
 class Leg:
     """One part of a verdict.
 
-    ``interval``   two-sided 95 %, or None where there is none; ``reason`` then says why if it is not obvious.
-    ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
-    ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
-    ``remedy``     of a leg that was left open: what would decide it, in words, as ``reason`` has it; "" unknown.
-    ``enough``     about how many of what is counted would decide it; None unknown, or no number of them would.
+    ``interval``   two-sided 95 %, or None; ``reason`` then says why if it is not obvious. ``p_falsify``  one-sided
+    p-value of "the threshold is not crossed", unadjusted: small values falsify. ``p_survive``  one-sided p-value of
+    "the threshold is crossed", unadjusted: small values let the leg survive. ``remedy``     of an open leg: what would
+    decide it, in words, as in ``reason``; "" unknown. ``enough``     about how many units would decide it; None
+    unknown, or no number of them would.
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -91,7 +92,7 @@ class Leg:
         _check_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
 
     def to_json(self) -> dict[str, Any]:
-        """Built-in types only: NumPy scalars do not survive the way to an xdist controller."""
+        """Built-in types only: NumPy scalars cannot be sent to an xdist controller."""
         return {f.name: _builtin(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
@@ -103,11 +104,11 @@ class Leg:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to one claim for one model.
+    """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
-    decided (``legs.combine``).
-    ``why``  of a row that was left open: what would decide it or, where nobody knows, that leg's reason; else "".
+    decided (``legs.combine``). ``why``  of an open row: what would decide it or, if that is unknown, that leg's reason;
+    else "".
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -204,27 +205,29 @@ def _extension_row(name: str, row: Any, file: Path, register: Mapping[str, Claim
     """A row of an extension."""
     if name in register:
         raise BadArgument(f"{file}: row", name, "an id that no other row has", "choose a prefix of your own")
-    wanted = {f.name for f in fields(Claim)} - {"id", "plain"}
-    if not isinstance(row, dict) or set(row) - {"plain"} != wanted:
-        given = sorted(row) if isinstance(row, dict) else row
+    required = {f.name for f in fields(Claim)} - {"id", "plain"}
+    if not isinstance(row, dict) or set(row) - {"plain"} != required:
+        columns = sorted(row) if isinstance(row, dict) else row
         raise BadArgument(
-            f"{file}: {name}", given, f"a table of exactly {', '.join(sorted(wanted))}", "see register.toml"
+            f"{file}: {name}", columns, f"a table of exactly {', '.join(sorted(required))}", "see register.toml"
         )
-    for field_name, known in (("kind", get_args(Kind)), ("requires", get_args(Requirement))):
-        if row[field_name] not in known:
-            raise BadArgument(f"{file}: {name}: {field_name}", row[field_name], f"one of {', '.join(map(repr, known))}")
+    for field_name, allowed in (("kind", get_args(Kind)), ("requires", get_args(Requirement))):
+        if row[field_name] not in allowed:
+            raise BadArgument(
+                f"{file}: {name}: {field_name}", row[field_name], f"one of {', '.join(map(repr, allowed))}"
+            )
     _check_minimum(row["minimum"], f"{file}: {name}")
     return Claim(id=name, **row)
 
 
 def _check_minimum(minimum: Any, where: str) -> None:
-    """Known words, whole numbers, and no leg that may survive with fewer than decide anything."""
+    """Check a minimum: known words, whole numbers, and at least as many units to survive as to decide."""
     if not isinstance(minimum, dict):
         raise BadArgument(f"{where}: minimum", minimum, "a table", "write minimum = { documents = 30 }")
-    known = [*COUNTED, *(noun + TO_SURVIVE for noun in COUNTED)]
+    allowed = [*COUNTED, *(noun + TO_SURVIVE for noun in COUNTED)]
     for noun, n in minimum.items():
-        if noun not in known:
-            raise BadArgument(f"{where}: minimum", noun, f"one of {', '.join(known)}", "n counts what is resampled")
+        if noun not in allowed:
+            raise BadArgument(f"{where}: minimum", noun, f"one of {', '.join(allowed)}", "n counts what is resampled")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise BadArgument(f"{where}: minimum.{noun}", n, "a whole number of at least 1")
         least = minimum.get(noun.removesuffix(TO_SURVIVE), 0)
@@ -246,14 +249,14 @@ def _row_with_overrides(claim: Claim, row: Any, where: str) -> Claim:
         raise BadArgument(f"{where}: thresholds", changes, "a table", "write thresholds = { name = number }")
     for name, value in changes.items():
         if name not in claim.thresholds:
-            known = ", ".join(claim.thresholds) or "none: this row has no threshold to set"
-            raise BadArgument(f"{where}: thresholds", name, f"one of {known}")
+            allowed = ", ".join(claim.thresholds) or "none: this row has no threshold to set"
+            raise BadArgument(f"{where}: thresholds", name, f"one of {allowed}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise BadArgument(f"{where}: thresholds.{name}", value, "a finite number", "a fraction: 1 % is 0.01")
     return replace(claim, gate=gate, thresholds=claim.thresholds | {k: float(v) for k, v in changes.items()})
 
 
-EXIT_PREFIX = "EMAD-X"  # how the ids begin of rows about an exit: whoever brings one asks them
+EXIT_PREFIX = "EMAD-X"  # prefix of rows about an exit, which exist only for runs with one
 DASH_VARIANTS = str.maketrans(dict.fromkeys("‐‑–−", "-"))  # hyphens of typeset text, en dash, minus sign U+2212
 
 
@@ -264,12 +267,12 @@ def select_ids(patterns: Iterable[str], known: Iterable[str], where: str) -> fro
         BadArgument: a pattern matches none; the message names ``where`` and the nearest ids.
     """
     ids = list(known)
-    found: set[str] = set()
+    selected: set[str] = set()
     for pattern in patterns:
-        wanted = pattern.translate(DASH_VARIANTS).upper()
-        matching = {name for name in ids if fnmatchcase(name.upper(), wanted)}
+        pattern_text = pattern.translate(DASH_VARIANTS).upper()
+        matching = {name for name in ids if fnmatchcase(name.upper(), pattern_text)}
         if not matching:
             expected = "an id of the register, or a pattern such as EMAD-R*"
-            raise BadArgument(where, pattern, expected, suggest_nearest(wanted, ids) or f"ids: {', '.join(ids)}")
-        found |= matching
-    return frozenset(found)
+            raise BadArgument(where, pattern, expected, suggest_nearest(pattern_text, ids) or f"ids: {', '.join(ids)}")
+        selected |= matching
+    return frozenset(selected)
