@@ -1,1 +1,1 @@
-"""What one run knows of one model or pair: taken once, on demand. No verdicts, no pytest."""
+"""Measurements of one model or pair in one run, each made on first use. No verdicts, no pytest."""

@@ -1,8 +1,7 @@
-"""Ablations of EMAD: one function for each component of an operating point that is varied; each returns its table and
-notes.
+"""Ablations of EMAD: one function per varied component of an operating point; each returns its table and notes.
 
-Thresholds come from the calibration split, rows from replays of the evaluation split; intervals resample its
-documents. State copying is decoded on the openings of documents. No claim is decided here.
+Thresholds come from the calibration split, rows from replays of the evaluation split; intervals resample its documents.
+State copying is decoded on the openings of documents. No claim is decided here.
 """
 
 from __future__ import annotations
@@ -51,35 +50,35 @@ TableRow = dict[str, Any]
 
 
 def require_quality(evidence: ModelMeasurements) -> None:
-    """Raises Unsupported where quality cannot be judged, or replay does not hold for the decoder under test."""
+    """Raise Unsupported if quality cannot be judged, or replay does not hold for the decoder under test."""
     if reason := evidence.subject.without_quality or evidence.replay_validity.refusal:
         raise Unsupported(reason)
 
 
 def strided_probes(layers: int, stride: int) -> tuple[int, ...]:
-    """Probes after every ``stride`` layers, the last layer left out."""
+    """Probes after every ``stride`` layers, except the last layer."""
     return tuple(range(stride, layers, stride))
 
 
 def margins(profile: Profile, budget: str) -> list[float]:
-    """Margins in nats from 0 to below the profile's highest target, as many as the budget allows."""
+    """Margins in nats from 0 to below the profile's highest target; the budget sets their number."""
     highest = max(profile.targets_nats)
     return [float(m) for m in np.linspace(0.0, highest, TRIED_MARGINS[budget], endpoint=False)]
 
 
 def tried_margins(evidence: ModelMeasurements) -> list[float]:
-    """The margins of the run's own profile: every profile of an ablation is tried at the same."""
+    """The margins of the run's own profile, common to all profiles of an ablation."""
     return margins(evidence.traces.profile, evidence.study.budget.name)
 
 
 def points(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
-    """The profile's point at each margin under which anything can exit."""
+    """The profile's point at each margin under which a token can exit."""
     highest = max(max(row) for row in profile.bin_targets_nats or (profile.targets_nats,))
     return [profile.point(margin) for margin in margins if margin <= highest]
 
 
 class AblationRows:
-    """Rows about one evaluation split, their intervals from the same resamples of its documents."""
+    """Rows of one evaluation split, with intervals from the same resamples of its documents."""
 
     def __init__(self, evidence: ModelMeasurements, rng: np.random.Generator):
         self._points, self._traces, self._rng = evidence.points, evidence.traces, rng
@@ -107,8 +106,8 @@ class AblationRows:
 def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
     """Depth, reductions and perplexity of one replay of ``trace``.
 
-    Points that collapse alike have equal rows: see the median of tokens before the first probe, which is None without
-    probes or where most sequences never get there.
+    Points that collapse alike have equal rows. The median of tokens before the first probe shows that; it is None
+    without probes or if most sequences never reach it.
     """
     before = tokens_to_collapse(trace, loss.point) if loss.point.probes else math.inf
     return {
@@ -126,7 +125,7 @@ NO_SPEED: TableRow = {"speed ×": None, "speed interval": None}
 
 
 def speed_columns(evidence: ModelMeasurements, points: Mapping[str, OperatingPoint]) -> dict[str, TableRow]:
-    """Name → paired speed against full depth at batch 1, with interval; None where the decoder declines the point."""
+    """Name → paired speed against full depth at batch 1, with interval; None if the decoder declines the point."""
     accepted = {name: point for name, point in points.items() if _is_accepted(evidence.subject, point)}
     arms = {f"point {name}": point for name, point in accepted.items()}  # "full" is the name of the reference arm
     seconds = evidence.latency.against_full(arms).seconds if arms else {}
@@ -154,14 +153,14 @@ def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Genera
     require_quality(evidence)
     if evidence.shifted is None:
         raise Unsupported(f"no second corpus beside {evidence.corpus}")
-    at_hand, shown = (evidence, evidence.shifted), []
+    at_hand, table_rows = (evidence, evidence.shifted), []
     profiles = {other.corpus: other.traces.calibrated() for other in at_hand}
     for judged in at_hand:
         rows = AblationRows(judged, rng)
-        shown.append(rows.full({"text": judged.corpus, "profile": "none"}))
+        table_rows.append(rows.full({"text": judged.corpus, "profile": "none"}))
         for corpus, profile in profiles.items():
-            shown += rows.at(points(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus})
-    return Attachments((AttachedTable("ablation, calibration corpus", shown),))
+            table_rows += rows.at(points(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus})
+    return Attachments((AttachedTable("ablation, calibration corpus", table_rows),))
 
 
 CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FEATURES, count)]
@@ -171,34 +170,34 @@ def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -
     """EMAD, "Ablations": thresholds per bin of every feature and pair of features; notes name rare bins."""
     require_quality(evidence)
     rows = AblationRows(evidence, rng)
-    shown, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
+    table, notes = [rows.full({"features": "–", "bins": 0, "fallen back": 0})], []
     for features in CONDITIONINGS:
         profile = evidence.traces.calibrated(features=features)
         require_bins(profile, len(evidence.traces.calibration))
-        shown += rows.at(points(profile, tried_margins(evidence)), conditioning_columns(profile))
+        table += rows.at(points(profile, tried_margins(evidence)), conditioning_columns(profile))
         if note := fallback_note(profile):
             notes.append(f"{evidence.name}: {note}")
-    return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", shown),), tuple(notes))
+    return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", table),), tuple(notes))
 
 
 def require_bins(profile: Profile, tokens: int) -> None:
-    """Every calibration token is in a bin; a bin keeps its own thresholds exactly where it was seen often enough."""
-    seen, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
-    assert seen is not None
-    assert seen.tokens.sum() == tokens, "a calibration token is in no bin"
-    few = seen.tokens < profile.minimum_tokens
+    """Check that every calibration token is in a bin, and that a bin has its own thresholds only with enough tokens."""
+    statistics, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
+    assert statistics is not None
+    assert statistics.tokens.sum() == tokens, "a calibration token is in no bin"
+    few = statistics.tokens < profile.minimum_tokens
     assert not profile.bins.features or (fallen == few).all(), "a bin seen too rarely keeps its own, or another fell"
     assert all(len(point.thresholds) == profile.bins.count for point in points(profile, [0.0]))
 
 
 def conditioning_columns(profile: Profile) -> TableRow:
-    """Leading columns: features, how many bins they make, and how many of those took their parent's thresholds."""
+    """Leading columns: features, number of bins, and how many of them took their parent's thresholds."""
     fallen = sum(dropped > 0 for dropped in profile.fallbacks)
     return {"features": profile.bins.name, "bins": profile.bins.count, "fallen back": fallen}
 
 
 def fallback_note(profile: Profile) -> str:
-    """Which bins took the thresholds of an ancestor; empty for none."""
+    """Bins that took the thresholds of an ancestor; empty for none."""
     names = zip(bin_names(profile.bins), profile.fallbacks, strict=False)  # a profile without bins has no fallbacks
     fell = [name for name, dropped in names if dropped]
     few = f"fewer than {profile.minimum_tokens} calibration tokens"
@@ -228,17 +227,17 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     }
     timed = {name: by_name[name, 0.0] for name in TIMED_ESTIMATORS if (name, 0.0) in by_name}
     times = speed_columns(evidence, timed)
-    rows, shown = AblationRows(evidence, rng), []
+    rows, table = AblationRows(evidence, rng), []
     for (name, margin), point in by_name.items():
         cost = {"probe FLOPs per token": estimated.probe_flops(point)}
         first = {"estimator": name} | agreement_columns(fits.get(name), margin) | cost
         (row,) = rows.at([point], first, estimated.trace)
-        shown.append(row | (times.get(name, NO_SPEED) if margin == 0 else NO_SPEED))
-    return Attachments((AttachedTable(f"ablation, entropy estimator on {evidence.corpus}: worst probe", shown),))
+        table.append(row | (times.get(name, NO_SPEED) if margin == 0 else NO_SPEED))
+    return Attachments((AttachedTable(f"ablation, entropy estimator on {evidence.corpus}: worst probe", table),))
 
 
 def require_bounds(fits: Mapping[str, EstimatorFit]) -> None:
-    """Top-K bounds entropy from above, the nearer the larger K is, and exact search misses no row."""
+    """Check that top-K bounds entropy from above, more tightly for larger K, and that exact search misses no row."""
     bounds = [fits[f"topk-{k}"].bias_nats for k in KS if f"topk-{k}" in fits]
     for fewer, more in pairwise(bounds):
         assert all(a >= b - ROUNDING_NATS for a, b in zip(fewer, more, strict=True)), "Ĥ rises with K"
@@ -247,7 +246,7 @@ def require_bounds(fits: Mapping[str, EstimatorFit]) -> None:
 
 
 def usable_estimators(stepper: Stepper, estimators: Iterable[Estimator]) -> list[Estimator]:
-    """Those whose k and rank this model's unembedding can hold."""
+    """The estimators whose k and rank fit this model's unembedding."""
     vocabulary, width = stepper.unembedding.shape
     return [e for e in estimators if e.k <= vocabulary and e.rank <= width]
 
@@ -295,7 +294,7 @@ class FittedEstimators:
         return counted.shares
 
     def fit(self, estimator: Estimator, margins: Sequence[float]) -> EstimatorFit:
-        """How ``estimator``, one of ``fitted``, agrees with the full softmax."""
+        """Agreement of ``estimator``, one of ``fitted``, with the full softmax."""
         estimates = self._estimates
         raw = estimates.uncorrected(self.trace, estimator)
         thresholds = [[target - margin for margin in margins] for target in self._profile.targets_nats]
@@ -321,9 +320,9 @@ class FittedEstimators:
 
 
 class RecallCounter:
-    """Counts, in a trace's pass, which of the true K largest logits an estimator retrieves: hand it over as observer.
+    """Observer that counts, during a trace, how many of the true K largest logits an estimator retrieves.
 
-    ``shares``: (estimator, probe) → recall@K. Estimators that retrieve nothing have none.
+    ``shares``: (estimator, probe) → recall@K. Estimators without retrieval have none.
     """
 
     def __init__(self, stepper: Stepper, estimators: Iterable[Estimator], probes: Sequence[int]):
@@ -341,15 +340,15 @@ class RecallCounter:
         self._tokens: dict[int, int] = {}
 
     def __call__(self, layer: int, states: Tensor, entropy: Tensor) -> None:
-        """Take in states [tokens, D] after ``layer``."""
+        """Count for states [tokens, D] after ``layer``."""
         if layer not in self._probes:
             return
         normed = self._stepper.normed(states)
         self._tokens[layer] = self._tokens.get(layer, 0) + len(states)
         for estimator, index in self._indices.items():
-            found, true = (each.search(normed, estimator.k)[1] for each in (index, self._exact))
+            retrieved, true = (each.search(normed, estimator.k)[1] for each in (index, self._exact))
             key = (estimator.name, layer)
-            self._hits[key] = self._hits.get(key, 0.0) + float(recall(found, true).sum())
+            self._hits[key] = self._hits.get(key, 0.0) + float(recall(retrieved, true).sum())
 
     @property
     def shares(self) -> dict[tuple[str, int], float]:
@@ -384,7 +383,7 @@ def flatness_row(dot: ProfileFlatness) -> TableRow:
 
 
 def trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
-    """The trend over ``dots``, or that they are too few for one."""
+    """The trend over ``dots``, or a note that they are too few."""
     if len(dots) < LEAST_PROFILES:
         return f"{name}: {len(dots)} profiles are no trend: EMAD-E11 needs {LEAST_PROFILES}"
     rho, p = flatness_trend(dots)
@@ -402,15 +401,15 @@ def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) 
     """EMAD, "Ablations": exits to layers between probes, on and off, for each stride; speed at m = 0."""
     require_quality(evidence)
     layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
-    shown: list[TableRow] = []
+    table_rows: list[TableRow] = []
     notes: list[str] = []
     for stride in (s for s in INTERPOLATED_STRIDES if s < layers):
         profile = evidence.traces.calibrated(strided_probes(layers, stride))
-        shown += interpolation_rows(evidence, rows, profile, stride)
+        table_rows += interpolation_rows(evidence, rows, profile, stride)
         if not layers_between(profile.probes):
             few = f"{evidence.name}: stride {stride} leaves {len(profile.probes)} probes on {layers} layers"
             notes.append(f"{few}: a line through two readings never meets a next threshold, interpolation is off")
-    table = AttachedTable(f"ablation, interpolation between probes on {evidence.corpus}", shown)
+    table = AttachedTable(f"ablation, interpolation between probes on {evidence.corpus}", table_rows)
     return Attachments((table,), tuple(notes))
 
 
@@ -419,7 +418,7 @@ def interpolation_rows(
 ) -> list[TableRow]:
     """Rows of one profile at every margin, interpolation off and on."""
     between, first = layers_between(profile.probes), {"stride": stride}
-    shown: list[TableRow] = []
+    table: list[TableRow] = []
     for off in points(profile, tried_margins(evidence)):
         on = replace(off, name=f"{off.name} interpolated", interpolate=True)
         arms = {"off": off, "on": on}
@@ -427,18 +426,18 @@ def interpolation_rows(
         times = speed_columns(evidence, arms) if timed else dict.fromkeys(arms, NO_SPEED)
         for name, point in arms.items():
             (row,) = rows.at([point], first | {"interpolation": name, "layers between": len(between)})
-            shown.append(row | times[name])
+            table.append(row | times[name])
         require_layers_between(evidence.traces.evaluation, off, on, between)
-    return shown
+    return table
 
 
 def layers_between(probes: Sequence[int]) -> list[int]:
-    """Layers strictly between the second probe and the last: before there is no line, after it no threshold."""
+    """Layers strictly between the second probe and the last: outside them a line or a next threshold is missing."""
     return sorted(set(range(probes[1], probes[-1])) - set(probes)) if len(probes) > 2 else []
 
 
 def require_layers_between(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
-    """More places to exit never let a token go deeper, and no place is made up."""
+    """Check that interpolation never lets a token go deeper, and adds exits only at these layers."""
     plain, interpolated = (depths(trace, point) for point in (off, on))
     assert (interpolated <= plain).all()
     assert set(np.unique(interpolated)) <= {*off.probes, *between, off.ceiling}
@@ -452,19 +451,19 @@ def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
     """EMAD, "Ablations": full depth, then margins from 0 up, with the accuracy of every replayed task."""
     require_quality(evidence)
     rows = AblationRows(evidence, rng)
-    shown = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
+    table = [rows.full({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full)]
     saved = NetSaving(evidence.traces.validation, evidence.loaded.geometry)
     for point in margin_points(evidence.traces.profile, saved, MARGIN_COUNTS[evidence.study.budget.name]):
         (row,) = rows.at([point], {"margin, nats": point.margin_nats})
-        shown.append(row | accuracy_columns(evidence, point))
-    return Attachments((AttachedTable(f"ablation, margin on {evidence.corpus}", shown),))
+        table.append(row | accuracy_columns(evidence, point))
+    return Attachments((AttachedTable(f"ablation, margin on {evidence.corpus}", table),))
 
 
 def accuracy_columns(evidence: ModelMeasurements, point: OperatingPoint) -> TableRow:
-    """Share right of each replayed task, and which of them count at the point; nothing where there are none."""
+    """Share right of each replayed task, and the tasks that count at the point; empty without tasks."""
     tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
-    counting = ", ".join(task for task, held in tasks.items() if held.counts) or "none"
-    shares: TableRow = {f"{task} %": held.accuracy[1] for task, held in tasks.items()}
+    counting = ", ".join(task for task, scores in tasks.items() if scores.counts) or "none"
+    shares: TableRow = {f"{task} %": scores.accuracy[1] for task, scores in tasks.items()}
     return shares | ({"tasks that count": None if point == evidence.subject.full else counting} if tasks else {})
 
 
@@ -485,20 +484,20 @@ def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> At
     copying = replace(rule, name=f"{rule.name} copying", schedule="copying")
     timed = {name: point for name, point in first.items() if name in TIMED_SCHEDULES}
     times = speed_columns(evidence, timed | {COPYING: copying})
-    rows, shown, notes = AblationRows(evidence, rng), [], []
+    rows, table, notes = AblationRows(evidence, rng), [], []
     for margin, named in by_margin.items():
         for name, point in named.items():
             speed = times[name] if margin == 0 and name in times else NO_SPEED
-            shown += [row | speed for row in rows.at([point], {"schedule": name, "text": REPLAYED})]
+            table += [row | speed for row in rows.at([point], {"schedule": name, "text": REPLAYED})]
     openings = DecodedOpenings(evidence.subject)
-    shown += [openings_row(name, openings.replayed(first[name])) for name in ("monotone", "eager backfill")]
+    table += [openings_row(name, openings.replayed(first[name])) for name in ("monotone", "eager backfill")]
     try:
         copied = openings.decoded(copying)
     except Unsupported as refusal:
         notes.append(f"{evidence.name}: {COPYING}: not applicable ({refusal})")
     else:
-        shown.append(openings_row(COPYING, copied) | times[COPYING])
-    return Attachments((AttachedTable(f"ablation, schedule on {evidence.corpus}", shown),), tuple(notes))
+        table.append(openings_row(COPYING, copied) | times[COPYING])
+    return Attachments((AttachedTable(f"ablation, schedule on {evidence.corpus}", table),), tuple(notes))
 
 
 def schedule_points(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[str, OperatingPoint]:
@@ -513,7 +512,7 @@ def schedule_points(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[s
     validation, geometry = evidence.traces.validation, evidence.loaded.geometry
     (mine,) = loss_table(validation, geometry, [rule])
     falls = loss_table(validation, geometry, positional_points(rule.layers))
-    best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point of this project
+    best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point
     return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
 
 
@@ -569,26 +568,26 @@ def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
     """EMAD, "Ablations": a profile for every probe stride, from the same calibration text."""
     require_quality(evidence)
     rows, named = AblationRows(evidence, rng), probe_strides(evidence.subject.stepper.layers)
-    shown = [rows.full({"probes": "none", "layers": "–"})]
+    table_rows = [rows.full({"probes": "none", "layers": "–"})]
     for name, probes in named.items():
         at = points(evidence.traces.calibrated(probes), tried_margins(evidence))
         assert at, f"{name}: nothing can exit at margin 0"
-        shown += rows.at(at, {"probes": name, "layers": ", ".join(map(str, probes))})
-    said = agreement_note(evidence.traces.evaluation, sorted(set().union(*named.values())))
-    table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", shown)
-    return Attachments((table,), (f"{evidence.name}: {said}",))
+        table_rows += rows.at(at, {"probes": name, "layers": ", ".join(map(str, probes))})
+    note = agreement_note(evidence.traces.evaluation, sorted(set().union(*named.values())))
+    table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", table_rows)
+    return Attachments((table,), (f"{evidence.name}: {note}",))
 
 
 def probe_strides(layers: int) -> dict[str, tuple[int, ...]]:
     """Name → probes: every stride that leaves one, and the default, which may be one of them."""
     default = default_probes(layers)
-    found = {f"every {stride}": strided_probes(layers, stride) for stride in PROBE_STRIDES if stride < layers}
-    named = {name + (" (default)" if probes == default else ""): probes for name, probes in found.items()}
-    return named | ({} if default in found.values() else {"default": default})
+    probes_by_name = {f"every {stride}": strided_probes(layers, stride) for stride in PROBE_STRIDES if stride < layers}
+    named = {name + (" (default)" if probes == default else ""): probes for name, probes in probes_by_name.items()}
+    return named | ({} if default in probes_by_name.values() else {"default": default})
 
 
 def agreement_note(trace: Trace, probes: Sequence[int]) -> str:
-    """What the layers probed are worth: an early-exit loss may have trained some of them and not others."""
+    """Agreement of the probed layers with the last; an early-exit loss may have trained only some of them."""
     rates = agreement_rate(trace)
-    said = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)
-    return f"top-1 tokens that are already the last layer's: {said}"
+    text = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)
+    return f"top-1 tokens that are already the last layer's: {text}"

@@ -1,4 +1,4 @@
-"""Tables, notes and operating points that accompany a verdict, as data. The caller puts them on record."""
+"""Tables, notes and operating points that accompany a verdict, as data. The caller records them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AttachedTable:
-    """``rows`` share their keys, which are the columns; built-in values only, None for what is absent.
+    """A table: ``rows`` with common keys, the columns; built-in values only, None for an absent one.
 
     ``figure``: a name of ``report.figures.FIGURES`` that shows these rows; "": none.
     """

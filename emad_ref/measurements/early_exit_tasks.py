@@ -1,15 +1,14 @@
-"""What early exits are asked: which tasks, which items of each, and how an answer to one is scored.
+"""Tasks for early exits: which tasks a model gets, their items, and the score of an answer.
 
-The bundled T5s are asked the world's own pairs, for which they were trained. Any other T5 is asked SQuAD and SamSum,
-from the files of ``--emad-data DIR``; without files it is asked nothing, and its rows say so. A task that is left out
-keeps the reason.
+The bundled T5s get the world's own pairs, on which they were trained. Any other T5 gets SQuAD and SamSum from the files
+of ``--emad-data DIR``. Without files it gets no task, and its rows say so. A task that is left out keeps the reason.
 
-What is judged comes from one split, the one that measures. What calibrates (EE-7), and the constant answer that an
-honest guess may give, come from items about other texts: the world's split for that, or rows of the file that are not
-judged. Items about one text, such as questions about a paragraph, share a cluster.
+Judged items come from the split that measures. Calibration (EE-7), and the constant answer of an honest guess, use
+items about other texts: the world's calibration split, or rows of the file that are not judged. Items about one text,
+such as questions about a paragraph, share a cluster.
 
-An honest guess is the better of two that need no model: the commonest answer elsewhere, or what the source offers
-(a word of it, each as likely; a number of it; as many of its first words as a summary has).
+An honest guess is the better of two without a model: the most frequent answer elsewhere, or what the source offers (a
+word of it, each as likely; a number of it; as many of its first words as a summary has).
 """
 
 from __future__ import annotations
@@ -35,14 +34,16 @@ from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_pairs
 
 WORLD = "world:pairs"
 ITEMS = {"smoke": 100, "standard": 200, "full": 500}
-GUESSED_FROM = 100  # items elsewhere whose commonest answer is an honest guess
+GUESSED_FROM = 100  # items elsewhere that give the most frequent answer
 NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class EarlyExitTask:
-    """``kind``: question answering, summary, or a worked chain that ends with a number. ``new``: tokens of an
-    answer."""
+    """A task. ``kind``: question answering, summary, or a worked chain that ends with a number.
+
+    ``new``: tokens of an answer.
+    """
 
     corpus: str
     kind: TextTask
@@ -53,10 +54,8 @@ TASKS: dict[str, EarlyExitTask] = {
     "qa": EarlyExitTask(WORLD, "qa", 8),  # the longest target has 4 tokens
     "summary": EarlyExitTask(WORLD, "summary", 44),  # 38
     "count": EarlyExitTask(WORLD, "count", 44),  # 40
-    "squad": EarlyExitTask("squad", "qa", 30),  # as the scripts of BERT and transformers allow an answer of SQuAD
-    "samsum": EarlyExitTask(
-        "samsum", "summary", 128
-    ),  # as LongBench allows a summary of SamSum (tasks/local/samsum.yaml)
+    "squad": EarlyExitTask("squad", "qa", 30),  # as the SQuAD scripts of BERT and transformers
+    "samsum": EarlyExitTask("samsum", "summary", 128),  # as LongBench for SamSum (tasks/local/samsum.yaml)
 }
 
 
@@ -86,7 +85,7 @@ class TaskItems:
 
 
 class EarlyExitTasks:
-    """Tasks of one encoder-decoder, their items read when first asked for and kept."""
+    """Tasks of one encoder-decoder; their items are read on first use."""
 
     def __init__(self, subject: ModelUnderTest):
         self._subject = subject
@@ -94,17 +93,17 @@ class EarlyExitTasks:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Tasks that can be asked."""
+        """Available tasks."""
         return tuple(name for name, reason in self._reasons.items() if not reason)
 
     @property
     def missing(self) -> dict[str, str]:
-        """Task that cannot be asked → why; each becomes a leg, because unmeasured is not survived."""
+        """Unavailable task → why; each becomes a leg, because unmeasured is not survived."""
         return {name: reason for name, reason in self._reasons.items() if reason}
 
     @property
     def none(self) -> str:
-        """Why no task can be asked; "" where one can."""
+        """Why no task is available; "" if one is."""
         reasons = self._reasons
         return "" if self.names else "; ".join(dict.fromkeys(reasons.values()))
 
@@ -114,14 +113,14 @@ class EarlyExitTasks:
         return "+".join(dict.fromkeys(TASKS[name].corpus for name in self.names))
 
     def title(self, name: str) -> str:
-        """A task and its corpus, for people."""
+        """Task and corpus in words."""
         corpus = TASKS[name].corpus
         return name if name == corpus else f"{corpus}, {name}"
 
     @cached_property
     def _reasons(self) -> dict[str, str]:
-        asked = [name for name, task in TASKS.items() if (task.corpus == WORLD) == self._subject.loaded.bundled]
-        return {name: self._reason(name) for name in asked}
+        candidates = [name for name, task in TASKS.items() if (task.corpus == WORLD) == self._subject.loaded.bundled]
+        return {name: self._reason(name) for name in candidates}
 
     def _reason(self, name: str) -> str:
         task, data = TASKS[name], self._subject.data
@@ -138,36 +137,36 @@ class EarlyExitTasks:
     # ------------------------------------------------------------ items
 
     def items(self, name: str) -> TaskItems:
-        """The evaluated items of ``name``. A file that does not fit ends the run (``errors.RunStopped``)."""
+        """The evaluated items of ``name``. An unusable file ends the run (``errors.RunStopped``)."""
         if name not in self._items:
             self._items[name] = self._read(name)
         return self._items[name]
 
     @property
     def notes(self) -> list[str]:
-        """Where the items come from, and how many were cut."""
+        """Origin of the items, and how many were cut."""
         subject = self._subject
-        said = [f"{subject.name}: {name}: {note}" for name in self.names if (note := self._note(name))]
+        notes = [f"{subject.name}: {name}: {note}" for name in self.names if (note := self._note(name))]
         data = subject.data
         if subject.loaded.bundled and data is not None and any(has_task_file(name, data) for name in PUBLISHED):
-            said.append(f"{subject.name}: asked {WORLD}, for which it was trained, and not the files of --emad-data")
-        return said
+            notes.append(f"{subject.name}: asked {WORLD}, for which it was trained, and not the files of --emad-data")
+        return notes
 
     def _note(self, name: str) -> str:
         items = self.items(name)
         sources, targets = items.cut
         if not (items.drawn or sources or targets):
             return ""
-        drawn = items.drawn or f"{len(items.pairs)} pairs"
+        origin = items.drawn or f"{len(items.pairs)} pairs"
         return (
-            f"{drawn}; {sources} sources cut to {self._subject.window} tokens, {targets} references to "
+            f"{origin}; {sources} sources cut to {self._subject.window} tokens, {targets} references to "
             f"{TASKS[name].new}"
         )
 
     def elsewhere(self, name: str, count: int, by: int = 1) -> TaskItems:
-        """Up to ``count`` items about texts that are not judged, each about a text of its own; a multiple of ``by``.
+        """Up to ``count`` items about texts that are not judged, each about another text; a multiple of ``by``.
 
-        A file that does not fit ends the run.
+        An unusable file ends the run.
         """
         subject = self._subject
         if TASKS[name].corpus == WORLD:
@@ -175,13 +174,13 @@ class EarlyExitTasks:
         else:
             judged = {pair.text for pair in self.items(name).pairs}
             stream = (pair for pair in self._published(name, None).pairs if pair.text not in judged)
-        found = tuple(islice(_one_per_text(stream), count))
-        return self._tokenised(name, found[: len(found) // by * by], "")
+        chosen = tuple(islice(_one_per_text(stream), count))
+        return self._tokenised(name, chosen[: len(chosen) // by * by], "")
 
     def guessed(self, name: str) -> Floats:
-        """float64 [items] expected score of an honest guess without a model: the commonest answer elsewhere, or what
-        the
-        source offers, whichever is better on average."""
+        """float64 [items] expected score of an honest guess without a model: the most frequent answer elsewhere, or
+        what the source offers, whichever is better on average.
+        """
         judged, others = self.items(name).pairs, self.elsewhere(name, GUESSED_FROM).pairs
         length = int(np.median([len(pair.target.split()) for pair in others or judged]))
         common = [answer for answer, _ in Counter(pair.target for pair in others).most_common(1)]
@@ -200,25 +199,27 @@ class EarlyExitTasks:
         subject, count = self._subject, ITEMS[self._subject.budget.name]
         if TASKS[name].corpus == WORLD:
             return self._tokenised(name, tuple(generate_pairs(TASKS[name].kind, "evaluate", count, subject.seed)), "")
-        found = self._published(name, count)
-        return self._tokenised(name, found.pairs, f"{len(found.pairs)} of {found.of:,} pairs of {found.file.name}")
+        published = self._published(name, count)
+        return self._tokenised(
+            name, published.pairs, f"{len(published.pairs)} of {published.of:,} pairs of {published.file.name}"
+        )
 
     def _published(self, name: str, count: int | None) -> PublishedPairs:
         assert self._subject.data is not None, "without a folder no published task is asked"
         with stop_run_on_error():
             return load_pairs(name, self._subject.data, count, self._subject.seed)
 
-    def _tokenised(self, name: str, chosen: tuple[SourceTarget, ...], drawn: str) -> TaskItems:
+    def _tokenised(self, name: str, chosen: tuple[SourceTarget, ...], origin: str) -> TaskItems:
         window, new = self._subject.window, TASKS[name].new
         sources = [self._tokens(pair.source) for pair in chosen]
         targets = [self._tokens(pair.target) for pair in chosen]
         cut = sum(len(ids) > window for ids in sources), sum(len(ids) > new for ids in targets)
-        # a source keeps the token that ends every source; of a reference only what may be written is read
-        shown = [
+        # a source keeps its end token; of a reference only writable tokens are read
+        cut_sources = [
             ids if len(ids) <= window else self._tokens(pair.source, truncation=True, max_length=window)
             for pair, ids in zip(chosen, sources, strict=True)
         ]
-        return TaskItems(chosen, tuple(shown), tuple(ids[:new] for ids in targets), cut, drawn)
+        return TaskItems(chosen, tuple(cut_sources), tuple(ids[:new] for ids in targets), cut, origin)
 
     def _tokens(self, text: str, **options: Any) -> Ints:
         ids: Ints = np.array(self._subject.tokenizer.encode(text, **options), dtype=np.int64)
@@ -226,10 +227,10 @@ class EarlyExitTasks:
 
 
 def _one_per_text(stream: Iterable[SourceTarget]) -> Iterator[SourceTarget]:
-    seen: set[str] = set()
+    texts: set[str] = set()
     for pair in stream:
-        if pair.text not in seen:
-            seen.add(pair.text)
+        if pair.text not in texts:
+            texts.add(pair.text)
             yield pair
 
 
@@ -250,8 +251,8 @@ def exact_match(name: str, text: str, answers: Sequence[str]) -> float | None:
 
 
 def _last_number(text: str) -> str:
-    found = NUMBER.findall(text)
-    return found[-1] if found else ""
+    numbers = NUMBER.findall(text)
+    return numbers[-1] if numbers else ""
 
 
 def _chain_ends(text: str, answers: Sequence[str]) -> float:
@@ -263,7 +264,7 @@ SCORES: dict[TextTask, Callable[[str, Sequence[str]], float]] = {
     "summary": lambda text, answers: max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers),
     "count": _chain_ends,
 }
-# (text, words of a usual answer) → what the text itself offers, each as likely
+# (text, words of a usual answer) → candidate answers in the text, each as likely
 GUESSES: dict[TextTask, Callable[[str, int], Sequence[str]]] = {
     "qa": lambda text, length: sorted(set(re.findall(r"\w+", text))),
     "summary": lambda text, length: [" ".join(text.split()[:length])],

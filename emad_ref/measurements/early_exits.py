@@ -44,21 +44,21 @@ RULES: dict[str, tuple[str, str]] = {
     "JSD, decaying": ("jsd_contrast", "decaying"),
     "JSD, adaptive": ("jsd_contrast", "adaptive"),
 }
-# The paper's JSD has nothing to contrast with at j and decides from j + 1 on. The authors' code contrasts with layers
-# below j, too, and decides from j on: a rule of its own here.
+# The paper's JSD has no layer to contrast with at j and decides from j + 1 on. The authors' code also contrasts with
+# layers below j and decides from j on; here that is a rule of its own.
 AS_CODED = "JSD, as coded"
-FIRST_AMATEUR = 2  # of the authors' code; 1 where j is 2, which else had nothing to contrast with
+FIRST_AMATEUR = 2  # of the authors' code; 1 if j is 2, which has no other layer to contrast with
 THRESHOLD = 0.9  # the paper's λ
 PUBLISHED_MINIMA, PUBLISHED_LAYERS = (7, 19), 24
 LEAST_LAYERS = 4  # fewer leave no room for two minimum layers and a pruned one
 LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less than two
 ITEM_ROWS = 25  # items decoded together
-SET_SIZE = 50  # items of a calibration set; 29 certify δ = 10 % without any loss
+SET_SIZE = 50  # items of a calibration set; 29 without a loss certify δ = 10 %
 SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 that all keep the promise show a coverage of 95 %
 CONTRASTS = tuple(name for name, signal in SIGNALS.items() if signal.contrasts)
-ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not give
-READ_TOKENS = 32  # contrasted at once: the readouts of T5-large's layers at so many positions are 0.2 GB
-WARM_UP = 2  # pairs that are not timed
+ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not state
+READ_TOKENS = 32  # tokens per contrast: the readouts of T5-large's layers at so many positions are 0.2 GB
+WARM_UP = 2  # untimed pairs
 SOLVED = 0.05  # level at which full depth must beat an honest guess
 PRETRAINED = "emad-t5-tiny"
 TWINS = {PRETRAINED: "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": PRETRAINED}
@@ -69,7 +69,7 @@ RuleRow = dict[str, object]
 
 
 def first_amateur(minimum: int) -> int:
-    """The first layer that JSD as coded contrasts with, for decisions from ``minimum`` ≥ 2 on."""
+    """The first layer that the authors' JSD contrasts with, for decisions from ``minimum`` ≥ 2 on."""
     return min(FIRST_AMATEUR, minimum - 1)
 
 
@@ -81,7 +81,7 @@ def minimum_layers(layers: int) -> tuple[int, ...]:
 
 
 def has_room(geometry: Geometry) -> bool:
-    """Whether the paper's minimum layers and pruned vocabularies exist at this size."""
+    """Whether the model is deep and wide enough for the paper's minimum layers and pruned vocabularies."""
     return geometry.layers >= LEAST_LAYERS and geometry.vocabulary >= LEAST_VOCABULARY
 
 
@@ -90,7 +90,7 @@ def has_room(geometry: Geometry) -> bool:
 
 @dataclass(frozen=True)
 class FlopsPerItem:
-    """FLOPs in the parts that the paper mixes, as the decoder under test counted them.
+    """FLOPs by the paper's parts, as the decoder under test counted them.
 
     ``confidence``: every readout, the emitting one included. ``decoder``: blocks, attention, K/V copies, and K and V of
     the sources. ``encoder``: the sources.
@@ -106,13 +106,13 @@ class FlopsPerItem:
 
     @property
     def decoding(self) -> float:
-        """Without the encoder, which no rule touches."""
+        """FLOPs without the encoder, which no rule changes."""
         return self.confidence + self.decoder
 
 
 @dataclass(frozen=True)
 class FlopSaving:
-    """How many times fewer FLOPs, part by part; below 1 where more are executed."""
+    """FLOPs before over FLOPs after, part by part; below 1 if more are executed."""
 
     confidence: float
     decoding: float
@@ -120,15 +120,15 @@ class FlopSaving:
 
 
 def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerItem:
-    """``work`` of ``items`` items in parts."""
-    found = flops(work, geometry)
-    confidence = sum(found.readouts.values())
-    decoder = found.total - confidence - found.encoder
-    return FlopsPerItem(confidence / items, decoder / items, found.encoder / items)
+    """Split ``work`` of ``items`` items into parts."""
+    counted = flops(work, geometry)
+    confidence = sum(counted.readouts.values())
+    decoder = counted.total - confidence - counted.encoder
+    return FlopsPerItem(confidence / items, decoder / items, counted.encoder / items)
 
 
 def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
-    """How many times fewer FLOPs ``after`` has than ``before``."""
+    """Ratio of the FLOPs of ``before`` and ``after``."""
     return FlopSaving(
         float(before.confidence / after.confidence),
         float(before.decoding / after.decoding),
@@ -170,8 +170,8 @@ class ExitScores:
 class EarlyExitAnswers:
     """All items of one task under ``point``, in their order.
 
-    ``counted``: the decoder's work on all of them; None where it does not count.
-    ``exact``: share of answers equal to a reference word for word; None for a task without right answers.
+    ``counted``: the decoder's work on all of them; None if it does not count. ``exact``: share of answers equal to a
+    reference word for word; None for a task without right answers.
     """
 
     point: OperatingPoint
@@ -181,7 +181,7 @@ class EarlyExitAnswers:
     exact: float | None = None
 
     def costs(self, geometry: Geometry) -> FlopsPerItem:
-        """Raises Unsupported where the decoder does not count its work."""
+        """FLOPs per item. Raises Unsupported if the decoder does not count its work."""
         if self.counted is None:
             raise Unsupported("the decoder does not count its work")
         return flops_per_item(self.counted, geometry, len(self.texts))
@@ -194,7 +194,7 @@ def item_prompts(subject: ModelUnderTest, items: TaskItems) -> list[Prompt]:
 
 
 def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: OperatingPoint) -> EarlyExitAnswers:
-    """Every item of ``task`` decoded greedily under ``point``, ``ITEM_ROWS`` at a time.
+    """Decode every item of ``task`` greedily under ``point``, ``ITEM_ROWS`` at a time.
 
     Raises:
         Unsupported: the decoder under test declines the point.
@@ -226,10 +226,10 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
 
 @dataclass(frozen=True, eq=False)
 class TextConsistency:
-    """Difference of early answers from the full-depth text in 0–1, 0 = equal: what thresholds are calibrated by.
+    """Difference of early answers from the full-depth text in 0–1, 0 = equal; it calibrates thresholds.
 
-    ``pool`` float64 [items, λ], on which they are judged; ``sets`` [sets, items, λ], on which they are chosen. Every
-    item is about a text of its own, so that all are independent. ``mean_exit`` [λ] blocks per token of the pool.
+    ``pool`` float64 [items, λ] judges them; ``sets`` [sets, items, λ] choose them. Every item is about another text, so
+    all are independent. ``mean_exit`` [λ] blocks per token of the pool.
     """
 
     pool: Floats
@@ -269,7 +269,7 @@ class LayerReadings:
     contrasts: dict[tuple[str, str], ContrastReading]
 
     def by_item(self, values: NDArray[np.floating]) -> ByItem:
-        """Sums of ``values`` [tokens, …] within each item, the unit that intervals resample."""
+        """Sums of ``values`` [tokens, …] within each item, the resampled unit."""
         _, first = np.unique(self.item, return_index=True)
         return ByItem(np.add.reduceat(values, first, axis=0), self.cluster)
 
@@ -333,18 +333,18 @@ def _contrast_block(
     confidence, correct = [], []
     for layer in range(parameters.minimum + SIGNALS[signal].needs.delay, layers):
         shallower = {m: z for m, z in readouts.items() if m < layer}
-        found = score_function(signal)(parameters, layer, readouts[layer], shallower)
-        assert found.logits is not None, "contrasts emit what they compare"
-        confidence.append(found.signal.cpu().numpy())
-        correct.append(found.logits.argmax(dim=-1).cpu().numpy() == target)
+        scores = score_function(signal)(parameters, layer, readouts[layer], shallower)
+        assert scores.logits is not None, "contrasts emit what they compare"
+        confidence.append(scores.signal.cpu().numpy())
+        correct.append(scores.logits.argmax(dim=-1).cpu().numpy() == target)
     return np.stack(confidence, axis=1), np.stack(correct, axis=1)
 
 
 def _top_two_difference(logits: Floats) -> Floats:
     away = np.exp(logits - logits.max(axis=-1, keepdims=True))
     best = np.partition(away, -2, axis=-1)[:, -2:] / away.sum(axis=-1, keepdims=True)
-    found: Floats = best[:, 1] - best[:, 0]
-    return found
+    difference: Floats = best[:, 1] - best[:, 0]
+    return difference
 
 
 # ------------------------------------------------------------ time
@@ -394,7 +394,7 @@ def timed_flops(
 
 @dataclass(frozen=True)
 class MissingPremise:
-    """Why no item can be asked: a premise is absent (``not applicable``), or data is (``unmeasured``)."""
+    """Why no item is available: a premise is absent (``not applicable``), or data is (``unmeasured``)."""
 
     outcome: Literal["not applicable", "unmeasured"]
     reason: str
@@ -403,7 +403,7 @@ class MissingPremise:
 class EarlyExitMeasurements:
     """Answers and readings of one encoder-decoder, each decoded once and kept.
 
-    ``beside``: gives the same of another model, by name, under the same study.
+    ``beside``: name of another model → its measurements under the same study.
     """
 
     def __init__(self, subject: ModelUnderTest, beside: Callable[[str], EarlyExitMeasurements]):
@@ -414,7 +414,7 @@ class EarlyExitMeasurements:
 
     @property
     def absence(self) -> MissingPremise | None:
-        """The first premise of all claims about early exits that is absent; None where items can be asked."""
+        """The first absent premise of all claims about early exits; None if items are available."""
         loaded = self.subject.loaded
         if not self.subject.seq2seq:
             return MissingPremise(
@@ -435,7 +435,7 @@ class EarlyExitMeasurements:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Task that cannot be asked → why."""
+        """Unavailable task → why."""
         return self.asked.missing
 
     @property
@@ -444,7 +444,7 @@ class EarlyExitMeasurements:
 
     @property
     def minima(self) -> tuple[int, ...]:
-        """The paper's minimum layers at this depth."""
+        """The paper's minimum layers for this depth."""
         return minimum_layers(self.subject.stepper.layers)
 
     @property
@@ -454,7 +454,7 @@ class EarlyExitMeasurements:
 
     @cached_property
     def unsolved(self) -> Mapping[str, str]:
-        """Task on which full depth is not shown to beat an honest guess → why: exits can cost nothing there."""
+        """Task → why it is unsolved: full depth is not shown to beat an honest guess, so exits cannot cost anything."""
         reasons = {task: self._not_solved(task) for task in self.tasks}
         return {task: reason for task, reason in reasons.items() if reason}
 
@@ -510,7 +510,9 @@ class EarlyExitMeasurements:
         return self._read[task]
 
     def consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
-        """Of softmax response at ``thresholds``: on judged items, one for each text, and in sets of other items."""
+        """Consistency of softmax response at ``thresholds``: on judged items, one per text, and in sets of other
+        items.
+        """
         points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
         early = [self.under(task, point) for point in points]
         _, first = np.unique(self.asked.items(task).cluster, return_index=True)
@@ -529,7 +531,7 @@ class EarlyExitMeasurements:
 
     @cached_property
     def twin(self) -> EarlyExitMeasurements | str:
-        """The same model before or after tuning; or why there is none."""
+        """The same model before or after tuning, or why there is none."""
         name = TWINS.get(self.subject.name)
         if name is None:
             return f"only {' and '.join(TWINS)} are one model before and after tuning"
@@ -540,7 +542,7 @@ class EarlyExitMeasurements:
 
 
 def rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: int, done: EarlyExitAnswers) -> RuleRow:
-    """Exit, score and FLOPs per item of ``done``; FLOPs None where not counted."""
+    """Exit, score and FLOPs per item of ``done``; FLOPs are None without counts."""
     parts = None if done.counted is None else done.costs(exits.subject.loaded.geometry)
     return {
         "task": task,
@@ -563,8 +565,8 @@ def rule_table(exits: EarlyExitMeasurements) -> Attachments:
 
 
 def minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
-    """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer at which it decides."""
-    # a contrast needs a layer below, a pruned readout one above that is not the last
+    """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer that it supports."""
+    # a contrast needs a layer below, a pruned readout a layer above that is not the last
     minima = range(2, exits.subject.stepper.layers - 1)
     titles = {task: f"ablation, minimum exit layer on {exits.asked.title(task)}" for task in exits.tasks}
     figure = "exits by minimum layer"

@@ -1,6 +1,6 @@
 """Checks of a machine's kernels on one model: exactness of cached steps, weight bandwidth, captured CUDA graphs.
 
-Each loads the model, takes seconds, and returns plain JSON values.
+Each check loads the model, takes seconds, and returns plain JSON values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from emad_ref.screening.drafts import by_generate
 from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.units import ByPair
 
-CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
+CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; timed requests, and new tokens of each
 
 
 def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict
 
 
 def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
-    """Seconds of a full-depth token at batch 1, and the share of the copy bandwidth that reading its weights takes."""
+    """Seconds of a full-depth token at batch 1, and the bandwidth of reading its weights relative to a copy."""
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
     prompt = [Prompt(np.arange(8, dtype=np.int64))]
@@ -120,7 +120,7 @@ def _decode_request(decoder: WalkedDecoder, prompt: Prompt, pair: int) -> None:
 
 
 def _discard(emitted: Ints) -> None:
-    """An arm that returned what it emitted would be taken for its own clock."""
+    """Drop the result: a returned number would be taken as the arm's own measurement."""
 
 
 def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int) -> None:

@@ -1,11 +1,11 @@
 """Latency of the decoder under test: paired requests at full depth, at a point and by the model's ``generate``.
 
 All arms of a pair get the same fresh prompts and the same number of new tokens, without a stop token. Afterwards
-``audit.answers`` checks a few of the timed requests, drawn once the clock has stopped.
+``audit.answers`` checks a few of the timed requests, drawn after the clock has stopped.
 
 ``generate`` also runs compiled, over a static cache, on an accelerator or under the largest budget. Each process
-compiles before its clock starts, from the code that Inductor keeps on disk. On a CPU compiling takes longer than all
-requests of a smoke run (``emad-tiny``: 100 s), so smaller budgets leave that baseline out and say so.
+compiles before its clock starts, from Inductor's cache on disk. On a CPU compiling takes longer than all requests of a
+smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline and say so.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.statistics.units import ByPair
 
-COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
+COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
-FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
-WARM_UP = 2  # pairs that are not counted
-PREFILL_REQUESTS = 6  # requests whose first token is timed by itself, at most
+FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request no longer measures decoding
+WARM_UP = 2  # uncounted pairs
+PREFILL_REQUESTS = 6  # requests whose first token is timed alone, at most
 FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
 APPROXIMATE_SCHEDULES = ("copying", "translated")  # schedules whose states above an exit are not the model's own
-FREEING_SCHEDULE = "monotone"  # depth never rises again, so that K/V above it may be freed
+FREEING_SCHEDULE = "monotone"  # depth never rises again, so K/V above it may be freed
 ENTROPY_BITS = 64  # of the seed that draws the audited requests
-AUDITED_ROWS = 4  # of the timed requests of a batch size
+AUDITED_ROWS = 4  # audited rows of a batch size's requests
 SWEEP_BATCH_SIZES = (1, 2, 4, 8, 16)
 # On a quiet machine pairs vary by 7 %, so 12 pairs give ± 4.5 %: enough to detect EMAD-F2's gain of 10 %.
 SWEEP_PAIRS = 12
 LEAST_SWEEP_BUDGET = BUDGETS["standard"]
 
-Decoding = Record | SwitchingResult | SpeculationResult  # outputs that keep a record
+Decoding = Record | SwitchingResult | SpeculationResult  # outputs with a record
 ArmOutput = Decoding | Ints  # without a record: the emitted tokens [rows, new]
 Arm = Callable[[Sequence[Prompt]], ArmOutput]
 
 
 @dataclass(frozen=True, eq=False)
 class RequestBatches:
-    """Requests before they are timed: ``batches`` [warm-up + pairs] of [rows] prompts; ``seed`` of the order of arms.
+    """Requests to time: ``batches`` [warm-up + pairs] of [rows] prompts; ``seed`` of the order of arms.
 
     ``audited``: pairs, warm-up not counted, whose outputs are kept whole; None: a few, drawn after the last request.
     """
@@ -73,14 +73,13 @@ class RequestBatches:
 
 @dataclass(frozen=True, eq=False)
 class TimingResult:
-    """Arm → [pairs] wall-clock ``seconds``, and what the arms emitted and recorded while the clock ran.
+    """Arm → [pairs] wall-clock ``seconds``, with the arms' outputs and records from the timed run.
 
-    ``prompts``   [pairs] of [rows] prompts, of one length.
-    ``outputs``   arm → [pairs]: the whole output of ``audited`` pairs, of others the emitted tokens.
-    ``process``   int64 [pairs], the process that timed each; None: this one timed all.
-    ``prefill_s`` decoder's arm → seconds to the first new token, of a few pairs.
-    ``executed``  arm that keeps records → float64 [pairs, 2]: blocks run for decoded tokens, keys they attended to.
-    ``entropy``   seed by which ``audited`` was drawn after the last request; None: the caller named the pairs.
+    ``prompts``   [pairs] of [rows] prompts, of one length. ``outputs``   arm → [pairs]: the whole output of ``audited``
+    pairs, of others the emitted tokens. ``process``   int64 [pairs], the process that timed each; None: this one timed
+    all. ``prefill_s`` decoder's arm → seconds to the first new token, of a few pairs. ``executed``  arm that keeps
+    records → float64 [pairs, 2]: blocks run for decoded tokens, keys they attended to. ``entropy``   seed that drew
+    ``audited`` after the last request; None: the caller named the pairs.
     """
 
     timings: PairedTimings
@@ -105,9 +104,9 @@ class TimingResult:
         return {arm: [emitted_tokens(each) for each in outputs] for arm, outputs in self.outputs.items()}
 
     def recorded(self, arm: str) -> list[Decoding]:
-        """Outputs of an arm that keeps records, of the audited pairs."""
-        found = [self.outputs[arm][pair] for pair in self.audited]
-        return [each for each in found if isinstance(each, Decoding)]
+        """Outputs of an arm with records, for the audited pairs."""
+        outputs = [self.outputs[arm][pair] for pair in self.audited]
+        return [each for each in outputs if isinstance(each, Decoding)]
 
     def decidable(self, threshold: float, legs: int) -> tuple[float, float]:
         """``decidable_speedups`` by the larger variation: between pairs, or between processes."""
@@ -116,13 +115,13 @@ class TimingResult:
         return max(ups), min(downs)
 
     def skipped(self, arm: str, layers: int) -> float:
-        """Share of blocks, of ``layers`` a token, that the rule of ``arm`` left out in audited pairs."""
+        """Share of blocks, of ``layers`` a token, that the rule of ``arm`` skipped in audited pairs."""
         tokens = [record_of(each).tokens for each in self.recorded(arm)]
         depth = np.concatenate([each.depth[each.phase != PROMPT] for each in tokens])
         return 1 - float(depth.mean()) / layers
 
 
-# times batches of so many rows; crosses to other processes by pickle, so it may be no lambda
+# times batches of so many rows; pickled for other processes, so it may be no lambda
 TimingFunction = Callable[["LatencyBenchmark", int, RequestBatches], TimingResult]
 # ``ProcessReplicates.divide``
 ProcessDivision = Callable[
@@ -132,10 +131,10 @@ ProcessDivision = Callable[
 
 
 class LatencyBenchmark:
-    """Timings of one model, taken when first used and kept.
+    """Timings of one model, each taken on first use.
 
-    ``divide``: divides the pairs over fresh processes; None: this one times all, for the reason ``alone``.
-    ``shape``: of requests, where it is known.
+    ``divide``: divides the pairs over fresh processes; None: this one times all, for the reason ``alone``. ``shape``:
+    of requests, if it is known.
     """
 
     def __init__(
@@ -149,18 +148,18 @@ class LatencyBenchmark:
         self._divide, self._alone, self._shape = divide, alone, shape
         self._timed: dict[OperatingPoint, dict[int, TimingResult]] = {}
         self._swept: dict[OperatingPoint, dict[int, TimingResult]] = {}
-        self._compiled_in = 0.0  # seconds, once it was tried
+        self._compiled_in = 0.0  # seconds, after the first attempt
 
     @cached_property
     def point(self) -> OperatingPoint:
-        """Of the proposed points, the one that saves most, whatever its quality."""
+        """The proposed point that saves most, whatever its quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
         return max(self._points.losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
     def without_compiled(self) -> str:
-        """Why no compiled baseline runs; empty where one does."""
+        """Why no compiled baseline runs; empty if one does."""
         if not has_compiled_baseline(self.subject.study):
             return (
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
@@ -174,7 +173,7 @@ class LatencyBenchmark:
 
     @cached_property
     def request_shape(self) -> tuple[int, int]:
-        """(prompt tokens, new tokens) of a timed request, shortened where the model is slow or its context short."""
+        """(prompt tokens, new tokens) of a timed request, shortened for a slow model or a short context."""
         if self._shape is not None:
             return self._shape
         budget, room = self.subject.budget, (self.subject.stepper.max_positions or self.subject.window) - 1
@@ -186,7 +185,7 @@ class LatencyBenchmark:
         return affordable_request(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
 
     def requests(self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None) -> RequestBatches:
-        """Fresh prompts for every pair (the budget's by default) and the warm-up, drawn by the run's seed."""
+        """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed."""
         pairs = pairs or self.subject.budget.pairs
         prompts = self.subject.prompts(rows * (pairs + WARM_UP), self.request_shape[0])
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
@@ -208,8 +207,10 @@ class LatencyBenchmark:
         return max(float(np.median(seconds["one"])) - step, 0.0), step
 
     def expected_s(self, sizes: Collection[int], pairs: int) -> float:
-        """Seconds of ``pairs`` and their warm-up at all ``sizes``, if every arm takes as long as full depth does here,
-        and every row as long as one alone; with what compiling took."""
+        """Expected seconds of ``pairs`` and their warm-up at all ``sizes``, compilation included.
+
+        The estimate assumes full depth's time for every arm, and the time of one row for every row.
+        """
         length, new = self.request_shape
         prefill, step = self._trial_seconds(length)
         rows = sum(sizes) * (WARM_UP + pairs + PREFILL_REQUESTS)
@@ -217,13 +218,13 @@ class LatencyBenchmark:
 
     @property
     def arms(self) -> int:
-        """How many arms are timed side by side at a point."""
+        """Number of arms timed side by side at a point."""
         return 3 if self.without_compiled else 4
 
     # ------------------------------------------------------------ timings
 
     def timed(self, point: OperatingPoint) -> dict[int, TimingResult]:
-        """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, where it runs, ``compiled``.
+        """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, if it runs, ``compiled``.
 
         Raises:
             Unsupported: the decoder under test declines the point.
@@ -248,8 +249,8 @@ class LatencyBenchmark:
     ) -> TimingResult:
         """Arm ``full`` and each of ``points`` on the same fresh prompts; every record is kept.
 
-        ``decides``: a verdict rests on the times, which are taken in fresh processes where the run has them.
-        Raises as ``timed``.
+        ``decides``: a verdict rests on the times, which then come from fresh processes if the run has them. Raises as
+        ``timed``.
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
@@ -309,10 +310,10 @@ class LatencyBenchmark:
     # ------------------------------------------------------------ checks after the clock
 
     def checked(self, timed: TimingResult, point: OperatingPoint) -> Finding:
-        """Whether every arm emitted, while the clock ran, what it claims (``audit.answers``).
+        """Whether every arm emitted the tokens that it claims while timed (``audit.answers``).
 
-        Under ``APPROXIMATE_SCHEDULES`` the model's own states say nothing of what follows an exit: our own decoder
-        decodes the same requests again, and tokens and depths must be equal.
+        Under ``APPROXIMATE_SCHEDULES`` the model's own states do not determine what follows an exit. Then our own
+        decoder decodes the same requests again, and tokens and depths must be equal.
         """
         full = {FULL: self.subject.full}
         if point.schedule not in APPROXIMATE_SCHEDULES:
@@ -326,12 +327,12 @@ class LatencyBenchmark:
         tally = Tally("timed", needed=0)
         with tally:
             for pair in timed.audited:
-                found = timed.outputs[ADAPTIVE][pair]
-                assert isinstance(found, Record), "a decoder's arm keeps its records"
+                output = timed.outputs[ADAPTIVE][pair]
+                assert isinstance(output, Record), "a decoder's arm keeps its records"
                 again = own.generate(timed.prompts[pair], self.request_shape[1], frozenset())
-                for row, (mine, theirs) in enumerate(zip(again.emitted, found.emitted, strict=True)):
+                for row, (mine, theirs) in enumerate(zip(again.emitted, output.emitted, strict=True)):
                     same = np.array_equal(mine, theirs) and np.array_equal(
-                        again.tokens.of(row).depth, found.tokens.of(row).depth
+                        again.tokens.of(row).depth, output.tokens.of(row).depth
                     )
                     complaint = f"{ADAPTIVE}, row {row}: {theirs.tolist()}, but our own decoder {mine.tolist()}"
                     tally.require(same, complaint)
@@ -339,7 +340,7 @@ class LatencyBenchmark:
         return tally.finding()
 
     def held(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
-        """Whether arms of ``points`` emitted what these claim, and all other arms what full depth does."""
+        """Whether arms of ``points`` emitted what these claim, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
         finding = timed_lengths(timed.emitted(), rows, new)
         if finding.passed is False:
@@ -355,17 +356,17 @@ class LatencyBenchmark:
             audited_rows = np.random.default_rng([seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
         chosen = [_audited_request(timed, pair, points) for pair in timed.audited]
         counted = capabilities.counted
-        found = timed_requests(chosen, points, new, subject.lens, tolerance, counted=counted, rows=audited_rows)
+        check = timed_requests(chosen, points, new, subject.lens, tolerance, counted=counted, rows=audited_rows)
         for arm in (arm for arm in timed.executed if arm != FULL and FULL in timed.executed):
-            if found.passed is not False:
+            if check.passed is not False:
                 fast = no_faster_than_work(arm, FULL, rows, timed.seconds, timed.executed)
-                found = fast if fast.passed is False else found
-        return found
+                check = fast if fast.passed is False else check
+        return check
 
     # ------------------------------------------------------------ report
 
     def row(self, point: OperatingPoint) -> dict[str, Any]:
-        """Time and FLOPs of a timed point, prompt included: columns that ``operating_points`` leaves open."""
+        """Time and FLOPs of a timed point, prompt included: the columns that ``operating_points`` leaves open."""
         ratios = {
             str(rows): total_ratio(seconds[FULL], seconds[ADAPTIVE]).value
             for rows, timed in self.timed(point).items()
@@ -380,7 +381,7 @@ class LatencyBenchmark:
         }
 
     def _request_reduction(self, point: OperatingPoint) -> float | None:
-        """Share of FLOPs saved in timed requests, prompt and decoding together; None where nothing is counted."""
+        """Share of FLOPs saved in timed requests, prompt and decoding together; None without counts."""
         length, new = self.request_shape
         prompts, geometry = self.subject.prompts(COUNTED_REQUESTS, length), self.subject.loaded.geometry
         totals = []
@@ -393,27 +394,27 @@ class LatencyBenchmark:
         return 1 - totals[1] / totals[0]
 
     def note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
-        """One sentence: what was timed, where, and which speed-ups this budget decides.
+        """One sentence: what was timed and where, and the speed-ups that this budget can decide.
 
-        ``threshold``: the speed-up to exceed. ``legs``: size of Holm's family, by which falsifying is corrected; for
-        surviving every leg stands alone.
+        ``threshold``: the speed-up to exceed. ``legs``: size of Holm's family, which corrects falsification; for
+        survival each leg is tested alone.
         """
-        said = []
+        sentences = []
         for rows, timed in self.timed(point).items():
             above, below = timed.decidable(threshold, legs)
-            said.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
+            sentences.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
         seeds = [f"{timed.entropy:#x}" for timed in self.timed(point).values() if timed.entropy is not None]
-        said += [f"pairs looked at afterwards were drawn by {', '.join(seeds)}"] if seeds else []
+        sentences += [f"pairs looked at afterwards were drawn by {', '.join(seeds)}"] if seeds else []
         compiled = f"; compiled in {self._compiled_in:.3g} s, outside the clock"
         if self.without_compiled:
             compiled = f"; compiled baseline not run: {self.without_compiled}"
         return (
-            f"{self.description(repr(point.name), self.timed(point))}; {'; '.join(said)} "
+            f"{self.description(repr(point.name), self.timed(point))}; {'; '.join(sentences)} "
             f"(after correction over {legs} legs){compiled}"
         )
 
     def description(self, what: str, races: Mapping[int, TimingResult]) -> str:
-        """Of any ``races``: ``what`` was timed in them, on which requests, and where."""
+        """One sentence for any ``races``: ``what`` they timed, on which requests, and where."""
         length, new = self.request_shape
         where = process_description(next(iter(races.values())).process, self._alone)
         return (
@@ -430,19 +431,19 @@ class LatencyBenchmark:
             arms = (f"{arm} {1e3 * first:.3g} ms and {1e3 * other:.3g} ms" for arm, (first, other) in split.items())
             times.append(f"batch {rows}: {', '.join(arms)}")
         element = self.subject.stepper.dtype.itemsize
-        held = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * element  # K and V of one token
+        token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * element  # K and V of one token
         freed = f"none may be freed under the {point.schedule} schedule, which fills all of it"
         if point.schedule == FREEING_SCHEDULE:
             skipped = next(iter(races.values())).skipped(ADAPTIVE, geometry.layers)
             freed = f"{100 * skipped:.1f} % of it may be freed while it decodes, as depth never rises (counted)"
         return (
             f"{self.subject.name} at {point.name!r}, to the first new token, and for each other: {'; '.join(times)}; "
-            f"K/V at full depth: {held:,} bytes a token, {freed}"
+            f"K/V at full depth: {token_bytes:,} bytes a token, {freed}"
         )
 
 
 def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Callable[[], None]) -> TimingResult:
-    """Every arm on all ``requests``, in this process.
+    """Time every arm on all ``requests`` in this process.
 
     Records are read to the last column while the clock runs, and kept in arrays of our own.
     """
@@ -450,10 +451,10 @@ def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Ca
 
     def timed_arm(name: str) -> Callable[[int], None]:
         def run(pair: int) -> None:
-            found = arms[name](list(requests.batches[pair]))
-            if isinstance(found, Record):
-                found = Record.copied(found)
-            outputs[name].append(np.array(found) if isinstance(found, np.ndarray) else found)
+            recorded = arms[name](list(requests.batches[pair]))
+            if isinstance(recorded, Record):
+                recorded = Record.copied(recorded)
+            outputs[name].append(np.array(recorded) if isinstance(recorded, np.ndarray) else recorded)
 
         return run
 
@@ -465,24 +466,24 @@ def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Ca
     if audited is None:
         entropy = secrets.randbits(ENTROPY_BITS)
         audited = draw_audited_pairs(entropy, rows, range(pairs))
-    each = {name: found[WARM_UP:] for name, found in outputs.items()}
-    kept = {
-        name: [one if pair in audited else emitted_tokens(one) for pair, one in enumerate(found)]
-        for name, found in each.items()
+    each = {name: recorded[WARM_UP:] for name, recorded in outputs.items()}
+    outputs_kept = {
+        name: [one if pair in audited else emitted_tokens(one) for pair, one in enumerate(recorded)]
+        for name, recorded in each.items()
     }
     executed = {
-        name: np.array([_executed_work(one) for one in found])
-        for name, found in each.items()
-        if all(isinstance(one, Record) for one in found)
+        name: np.array([_executed_work(one) for one in recorded])
+        for name, recorded in each.items()
+        if all(isinstance(one, Record) for one in recorded)
     }
-    return TimingResult(timings, requests.batches[WARM_UP:], kept, audited, executed=executed, entropy=entropy)
+    return TimingResult(timings, requests.batches[WARM_UP:], outputs_kept, audited, executed=executed, entropy=entropy)
 
 
 def time_first_tokens(decoders: Mapping[str, Decoder], requests: RequestBatches) -> dict[str, Floats]:
     """Decoder → [pairs] seconds of one new token after the first of these prompts."""
 
     def arm(decoder: Decoder) -> Callable[[int], None]:
-        def run(pair: int) -> None:  # returns nothing: a number would be taken as its own measurement
+        def run(pair: int) -> None:  # returns nothing: a number would count as its own measurement
             decoder.generate(requests.batches[pair], 1, frozenset())
 
         return run
@@ -500,7 +501,7 @@ def split_latency(first: Mapping[str, Floats], whole: Mapping[str, Floats], new:
 
 
 def extra_batch_sizes(budget: Budget) -> tuple[int, ...]:
-    """Those of ``SWEEP_BATCH_SIZES`` at which ``budget`` decides nothing; none below ``standard``."""
+    """The ``SWEEP_BATCH_SIZES`` that decide nothing under ``budget``; none below ``standard``."""
     if budget.rank < LEAST_SWEEP_BUDGET.rank:
         return ()
     return tuple(rows for rows in SWEEP_BATCH_SIZES if rows not in budget.batch_sizes)
@@ -512,7 +513,7 @@ def has_compiled_baseline(study: Study) -> bool:
 
 
 def process_description(process: Ints | None, alone: str) -> str:
-    """Where pairs were timed: ``process`` [pairs]; None: this process timed all, for the reason ``alone``."""
+    """Phrase for where pairs were timed: ``process`` [pairs]; None: all in this process, for the reason ``alone``."""
     if process is None:
         return f"in this process alone ({alone})"
     sizes = np.unique(np.bincount(process))
@@ -520,10 +521,10 @@ def process_description(process: Ints | None, alone: str) -> str:
 
 
 def decidable_speedups(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
-    """The smallest true speed-up shown above ``threshold``, and the largest shown below it, each with a power of 80 %,
-    against the baseline beside which the point's time varies most.
+    """The smallest true speed-up shown above ``threshold``, and the largest shown below it, at a power of 80 %.
 
-    Surviving is tested at 5 % a leg, falsifying at 5 % over ``legs``.
+    Both are against the baseline with the largest variation. Survival is tested at 5 % a leg, falsification at 5 % over
+    ``legs``.
     """
     own = seconds[ADAPTIVE] / seconds[ADAPTIVE].mean()
     spreads = [float((a / a.mean() - own).std(ddof=1)) for arm, a in seconds.items() if arm != ADAPTIVE]
@@ -541,7 +542,7 @@ def affordable_request(
 ) -> tuple[int, int]:
     """(prompt, new) tokens of a request, both shortened alike so that all timed runs take about ``TIMING_SECONDS``.
 
-    The ``prefill`` seconds of one row count for every row; a ``step`` of a few rows takes about as long as of one.
+    Prefill time grows with the rows; a ``step`` of a few rows takes about as long as one of one row.
     """
     expected = pairs * arms * (sum(batch_sizes) * prefill + len(batch_sizes) * new * step)
     share = min(1.0, TIMING_SECONDS / expected)
@@ -549,7 +550,7 @@ def affordable_request(
 
 
 def draw_audited_pairs(entropy: int, rows: int, pairs: Collection[int]) -> list[int]:
-    """Of ``pairs`` of so many rows, as many as have ``AUDITED_ROWS`` rows, drawn by ``entropy``."""
+    """Draw pairs of ``rows`` rows by ``entropy`` until they have ``AUDITED_ROWS`` rows."""
     most = min(len(pairs), max(1, AUDITED_ROWS // rows))
     return sorted(np.random.default_rng([entropy, rows]).choice(list(pairs), most, replace=False).tolist())
 
@@ -564,10 +565,10 @@ def emitted_tokens(output: ArmOutput | Sequence[Ints]) -> Sequence[Ints]:
 
 
 def _executed_work(record: Record) -> tuple[float, float]:
-    """(blocks run for decoded tokens, keys that these attended to); NaN where tokens were drafted and verified.
+    """(blocks run for decoded tokens, keys that these attended to); NaN if tokens were drafted and verified.
 
     The prompt runs at full depth in every arm and would hide the savings of a step, so it is left out. Drafted tokens
-    are verified several at once, so that their number says nothing of time.
+    are verified several at once, so their number does not predict time.
     """
     tokens = record.tokens
     if not np.isin(tokens.phase, (PROMPT, DECODE)).all():
@@ -577,7 +578,7 @@ def _executed_work(record: Record) -> tuple[float, float]:
 
 
 def _audited_request(timed: TimingResult, pair: int, points: Collection[str]) -> TimedRequest:
-    outputs = {arm: found[pair] for arm, found in timed.outputs.items()}
-    records = {arm: found for arm, found in outputs.items() if isinstance(found, Record) and arm in points}
-    emitted = {arm: emitted_tokens(found) for arm, found in outputs.items() if arm not in records}
+    outputs = {arm: rows[pair] for arm, rows in timed.outputs.items()}
+    records = {arm: rows for arm, rows in outputs.items() if isinstance(rows, Record) and arm in points}
+    emitted = {arm: emitted_tokens(rows) for arm, rows in outputs.items() if arm not in records}
     return TimedRequest(timed.prompts[pair], records, emitted)

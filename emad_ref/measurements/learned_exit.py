@@ -1,7 +1,6 @@
-"""The learned exit of a model: read from a file or screened in this run, then evaluated, timed and compared part by
-part.
+"""Learned exit of a model: read from a file or screened in this run, then evaluated, timed and ablated part by part.
 
-Text is the run's own: savings and losses are shown on its evaluation split, on which nothing was fitted or chosen.
+Savings and losses use the run's evaluation split, on which nothing was fitted or chosen.
 """
 
 from __future__ import annotations
@@ -67,17 +66,18 @@ from emad_ref.sweep.losses import PointColumns, decoded_columns
 from emad_ref.sweep.oracles import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
-DOCUMENTS = {"smoke": 200, "standard": 300, "full": 600}  # that finding an exit reads on either side, by budget
-SETTINGS = 8  # of each dial, spaced evenly in what they save
-REPLAYED = ("monotone", "free_eager", "free_deferred")  # schedules of which a trace says what they lose
-JUDGED = 0.01  # rise of perplexity at which slack is told
+DOCUMENTS = {"smoke": 200, "standard": 300, "full": 600}  # documents per split for finding an exit, by budget
+SETTINGS = 8  # settings of each sweep, spaced evenly in what they save
+REPLAYED = ("monotone", "free_eager", "free_deferred")  # schedules that a trace can replay
+JUDGED = 0.01  # rise of perplexity at which oracle headroom is reported
 
 
 class ExitEvaluation:
-    """A learned exit on this run's evaluation split, and oracles beside it.
+    """Evaluation of a learned exit and of oracles on this run's evaluation split.
 
-    An exit is judged as our own decoder decodes it, K and V filled as its point says. Another decoder is judged at it
-    only where it opens the point and replay holds for it there: a point names its lens, which crosses no wire.
+    An exit is judged as our own decoder decodes it, with K and V filled as its point says. Another decoder is judged at
+    it only if it opens the point and replay holds for it there: a point names its lens, which cannot be sent over the
+    wire.
 
     Raises:
         BadArgument: the exit's file belongs to another model.
@@ -91,13 +91,13 @@ class ExitEvaluation:
 
     @property
     def exit(self) -> Exit:
-        """Attached to the judge's model, from which decoders' copies take it."""
+        """The exit, attached to the judge's model; decoders' copies take it from there."""
         assert isinstance(self._found, Exit), "the caller checks ``missing``"
         return self._found
 
     @property
     def missing(self) -> str:
-        """Why there is no exit; "" where there is one."""
+        """Why there is no exit; "" if there is one."""
         return "" if isinstance(self._found, Exit) else self._found
 
     @cached_property
@@ -106,20 +106,20 @@ class ExitEvaluation:
         if path is not None:
             return self._brought(path)
         documents, seed = DOCUMENTS[subject.budget.name], subject.seed
-        asked = ScreeningSettings(corpus=subject.corpus, data=subject.data, documents=documents, seed=seed)
+        settings = ScreeningSettings(corpus=subject.corpus, data=subject.data, documents=documents, seed=seed)
         try:
-            return screen(subject.loaded, asked, progress=True).attach(subject.loaded)
+            return screen(subject.loaded, settings, progress=True).attach(subject.loaded)
         except (TooLittleText, EmptyCorpus) as error:
             return f"no exit was brought ({OPTION} FILE), and none can be found here: {error}"
 
     def _brought(self, path: Path) -> Exit:
         loaded = self.subject.loaded
-        found = load_exit(path)
-        if found.fingerprint != loaded.fingerprint:
+        loaded_exit = load_exit(path)
+        if loaded_exit.fingerprint != loaded.fingerprint:
             expected = f"an exit of {loaded.name} ({loaded.fingerprint[:12]}…)"
-            theirs = f"that one is of a model {found.fingerprint[:12]}…: emad screen {loaded.name}"
+            theirs = f"that one is of a model {loaded_exit.fingerprint[:12]}…: emad screen {loaded.name}"
             raise BadArgument(OPTION, str(path), expected, theirs)
-        return found.attach(loaded)
+        return loaded_exit.attach(loaded)
 
     @property
     def point(self) -> OperatingPoint | None:
@@ -136,13 +136,16 @@ class ExitEvaluation:
 
     @cached_property
     def refusal(self) -> str:
-        """Why the exit allows no conclusion about the decoder under test; "" where it does. Raises Unsupported where
-        that declines the exit's point."""
+        """Why the exit allows no conclusion about the decoder under test; "" if it does.
+
+        Raises:
+            Unsupported: the decoder declines the exit's point.
+        """
         point = self.point
         if point is None or self.subject.decoder_is_ours:
             return ""
         with self.subject.open(point):
-            pass  # raises where the decoder declines
+            pass  # raises if the decoder declines
         if point.schedule not in REPLAYED:
             return f"replay does not speak for a decoder of somebody else under the schedule {point.schedule}"
         finding = self._validity.bridged(point)
@@ -155,7 +158,7 @@ class ExitEvaluation:
 
     @cached_property
     def validated(self) -> SplitTraces:
-        """The same of the validation split."""
+        """The same traces of the validation split."""
         return self._read(self.subject.sequences("validate", self.subject.budget.validate), "validate")
 
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
@@ -173,19 +176,19 @@ class ExitEvaluation:
 
     @cached_property
     def full(self) -> FullDepthBaseline:
-        """Full depth on the evaluated documents, FLOPs as its work."""
+        """Full depth on the evaluated documents, with FLOPs as work."""
         return FullDepthBaseline(self.spent("full depth", self.curves[0].columns, 0), self._tokens)
 
     @cached_property
     def in_blocks(self) -> FullDepthBaseline:
-        """The same, blocks as its work."""
+        """Full depth on the evaluated documents, with blocks as work."""
         columns = self.curves[0].columns
         full = DocumentCosts("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
         return FullDepthBaseline(full, self._tokens)
 
     @cached_property
     def chosen(self) -> DocumentCosts | None:
-        """The exit's own point as it decodes, everything charged."""
+        """Costs of the exit's own point as it decodes, everything charged."""
         if self.point is None:
             return None
         columns = decoded_columns(
@@ -199,8 +202,8 @@ class ExitEvaluation:
         """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it."""
         assert self.chosen is not None, "an exit with a point"
         nll, full = self.chosen.nll_nats, self.full.full.nll_nats
-        found = excess_loss(nll.like(nll.values[:, None]), full, self.full.tokens)
-        return found.like(found.values[:, 0])
+        excess = excess_loss(nll.like(nll.values[:, None]), full, self.full.tokens)
+        return excess.like(excess.values[:, 0])
 
     @cached_property
     def criteria(self) -> list[DocumentCosts]:
@@ -230,7 +233,7 @@ class ExitEvaluation:
 
     @cached_property
     def curves(self) -> list[SavingsCurve]:
-        """Oracles: through the tuned lens before the own head, free depth before monotone."""
+        """Oracles: tuned lens before own head, free depth before monotone."""
         geometry = self.subject.loaded.geometry
         return [
             oracle_curve(trace, geometry, monotone=monotone)
@@ -239,7 +242,7 @@ class ExitEvaluation:
         ]
 
     def at_loss(self, curve: SavingsCurve, loss: float) -> DocumentCosts:
-        """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``, blocks as its work."""
+        """The setting of ``curve`` that saves most blocks at a rise of at most ``loss``; blocks are its work."""
         at = self.within(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
         return DocumentCosts(self.named(curve), nll, depth)
@@ -250,13 +253,14 @@ class ExitEvaluation:
 
     @staticmethod
     def within(curve: SavingsCurve, loss: float) -> int:
-        """The index of that setting; 0, full depth, where no other stays within ``loss``."""
+        """Index of that setting; 0, full depth, if no other stays within ``loss``."""
         return int(np.argmin(np.where(curve.rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
     @property
     def slack(self) -> float:
-        """Upper bound: the largest net share of FLOPs that an oracle saves at a rise of ``JUDGED``, its readouts
-        free."""
+        """Upper bound: the largest net share of FLOPs that an oracle with free readouts saves at a rise of
+        ``JUDGED``.
+        """
         return max(self._saved(curve) for curve in self.curves)
 
     @staticmethod
@@ -270,7 +274,7 @@ class ExitEvaluation:
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
 
     def spent(self, name: str, columns: PointColumns, at: int) -> DocumentCosts:
-        """Column ``at`` of ``columns`` by document of the evaluated text, FLOPs as its work."""
+        """Column ``at`` of ``columns`` by evaluated document, with FLOPs as work."""
         return DocumentCosts(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
 
     @property
@@ -284,7 +288,7 @@ class ExitEvaluation:
 class SelfSpeculationTiming:
     """Latency of the exit's lossless mode: our own decoder drafts with the exit and verifies at full depth.
 
-    One row at a time decides, from all pairs of the budget. Larger batches, and other lossless ways of one row, decide
+    Batch size 1 decides, from all pairs of the budget. Larger batches, and other lossless arms at batch size 1, decide
     nothing and have ``SWEEP_PAIRS`` pairs.
     """
 
@@ -294,7 +298,7 @@ class SelfSpeculationTiming:
 
     @property
     def drafting(self) -> Drafting | None:
-        """How the model drafts for itself; None where the exit predicts no gain."""
+        """The self-speculation setting; None if the exit predicts no gain."""
         return self._exit.drafting
 
     @cached_property
@@ -308,7 +312,7 @@ class SelfSpeculationTiming:
 
     @cached_property
     def beside(self) -> TimingResult:
-        """Of one row: arms ``adaptive`` and each other lossless way that runs here."""
+        """At batch size 1: arms ``adaptive`` and each other lossless arm that runs here."""
         loaded, new = self._subject.loaded, self._latency.request_shape[1]
         ways = {ADAPTIVE: by_drafting(loaded, self._drafting), LOOKUP: by_lookup(loaded)}
         ways |= by_halves(loaded, self._drafting)
@@ -328,16 +332,16 @@ class SelfSpeculationTiming:
         return self.drafting
 
     def checked(self, rows: int) -> Finding:
-        """Whether every arm emitted the model's own tokens at full depth, in the audited requests."""
+        """Whether every arm emitted the model's own full-depth tokens in the audited requests."""
         full = {FULL: self._subject.full}
-        found = self._latency.held(self.timed[rows], full)
-        if rows != min(self.timed) or found.passed is False:
-            return found
+        finding = self._latency.held(self.timed[rows], full)
+        if rows != min(self.timed) or finding.passed is False:
+            return finding
         others = self._latency.held(self.beside, full)
-        return others if others.passed is False else found
+        return others if others.passed is False else finding
 
     def accepted_share(self, rows: int) -> float:
-        """Share of verified tokens that were kept, in the audited requests: 1 where no draft was ever wrong."""
+        """Share of accepted tokens among verified ones in the audited requests; 1 if no draft was rejected."""
         tokens = [record_of(each).tokens for each in self.timed[rows].recorded(ADAPTIVE)]
         return float(np.concatenate([each.kept[each.phase == VERIFY] for each in tokens]).mean())
 
@@ -345,7 +349,7 @@ class SelfSpeculationTiming:
 def time_self_speculation(
     latency: LatencyBenchmark, rows: int, requests: RequestBatches, *, drafting: Drafting
 ) -> TimingResult:
-    """Full depth, drafting and the baselines, in this process."""
+    """Time full depth, drafting and the baselines in this process."""
     subject, new = latency.subject, latency.request_shape[1]
     drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
     full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
@@ -359,7 +363,7 @@ def time_self_speculation(
 
 @dataclass(frozen=True)
 class ComponentExchange:
-    """``part`` exchanged: ``after`` differs from ``before`` in nothing else; FLOPs as their work."""
+    """One exchange: ``after`` differs from ``before`` only in ``part``; FLOPs are their work."""
 
     part: str
     before: DocumentCosts
@@ -367,10 +371,10 @@ class ComponentExchange:
 
 
 class ComponentAblation:
-    """EMAD as published beside itself with one component exchanged (``sweep.components``).
+    """Ablation of EMAD: the published method against versions with one component exchanged (``sweep.components``).
 
-    Where two components fail, neither exchange alone saves anything, so each is also exchanged among the others' better
-    ones.
+    If two components fail together, neither exchange alone saves anything. So each is also exchanged among the others'
+    better versions.
     """
 
     def __init__(self, evaluation: ExitEvaluation, traces: LensTraces):
@@ -378,7 +382,9 @@ class ComponentAblation:
 
     @cached_property
     def exchanges(self) -> list[ComponentExchange]:
-        """Each component of EMAD alone; each of the best combination for EMAD's; the exit's K/V for exact ones."""
+        """Exchanges: each component of EMAD alone; each of the best combination for EMAD's; the exit's K/V for exact
+        ones.
+        """
         return [*self._components(), *self._exact_kv()]
 
     def _components(self) -> Iterator[ComponentExchange]:
@@ -401,13 +407,13 @@ class ComponentAblation:
         evaluation, fitted = self._evaluation, self._evaluation.exit.fitted
         if fitted.gate is None:
             raise BadArgument("exit.gate", None, "an exit with a gate", "screen the model again")
-        known, profile = tuple(fitted.lens.translators), self._lens_profile()
-        chosen, _ = gate_at_probes(evaluation.validated.tuned, fitted.gate, known, profile.probes)
-        judged, gate = gate_at_probes(evaluation.evaluated.tuned, fitted.gate, known, profile.probes)
+        layers, profile = tuple(fitted.lens.translators), self._lens_profile()
+        chosen, _ = gate_at_probes(evaluation.validated.tuned, fitted.gate, layers, profile.probes)
+        judged, gate = gate_at_probes(evaluation.evaluated.tuned, fitted.gate, layers, profile.probes)
         return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
     def _lens_profile(self) -> Profile:
-        """EMAD's, of the same calibration text and probes, read through the lens."""
+        """EMAD's profile of the same calibration text and probes, read through the lens."""
         subject, lens = self._subject, self._evaluation.exit.fitted.lens
         trace = take_trace(
             subject.stepper,
@@ -425,11 +431,11 @@ class ComponentAblation:
             dtype=subject.dtype,
         )
 
-    def _spent(self, found: TunedCombination) -> DocumentCosts:
-        name = f"{found.way.name}, {found.point.name}"
-        if found.point.fixed:
-            name = f"{found.way.name}, which no setting keeps within {JUDGED:.0%}"
-        return self._evaluation.spent(name, found.columns, 1)
+    def _spent(self, combination: TunedCombination) -> DocumentCosts:
+        name = f"{combination.way.name}, {combination.point.name}"
+        if combination.point.fixed:
+            name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"
+        return self._evaluation.spent(name, combination.columns, 1)
 
     def _exact_kv(self) -> Iterator[ComponentExchange]:
         evaluation = self._evaluation

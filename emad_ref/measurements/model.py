@@ -1,4 +1,4 @@
-"""All measurements of one model under one study, each made when first used."""
+"""All measurements of one model under one study, each made on first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ SHIFTED_CORPORA = {"world:premise": "world:mixed", "world:mixed": "world:premise
 
 
 class ModelMeasurements:
-    """``subject``: the model, its text, decoders and oracle. All other members are derived from it when first used."""
+    """Measurements of ``subject``: the model, its text, decoders and oracle. Other members are computed on first
+    use.
+    """
 
     def __init__(
         self, loaded: LoadedModel, study: Study, resources: RunResources, isolation: ModelIsolation | None = None
@@ -35,12 +37,12 @@ class ModelMeasurements:
         self.subject = ModelUnderTest(loaded, study, resources, isolation)
 
     def check(self) -> None:
-        """Try what every claim needs before the first is decided, so that its absence is reported once.
+        """Check what every claim needs before the first is decided, so that a failure is reported once.
 
         Raises:
             EmadError: layers that compute other logits than the model, a family without a tolerance, a split without
-                text, a profile or an exit that cannot be read or belongs to another model, a margin under which
-                nothing exits.
+            text, a
+                profile or an exit that cannot be read or belongs to another model, a margin under which no token exits.
         """
         assert self.subject.tolerance > 0  # builds the stepper, which compares its logits with the model's
         for split in JUDGED_SPLITS:
@@ -69,7 +71,7 @@ class ModelMeasurements:
 
     @property
     def most_rows(self) -> int:
-        """The most rows of one request that a verdict on this model reads."""
+        """The most rows per request that a verdict on this model reads."""
         sizes = [*self.study.budget.batch_sizes, *extra_batch_sizes(self.study.budget), self.scored.rows]
         return max(*sizes, ITEM_ROWS if self.subject.seq2seq else 1)
 
@@ -125,13 +127,15 @@ class ModelMeasurements:
     # ------------------------------------------------------------ other models and corpora
 
     def of(self, loaded: LoadedModel) -> ModelMeasurements:
-        """Of a model made in memory (a copy of this one) under the same study. No other process can load it."""
+        """Measurements of a model made in memory (a copy of this one) under the same study. No other process can load
+        it.
+        """
         resources = replace(self.resources, runner=SubprocessRunner(without="the model was made in this process"))
         return ModelMeasurements(loaded, self.study, resources, ModelIsolation(loaded, copy_model))
 
     @cached_property
     def shifted(self) -> ModelMeasurements | None:
-        """Of the same model on another corpus, whose profile is foreign here; None where there is no other."""
+        """Measurements of the same model on another corpus, whose profile is foreign here; None without one."""
         other = SHIFTED_CORPORA.get(self.corpus, None if self.corpus == "self" else "self")
         if other is None or not self.loaded.trained:
             return None
@@ -139,7 +143,7 @@ class ModelMeasurements:
         return ModelMeasurements(self.loaded, study, self.resources, self.subject.isolation)
 
     def beside(self, name: str) -> ModelMeasurements:
-        """Of another model under the same study."""
+        """Measurements of another model under the same study."""
         study = self.study
         loaded = load(name, device=study.device, dtype=self.subject.stepper.dtype, seed=study.seed, backend=study.walk)
         return ModelMeasurements(loaded, self.study, self.resources)

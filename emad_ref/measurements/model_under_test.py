@@ -55,9 +55,9 @@ from emad_ref.text.documents import SPLITS, Documents, Split
 
 
 class FixedEncoderInput:
-    """``decoder`` of an encoder-decoder with ``source`` int64 [s] as the encoder input of every prompt without one.
+    """``decoder`` of an encoder-decoder with ``source`` int64 [s] as encoder input of every prompt without one.
 
-    Audits speak of tokens and depths, so the source is held fixed as weights are.
+    Audits check tokens and depths, so the source is fixed as the weights are.
     """
 
     def __init__(self, decoder: Decoder, source: Ints):
@@ -87,17 +87,17 @@ class FixedEncoderInput:
         return [replace(prompt, source=self._source) if prompt.source is None else prompt for prompt in prompts]
 
 
-UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
+UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the fixed encoder input of audits
-NOISE_TOKENS = 32  # of text, from which the largest noise is read
+NOISE_TOKENS = 32  # tokens of text that determine the largest noise
 ENCODER_DECODER_REFUSAL = (
     "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 )
 
 
 class ModelUnderTest:
-    """One loaded model under one study. ``isolation``: of the judge's model; None: decoders get it loaded again."""
+    """One loaded model under one study. ``isolation``: of the judge's model; None: decoders load it again."""
 
     def __init__(
         self, loaded: LoadedModel, study: Study, resources: RunResources, isolation: ModelIsolation | None = None
@@ -112,7 +112,7 @@ class ModelUnderTest:
 
     @property
     def stepper(self) -> Stepper:
-        """The judge's model, layer by layer. Raises ModelMutatedError where a decoder changed it."""
+        """The judge's model, layer by layer. Raises ModelMutatedError if a decoder changed it."""
         self.isolation.require_whole()
         return self.loaded.stepper
 
@@ -153,7 +153,7 @@ class ModelUnderTest:
 
     @property
     def tokenizer(self) -> Any:
-        """Raises EmadError where the model came without one."""
+        """The tokenizer. Raises EmadError if the model has none."""
         if self.loaded.tokenizer is None:
             raise EmadError(
                 f"corpus={self.corpus!r} is text, but model {self.name!r} came without a tokenizer; put tokenizer.json "
@@ -180,7 +180,7 @@ class ModelUnderTest:
 
     @property
     def without_quality(self) -> str:
-        """Why quality rows of plain documents do not apply; empty where they do."""
+        """Why quality rows of plain documents do not apply; empty if they do."""
         if not self.loaded.trained:
             return "random weights: perplexity and accuracy of noise say nothing"
         return ENCODER_DECODER_REFUSAL if self.seq2seq else ""
@@ -196,8 +196,8 @@ class ModelUnderTest:
         if not self.seq2seq:
             return None
         rng = np.random.default_rng([self.seed, len(SPLITS)])
-        drawn: Ints = rng.integers(0, self.stepper.vocabulary, SOURCE_TOKENS)
-        return drawn
+        tokens: Ints = rng.integers(0, self.stepper.vocabulary, SOURCE_TOKENS)
+        return tokens
 
     @property
     def stop(self) -> frozenset[int]:
@@ -205,8 +205,9 @@ class ModelUnderTest:
         return self.loaded.ends
 
     def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
-        """int64 documents of the run's corpus, without the opening token, kept once read; endless if generated. Slice
-        them: long ones are tokenised as far as they are read.
+        """int64 documents of the run's corpus without the opening token; kept once read, endless if generated.
+
+        Slice the iterator: long documents are tokenised only as far as they are read.
         """
         read, source = self._read.setdefault(split, ([], self._source(split)))
         at = 0
@@ -217,7 +218,7 @@ class ModelUnderTest:
                 except StopIteration:
                     return
                 except EmadError:
-                    del self._read[split]  # a source that raised is exhausted: it would look short
+                    del self._read[split]  # an exhausted source would look like a short corpus
                     raise
             yield read[at]
             at += 1
@@ -225,7 +226,7 @@ class ModelUnderTest:
     def _source(self, split: Split) -> Iterator[Ints | LongDocument]:
         if self.corpus == "random tokens":
             longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
-            for number in count():  # each drawn by itself: what they open with does not depend on the budget
+            for number in count():  # each is drawn by itself, so its opening does not depend on the budget
                 rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
@@ -237,15 +238,15 @@ class ModelUnderTest:
             yield tokenize_document(self.tokenizer, text)
 
     def near_duplicates(self, split: Split) -> int:
-        """How many documents of ``split`` were left out so far as near-duplicates of others."""
+        """Number of documents of ``split`` dropped so far as near-duplicates."""
         texts = self._texts.get(split)
         return texts.left_out if isinstance(texts, DistinctDocuments) else 0
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
-        """At most ``count`` windows, from as many documents as possible: a second only where all gave their first.
+        """At most ``count`` windows from as many documents as possible: second windows only after all first ones.
 
-        Intervals resample documents, so the third window of one tells less than the first of another. In judged splits
-        none gives more than ``MOST_WINDOWS``.
+        Intervals resample documents, so a third window of one says less than the first of another. In judged splits no
+        document gives more than ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
         cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
@@ -257,11 +258,11 @@ class ModelUnderTest:
         return [replace(window, source=self.source) for window in cut]
 
     def progress_stream(self) -> TextIO | None:
-        """Where progress bars go; None: standard error."""
+        """Stream of progress bars; None: standard error."""
         return self._resources.progress_stream()
 
     def trace(self, sequences: Sequence[TokenSequence], what: str, rules: Sequence[OperatingPoint] = ()) -> Trace:
-        """The lens trace of ``sequences``, taken by the run's workers where it has some."""
+        """The lens trace of ``sequences``, taken by the run's workers if it has some."""
         named, file = f"{self.name}: {what}", self.progress_stream()
         if (workers := self._resources.workers) is not None:
             spec = ModelSpec.of(self.loaded)
@@ -287,11 +288,11 @@ class ModelUnderTest:
     def open(
         self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[Decoder]:
-        """A decoder that is closed after the block.
+        """Open a decoder for the block, and close it.
 
         Raises:
             Unsupported: the provider declines this request.
-            ModelMutatedError: another's decoder changed the judge's model, or global state of the process.
+            ModelMutatedError: a foreign decoder changed the judge's model, or global state of the process.
         """
         before, foreign = ProcessSnapshot(), self._resources.make_decoder is not make_judge_decoder
         try:
@@ -312,7 +313,7 @@ class ModelUnderTest:
 
     @contextmanager
     def open_audited(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
-        """A decoder for greedy answers that a verdict reads: after the block a random few of them are checked.
+        """Open a decoder for greedy answers that a verdict reads; after the block a random few of them are checked.
 
         Raises:
             AuditRefutedError: one of them is not the model's at the depth claimed for it (``audit.answers``).
@@ -342,7 +343,7 @@ class ModelUnderTest:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the decoder at full depth. Raises as ``open``."""
+        """Capabilities of the decoder at full depth. Raises as ``open``."""
         return self._at_full_depth[0]
 
     @property
@@ -362,22 +363,22 @@ class ModelUnderTest:
     # ------------------------------------------------------------ prompts and oracles
 
     def prompts(self, count: int, tokens: int) -> list[Prompt]:
-        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then pieces of documents.
+        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then later pieces.
 
         Raises:
             EmadError: the corpus is too small.
         """
         starts = (self._opened(document[:tokens])[:tokens] for document in self.documents("evaluate"))
         pieces = (s.tokens for s in windows(self.documents("evaluate"), tokens, self.opening))
-        found: list[Prompt] = []
+        prompts: list[Prompt] = []
         for source, limit in ((starts, 20 * count), (pieces, 200 * count)):
             for piece in islice(source, limit):
                 if len(piece) == tokens:
-                    found.append(Prompt(piece))
-                if len(found) == count:
-                    return found
+                    prompts.append(Prompt(piece))
+                if len(prompts) == count:
+                    return prompts
         raise EmadError(
-            f"corpus={self.corpus!r} gives {len(found)} prompts of {tokens} tokens, but {count} are needed; "
+            f"corpus={self.corpus!r} gives {len(prompts)} prompts of {tokens} tokens, but {count} are needed; "
             "use a larger corpus"
         )
 
@@ -392,17 +393,17 @@ class ModelUnderTest:
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
     def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
-        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from the text.
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut at random from the text.
 
-        It is documents end to end, each behind its opening token, so that short documents give long pieces, too.
+        The text is documents end to end, each behind its opening token, so short documents give long pieces too.
         """
-        wanted, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
+        length, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
         for document in self.documents("evaluate"):
-            joined = np.concatenate([joined, self._opened(document[:wanted])])
-            if len(joined) >= wanted:
+            joined = np.concatenate([joined, self._opened(document[:length])])
+            if len(joined) >= length:
                 break
-        text = np.resize(joined, wanted)  # a small corpus is read again and again
-        starts = rng.integers(0, wanted - max(lengths) - fed + 1, len(lengths))
+        text = np.resize(joined, length)  # a small corpus repeats
+        starts = rng.integers(0, length - max(lengths) - fed + 1, len(lengths))
         cut = [text[start : start + n + fed] for start, n in zip(starts, lengths, strict=True)]
         prompts = [Prompt(piece[:n]) for piece, n in zip(cut, lengths, strict=True)]
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
@@ -438,8 +439,8 @@ class ModelUnderTest:
     def own_logits(self, tokens: Ints) -> Floats:
         """Logits [n, V] of the model's own forward after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
-        given = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
-        return to_host(self.loaded.model(**given).logits[0])
+        inputs = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
+        return to_host(self.loaded.model(**inputs).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
         assert self.source is not None, "only an encoder-decoder is given sources"
@@ -448,11 +449,11 @@ class ModelUnderTest:
     def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
         """int64 [rows, new]: greedy tokens of the model's own ``generate`` after prompts of equal length.
 
-        ``compiled``: by ``torch.compile`` over a static cache, as transformers compiles where the model allows it; the
+        ``compiled``: by ``torch.compile`` over a static cache, as transformers compiles if the model allows it; the
         first request of a batch size compiles.
         """
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
-        given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        inputs: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
         settings: dict[str, Any] = {}
         if compiled:
             settings = {"cache_implementation": "static", "compile_config": CompileConfig()}
@@ -460,41 +461,49 @@ class ModelUnderTest:
         if self.seq2seq:
             settings["decoder_start_token_id"] = self.opening
             sources = self._sources(len(ids))
-            given = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
-            # generate() sizes the cache it makes by the encoder's layers, of which there may be fewer
-            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        with strict_compilation() if compiled else nullcontext():  # no end of a text: arms must do equal work
-            out = greedy_generate(self.loaded.model, given, new, **settings)
+            inputs = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
+            # generate() sizes the cache by the encoder's layers, of which there may be fewer
+            inputs["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        with strict_compilation() if compiled else nullcontext():  # no stop token: arms must do equal work
+            out = greedy_generate(self.loaded.model, inputs, new, **settings)
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
 
     def without_compiling(self, batch_sizes: Sequence[int] = (1,)) -> str:
-        """Why ``generate`` cannot be compiled here for these rows; empty where it just was. It takes a minute on a CPU.
+        """Why ``generate`` cannot be compiled here for these rows; empty if it just was. It takes a minute on a CPU.
 
-        Each batch size comes with a length of its own, so that both are free in one graph.
+        Each batch size comes with another length, so both are free in one graph.
         """
         if self.seq2seq:
             return "an encoder-decoder model: transformers compiles no cache of two kinds"
         model, before = self.loaded.model, count_traced_graphs()
-        known = "_compiled_call" in vars(model)
+        had_compiled = "_compiled_call" in vars(model)
         try:
             for at, rows in enumerate(batch_sizes):
                 self.own_greedy(self.prompts(rows, 8 + at), 3, compiled=True)
-        except (RuntimeError, ValueError, OSError) as refusal:  # TorchDynamo's, transformers', a missing C++ compiler
+        except (
+            RuntimeError,
+            ValueError,
+            OSError,
+        ) as refusal:  # from TorchDynamo, transformers, or a missing C++ compiler
             return f"torch.compile: {type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
-        # transformers decides by itself, and falls back to the plain step with no more than a warning
+        # transformers may fall back to the plain step with only a warning
         if "_compiled_call" not in vars(model):
             return "transformers does not compile this model's steps"
-        # so does TorchDynamo where it can trace nothing of them
-        return "" if known or count_traced_graphs() > before else "TorchDynamo traces no graph of this model's steps"
+        # so may TorchDynamo if it can trace nothing
+        return (
+            ""
+            if had_compiled or count_traced_graphs() > before
+            else "TorchDynamo traces no graph of this model's steps"
+        )
 
 
 @contextmanager
 def open_model(name: str, study: Study) -> Iterator[LoadedModel]:
     """Load a model for the block.
 
-    A small model runs on one thread unless OMP_NUM_THREADS is set: its kernels take microseconds, and waking a second
-    thread for each made a run three times as long.
+    A small model runs on one thread unless OMP_NUM_THREADS is set: its kernels take microseconds, and a second thread
+    for each made a run three times as long.
     """
     dtype = getattr(torch, study.dtype)
     loaded = load(name, device=study.device, dtype=dtype, seed=study.seed, backend=study.walk)

@@ -1,4 +1,4 @@
-"""The operating points that a run proposes: what each costs and saves on the evaluation split, and their tables."""
+"""Operating points that a run proposes: cost and saving of each on the evaluation split, and their tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PointMeasurements:
 
 
 class CandidatePoints:
-    """The operating points that a run proposes, and their losses and savings on the evaluation split."""
+    """Proposed operating points of a run, with their losses and savings on the evaluation split."""
 
     def __init__(self, traces: LensTraces, scored: TaskScores, witnessed: FlopVerification):
         self.traces, self.scored, self.flop_verification = traces, scored, witnessed
@@ -67,7 +67,7 @@ class CandidatePoints:
 
     @cached_property
     def selected(self) -> PointLoss | None:
-        """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
+        """The cheapest margin whose validation drop is within bounds; None without one."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
         table = loss_table(validation, geometry, self.margins)
         (reference,) = loss_table(validation, geometry, [self.subject.full])
@@ -75,7 +75,7 @@ class CandidatePoints:
 
     @property
     def put_forward(self) -> list[OperatingPoint]:
-        """Calibrated default, the margin the user named, the margin chosen on validation: each once."""
+        """Calibrated default, the user's margin, the margin chosen on validation: each once."""
         return list(self.roles)
 
     @cached_property
@@ -85,11 +85,11 @@ class CandidatePoints:
         margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
         if self.selected is not None and self.selected.point.margin_nats is not None:
             margins[SELECTED] = self.selected.point.margin_nats
-        found: dict[OperatingPoint, tuple[str, ...]] = {}
+        roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_distinct([*margins.values()]), strict=True):
             point = with_margin_text(profile.point(margin), text)
-            found[point] = (*found.get(point, ()), role)
-        return found
+            roles[point] = (*roles.get(point, ()), role)
+        return roles
 
     @cached_property
     def losses(self) -> list[PointLoss]:
@@ -118,7 +118,7 @@ class CandidatePoints:
         return mine, full, self.traces.lengths
 
     def at(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
-        """Perplexity per document and answers per item, against full depth: what EMAD-F1 judges."""
+        """Perplexity per document and answers per item against full depth, the input of EMAD-F1."""
         chosen = self.scored.tasks if tasks is None else tasks
         return PointMeasurements(
             loss.point.name,
@@ -128,29 +128,29 @@ class CandidatePoints:
         )
 
 
-COLLAPSED = 0.9  # share of tokens at the first probe from which depth no longer adapts to anything
+COLLAPSED = 0.9  # share of tokens at the first probe from which depth counts as collapsed
 
 Interval = tuple[float, float] | None
 
 
 def point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
-    """Rows of the point table, and notes: which text was judged, how soon each point fell to its first probe.
+    """Rows of the point table, and notes: the judged text, and how soon each point fell to its first probe.
 
-    ``intervals``: name of a point → 95 % interval of its perplexity rise, where a claim estimated one.
+    ``intervals``: name of a point → 95 % interval of its perplexity rise, if a claim estimated one.
     """
     notes = reading_note(points), *guess_notes(points), *(collapse_note(points, loss) for loss in points.losses)
     return Attachments(notes=notes, points=tuple(point_rows(points, intervals)))
 
 
 def guess_notes(points: CandidatePoints) -> tuple[str, ...]:
-    """A sentence where full depth predicts this text worse than a guess, as with a permuted vocabulary."""
+    """A sentence if full depth predicts this text worse than a uniform guess, as with a permuted vocabulary."""
     subject = points.subject
-    told = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
-    return (f"{subject.name} on {subject.corpus}: {told}",) if told else ()
+    sentence = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
+    return (f"{subject.name} on {subject.corpus}: {sentence}",) if sentence else ()
 
 
 def task_attachments(points: CandidatePoints) -> Attachments:
-    """lm-eval's tasks at the points put forward; nothing where none was scored."""
+    """lm-eval's tasks at the proposed points; empty if none was scored."""
     published: LmEvalScores = points.scored.published
     rows = published.rows(points.put_forward)
     if not rows:
@@ -166,13 +166,15 @@ def point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) -> li
     ]
     rivals = best_truncations(points)
     return [
-        _row(points, loss, held, intervals.get(loss.point.name))
-        for loss, held in zip([points.full_loss, *points.losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True)
+        _row(points, loss, scores, intervals.get(loss.point.name))
+        for loss, scores in zip(
+            [points.full_loss, *points.losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True
+        )
     ]
 
 
 def best_truncations(points: CandidatePoints) -> list[PointLoss]:
-    """For each point put forward that saves anything, the best fixed depth that saves as much; each once."""
+    """For each proposed point with a saving, the best fixed depth that saves as much; each once."""
     rivals = [
         best_at_equal_flops(points.truncation_sweep, loss.net_reduction)
         for loss in points.losses
@@ -204,19 +206,19 @@ def _row(
         "perplexity": loss.perplexity,
         "perplexity_rise": loss.perplexity_rise,
         "interval": interval,
-        "accuracy": {task: list(held.accuracy) for task, held in tasks.items()},
+        "accuracy": {task: list(scores.accuracy) for task, scores in tasks.items()},
         "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
-        "time_ratio": None,  # by ``LatencyBenchmark.row``
+        "time_ratio": None,  # set by ``LatencyBenchmark.row``
     }
 
 
 def exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
-    """Task → why it does not count, of those that do not."""
-    return {task: held.standing for task, held in tasks.items() if not held.counts}
+    """Task → why it does not count, for those that do not."""
+    return {task: scores.standing for task, scores in tasks.items() if not scores.counts}
 
 
 def reading_note(points: CandidatePoints) -> str:
-    """One sentence: which text was judged, in what windows."""
+    """One sentence: the judged text and its windows."""
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
     documents, windows = len(traces.lengths), traces.evaluation.sequences
@@ -229,10 +231,10 @@ def reading_note(points: CandidatePoints) -> str:
 
 
 def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
-    """One sentence: how soon depth fell to the first probe, from where it never returns."""
-    evaluation, said = points.traces.evaluation, f"{points.subject.name}: {loss.point.name}: "
+    """One sentence: how soon depth fell to the first probe, from which it never returns."""
+    evaluation, prefix = points.traces.evaluation, f"{points.subject.name}: {loss.point.name}: "
     if not loss.point.probes:
-        return f"{said}no probes, depth is fixed"
+        return f"{prefix}no probes, depth is fixed"
     depth, first = depths(evaluation, loss.point), loss.point.probes[0]
     before = tokens_before(evaluation, depth, first)
     soon = float(np.median(before))
@@ -243,19 +245,19 @@ def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
         else f"depth {verb} the first probe (layer {first}) in {np.isfinite(before).mean():.0%} of windows"
     )
     means = ", ".join(f"{mean:.1f} at {span}" for span, mean in depth_by_position(evaluation, depth).items())
-    return f"{said}{reached}; mean depth by position: {means}"
+    return f"{prefix}{reached}; mean depth by position: {means}"
 
 
 MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
 PROMPT, CONTINUED = 16, 44  # tokens
-TRIED = 12  # prompts, of which the text is shown on which depth differs most
-RESAMPLES = 2000  # of the documents: bounds to two digits, which is what is shown
+TRIED = 12  # prompts; the one with the largest difference of depth is shown
+RESAMPLES = 2000  # of the documents: bounds to two digits, as shown
 
 
 def explorer_tables(points: CandidatePoints) -> Attachments:
-    """Tables of the page's explorer: every margin of the sweep, and a short text as each margin would read it.
+    """Tables of the page's explorer: every margin of the sweep, and a short text at each margin.
 
-    The text is a prompt and the model's own greedy continuation, of ``TRIED`` the one on which depth differs most.
+    The text is a prompt with the model's own greedy continuation: of ``TRIED``, the one on which depth differs most.
 
     Raises:
         Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
@@ -269,7 +271,7 @@ def explorer_tables(points: CandidatePoints) -> Attachments:
 
 
 def margin_losses(points: CandidatePoints) -> list[PointLoss]:
-    """Full depth, then every margin of the sweep and of the proposed points, from those that save least."""
+    """Full depth, then every margin of the sweep and of the proposed points, by rising saving."""
     at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
@@ -285,7 +287,7 @@ def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[st
     rise = perplexity_rise(
         nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
     )
-    known = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
+    bounded = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
     return {
         "point": loss.point.name,
         "put forward as": ", ".join(points.roles.get(loss.point, ())),
@@ -294,18 +296,18 @@ def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[st
         "net reduction %": loss.net_reduction,
         "perplexity": loss.perplexity,
         "rise %": loss.perplexity_rise,
-        "rise low %": rise.low if known else None,
-        "rise high %": rise.high if known else None,
+        "rise low %": rise.low if bounded else None,
+        "rise high %": rise.high if bounded else None,
         "probes": list(loss.point.probes),
         "thresholds, nats": [float(np.float32(each)) for row in loss.point.thresholds for each in row],
     }
 
 
 def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
-    """A row per token; lists of the prompt's tokens are empty, because its depth is not decided.
+    """A row per token; lists of prompt tokens are empty, because their depth is not decided.
 
     ``entropy, nats``: one per probe. ``depths``: one per point of ``compared``. ``instead``: the likeliest token at
-    that depth, None where it is the emitted one.
+    that depth, None if it is the emitted one.
 
     Raises:
         Unsupported: no document is as long as a prompt.
@@ -316,17 +318,17 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
     opened = [Prompt(tokens[:read]) for tokens in windows if len(tokens) >= read]
     if not opened:
         raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
-    told = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
-    texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, told, strict=True)]
+    continuation = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
+    texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, continuation, strict=True)]
     trace = subject.trace([TokenSequence(text, adaptive_from=read - 1) for text in texts], "texts for the page")
     replays = list(replay_all(trace, compared))
     number, rows = _most_varied(trace, replays)
     words = token_texts(subject.loaded.tokenizer, texts[number])
-    said: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read
-    said += [_token_row(points, trace, replays, probes, row) for row in rows]
+    columns: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read
+    columns += [_token_row(points, trace, replays, probes, row) for row in rows]
     return [
         {"token": piece, "part": "prompt" if at < read else "continuation", **one}
-        for at, (piece, one) in enumerate(zip(words, said, strict=True))
+        for at, (piece, one) in enumerate(zip(words, columns, strict=True))
     ]
 
 
@@ -351,7 +353,7 @@ def _token_row(
 
 
 def token_texts(tokenizer: Any, tokens: Ints) -> list[str]:
-    """Each token as text by itself; its id where there is no tokenizer."""
+    """Text of each token alone; its id without a tokenizer."""
     if tokenizer is None:
         return [f"⟨{token}⟩" for token in tokens.tolist()]
     return [str(tokenizer.decode([token])) for token in tokens.tolist()]

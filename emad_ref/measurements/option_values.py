@@ -1,7 +1,7 @@
-"""Words of an option or argument as values.
+"""Values of options and arguments, read from their words.
 
-Each reader takes (text, base, where) and raises BadArgument that names ``where``; ``base`` is the folder that relative
-paths start from. Standard library only: nothing is loaded, only looked for.
+Each reader takes (text, base, where) and raises BadArgument that names ``where``; ``base`` is the folder of relative
+paths. Standard library only: readers look things up and load nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from emad_ref.files import require_writable, require_writable_folder
 
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
-MOST = 10**9  # documents, tokens, seconds: more than any data set here has, and far from what overflows
+MOST = 10**9  # documents, tokens, seconds: more than any data set has, and far from overflow
 MOST_NATS = 1e6  # far above ln V of any vocabulary
 REPORTED = ("report.json", "report.md", "index.html")
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
@@ -28,15 +28,15 @@ def name(text: str, base: Path, where: str) -> str:
 
 
 def model(text: str, base: Path, where: str) -> str:
-    """A name as ``models.loading`` reads it; what it leads to is known once the model is loaded."""
-    given = name(text, base, where)
-    if given.startswith("@") or given.endswith("@"):
+    """A name as ``models.loading`` reads it; loading checks that it exists."""
+    model_name = name(text, base, where)
+    if model_name.startswith("@") or model_name.endswith("@"):
         raise BadArgument(where, text, "NAME or NAME@REVISION", "e.g. pythia-410m@step3000")
-    return given
+    return model_name
 
 
 def two_models(text: str, base: Path, where: str) -> tuple[str, str]:
-    """``SMALL,LARGE`` as both."""
+    """``SMALL,LARGE`` as a pair."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
         remedy = "e.g. pythia-70m,pythia-410m; where a name has a comma, the options for small and large model take it"
@@ -46,34 +46,34 @@ def two_models(text: str, base: Path, where: str) -> tuple[str, str]:
 
 
 def pasted(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
-    """A reader of numbers that takes the minus sign of typeset text, U+2212, for the one of keyboards."""
+    """A reader of numbers that also accepts the minus sign of typeset text, U+2212."""
     return lambda text, base, where: read(text.replace("−", "-"), base, where)
 
 
 def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
-    """``NAME=REASON`` as both; which names there are is checked by who knows them."""
-    given, _, reason = (part.strip() for part in text.partition("="))
-    if not given or not reason:
+    """``NAME=REASON`` as a pair; the caller checks the name."""
+    key, _, reason = (part.strip() for part in text.partition("="))
+    if not key or not reason:
         raise BadArgument(where, text, "NAME=REASON", "e.g. EMAD-F2='no sessions yet'")
-    return given, reason
+    return key, reason
 
 
-def one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
+def one_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], str]:
     def read(text: str, base: Path, where: str) -> str:
-        if text not in known:
-            raise BadArgument(where, text, f"one of {', '.join(known)}", suggest_nearest(text, known))
+        if text not in allowed:
+            raise BadArgument(where, text, f"one of {', '.join(allowed)}", suggest_nearest(text, allowed))
         return text
 
     return read
 
 
-def some_of(known: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
+def some_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
     def read(text: str, base: Path, where: str) -> frozenset[str]:
-        given = words(text)
-        for word in sorted(given):
-            if word not in known:
-                raise BadArgument(where, word, f"a comma list of {', '.join(known)}", suggest_nearest(word, known))
-        return given
+        chosen = words(text)
+        for word in sorted(chosen):
+            if word not in allowed:
+                raise BadArgument(where, word, f"a comma list of {', '.join(allowed)}", suggest_nearest(word, allowed))
+        return chosen
 
     return read
 
@@ -119,10 +119,10 @@ def seed(text: str, base: Path, where: str) -> int:
 
 
 def switch(text: str, base: Path, where: str) -> bool:
-    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    if text.strip().lower() not in known:
+    values = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if text.strip().lower() not in values:
         raise BadArgument(where, text, "true or false")
-    return known[text.strip().lower()]
+    return values[text.strip().lower()]
 
 
 def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
@@ -147,8 +147,9 @@ def folder(text: str, base: Path, where: str) -> Path:
 
 
 def report_folder(text: str, base: Path, where: str) -> Path:
-    """Made if missing, and tried by writing: access bits say nothing about a full or read-only file system. What has
-    the name of a page and is no file would be found out at the end of the run.
+    """Make a report folder and check that it is writable: access bits do not show a full or read-only file system.
+
+    A folder in place of a page would otherwise fail only at the end of the run.
     """
     path = base / name(text, base, where)
     require_writable_folder(path, where, Path(text))
@@ -158,31 +159,31 @@ def report_folder(text: str, base: Path, where: str) -> Path:
 
 
 def corpus(text: str, base: Path, where: str) -> str:
-    known = (*CORPORA, *added_parts("corpora"))
-    if text in known:
+    names = (*CORPORA, *added_parts("corpora"))
+    if text in names:
         return text
     path = base / name(text, base, where)
     if not _is(path, Path.is_file) and not _is(path, Path.is_dir):
-        raise BadArgument(where, text, f"one of {', '.join(known)}, or an existing file", f"looked at {path}")
+        raise BadArgument(where, text, f"one of {', '.join(names)}, or an existing file", f"looked at {path}")
     return str(path)
 
 
 def names(text: str, base: Path, where: str) -> frozenset[str]:
-    return words(text)  # known ids depend on --emad-claims: checked in ``settings``
+    return words(text)  # ``settings`` checks them, since the ids depend on --emad-claims
 
 
 def patterns(text: str, base: Path, where: str) -> frozenset[str]:
-    given = words(text)
-    if not given:
+    chosen = words(text)
+    if not chosen:
         raise BadArgument(where, text, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")
-    return given  # as ``names``
+    return chosen  # as ``names``
 
 
 def task_names(text: str, base: Path, where: str) -> frozenset[str]:
-    given = words(text)
-    if not given:
+    chosen = words(text)
+    if not chosen:
         raise BadArgument(where, text, "a comma list of task names", "leave the option out to score none")
-    return given  # which exist is known to lm-eval, an extra: checked when the first is asked for
+    return chosen  # lm-eval, an extra, checks them on first use
 
 
 def count(text: str, base: Path, where: str) -> int:

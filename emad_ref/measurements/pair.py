@@ -30,11 +30,11 @@ from emad_ref.sweep.front import switching_thresholds
 
 
 class PairMeasurements:
-    """Lazily gathered evidence about two loaded models that read the same ids.
+    """Measurements of two loaded models that read the same ids, each made on first use.
 
     Args:
         names: as the user gave them, the small model's first.
-        savings: of the paper's results, thresholds of EAD-F1 in force; the rule put forward must save the first.
+        savings: of the paper's results, thresholds of EAD-F1 in force; the proposed rule must save the first.
         size: items and pairs; None: those of the study's budget.
 
     Raises:
@@ -64,7 +64,7 @@ class PairMeasurements:
 
     @property
     def corpus(self) -> str:
-        """What it was asked: the world's tasks, lm-eval's that were named, plain documents where there is neither."""
+        """Corpus of the pair: the world's tasks, the named lm-eval tasks, or plain documents without either."""
         scored = self.answers.scored if not self.models.without_quality else {}
         own = [WORLD] if any(isinstance(task, WorldTask) for task in scored.values()) else []
         named = [name for name, task in scored.items() if not isinstance(task, WorldTask)]
@@ -86,17 +86,17 @@ class PairMeasurements:
 
     @cached_property
     def answers(self) -> PairAnswers:
-        """Items answered by each way to decode."""
+        """Items answered by each way of decoding."""
         return PairAnswers(self.models, self.study.seed, self.size.compared)
 
     @cached_property
     def rules(self) -> RoutingRules:
-        """Tasks worth routing, and the rules that validation puts forward."""
+        """Tasks worth routing, and the rules proposed by validation."""
         return RoutingRules(self.answers, self.size, self.name, self.savings)
 
     @cached_property
     def timing(self) -> PairLatencyBenchmark:
-        """Paired seconds of the ways to answer."""
+        """Paired seconds of each way of decoding."""
         return PairLatencyBenchmark(self.rules, self.names, self.study)
 
 
@@ -111,7 +111,7 @@ Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
 
 
 def constants_table(pair: PairMeasurements) -> Attachments:
-    """The table over all tasks worth routing, and why self-speculation is not in it where it is not."""
+    """The table over all tasks worth routing; a note says why self-speculation is missing, if it is."""
     tasks, reason = pair.rules.written, pair.models.without_drafting
     absent = dict(pair.timing.library.absent) | ({"self-speculation": reason} if reason else {})
     notes = tuple(f"{pair.name}: {name}: not applicable ({why})" for name, why in absent.items())
@@ -145,7 +145,7 @@ def _constant_rows(pair: PairMeasurements, task: str) -> list[dict[str, object]]
 
 
 def varied_rules(pair: PairMeasurements, task: str) -> list[SwitchingRule]:
-    """One constant at a time; the base is the w and d_min in force at the middle threshold, the small model first."""
+    """Rules that vary one constant at a time from w and d_min in force at the middle threshold, small model first."""
     own = pair.rules.constants(task)
     taus = switching_thresholds(pair.rules.rolling_bits(task, own.window), TRIED_THRESHOLDS)
     base = SwitchingRule(taus[len(taus) // 2], own.window, own.least_run, SMALL)

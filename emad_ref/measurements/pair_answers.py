@@ -1,7 +1,6 @@
-"""Items of tasks answered by either model alone, by switching, by speculation, and by self-speculation of the large
-model.
+"""Answers to task items by either model alone, by switching, by speculation, and by self-speculation.
 
-Each way is decoded once and kept. Switching and the single models walk through texts that all rules share
+Each way is decoded once and kept. Switching and the single models share texts in a prefix tree
 (``decoding.prefix_tree``).
 """
 
@@ -42,19 +41,19 @@ from emad_ref.text import world
 from emad_ref.text.documents import Split
 
 PAIR_ROWS = 64
-TEXTS = "plain documents"  # what is written on where there is no task
-WORLD = "world tasks"  # their common name in reports
+TEXTS = "plain documents"  # stands in for a task if there is none
+WORLD = "world tasks"  # common name in reports
 GroupResult = TypeVar("GroupResult", SpeculationResult, Record)
 MarkedItems = tuple[ByItem, list[list[WrittenAnswer]]]  # right [items] bool; per item a text, or every option
 
 
-@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+@dataclass(frozen=True, eq=False)  # holds arrays: results compare by identity
 class ItemAnswers:
     """Answers to items by one way of decoding: ``right`` [items] bool; int64 [items] tokens ``emitted``, ``by_large``.
 
-    ``flops`` executed, prompts included; None where a decoder does not count. ``runs``: the decoded outputs; ``walks``:
-    switched texts, one per item; both empty where options were read. ``entropy_bits``: per text or option [its tokens],
-    of the model that wrote each; empty where the way does not record it.
+    ``flops`` executed, prompts included; None if a decoder does not count. ``runs``: the decoded outputs; ``walks``:
+    switched texts, one per item; both empty if options were scored. ``entropy_bits``: per text or option [its tokens],
+    of the model that wrote each; empty if the way does not record it.
     """
 
     right: ByItem
@@ -73,16 +72,16 @@ class ItemAnswers:
         runs: tuple[Decoding, ...] = (),
         walks: tuple[SwitchedText, ...] = (),
     ) -> ItemAnswers:
-        """Items as a task marked them; of options all tokens are read, and count."""
+        """Items as a task marked them; for options all tokens count."""
         right, written = marked
         emitted = [sum(len(one.tokens) for one in item) for item in written]
         by_large = [sum(one.by_large for one in item) for item in written]
-        told = tuple(one.entropy_bits for item in written for one in item if one.entropy_bits is not None)
-        return cls(right, np.array(emitted), np.array(by_large), flops, runs, walks, told)
+        entropies = tuple(one.entropy_bits for item in written for one in item if one.entropy_bits is not None)
+        return cls(right, np.array(emitted), np.array(by_large), flops, runs, walks, entropies)
 
     @property
     def ran(self) -> RoutedItems:
-        """What a mixture by items takes in."""
+        """Input of a mixture by items."""
         return RoutedItems(self.right.values.astype(np.float64), self.emitted, self.by_large)
 
     @property
@@ -99,7 +98,7 @@ class ItemAnswers:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted over judged drafts of all runs; None where nothing was drafted."""
+        """Accepted over judged drafts of all runs; None without drafts."""
         runs = [one for one in self.runs if isinstance(one, SpeculationResult)]
         judged = sum(one.judged for one in runs)
         return sum(int(one.drafted(ACCEPTED).sum()) for one in runs) / judged if judged else None
@@ -113,7 +112,7 @@ def is_right(item: TaskItem, text: str) -> bool:
 
 
 def max_answer_tokens(items: Sequence[TaskItem]) -> int:
-    """New tokens that the longest right answer takes; of a program, a line."""
+    """New tokens of the longest right answer; for a program, of a line."""
     if any(item.example.scoring == "runs" for item in items):
         return GENERATED_LINE
     return max(len(continuation) for item in items for continuation in item.continuations)
@@ -126,7 +125,7 @@ def describe_rule(rule: SwitchingRule) -> str:
 
 
 def answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
-    """A row of the table of ways to answer: everything off records; ``more`` columns stand last."""
+    """A row of the table of ways to answer, all from records; ``more`` columns come last."""
     return {
         "decoding": name,
         "score": done.score,
@@ -137,7 +136,9 @@ def answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
 
 
 class PairTask(Protocol):
-    """``generated``: whether answers are written; else options are read. ``scored``: whether they can be right."""
+    """A task for pairs. ``generated``: answers are written, else options are scored. ``scored``: whether they can be
+    right.
+    """
 
     @property
     def name(self) -> str: ...
@@ -150,10 +151,10 @@ class PairTask(Protocol):
 
     @property
     def guess(self) -> float:
-        """Share that an honest guess gets right."""
+        """Accuracy of an honest guess."""
 
     def texts(self, split: Split, count: int) -> list[TextRequest]:
-        """What is to be written for each item; raises Unsupported where options are read."""
+        """Requests for each item; raises Unsupported if options are scored."""
 
     def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
         """At most ``count`` items of a split, the same for every way."""
@@ -171,13 +172,13 @@ class WorldTask:
     def items(self, split: Split, count: int) -> list[TaskItem]:
         key, large = (split, count), self._models.large.subject
         if key not in self._items:
-            made = world.examples(self.name, split, count, self._seed)
-            self._items[key] = [encode_item(example, large.tokenizer, large.opening) for example in made]
+            examples = world.examples(self.name, split, count, self._seed)
+            self._items[key] = [encode_item(example, large.tokenizer, large.opening) for example in examples]
         return self._items[key]
 
     @property
     def guess(self) -> float:
-        """The better of two: from the input's own symbols, and the answer most frequent on validation."""
+        """The better of two guesses: from the input's own symbols, and the most frequent answer on validation."""
         examples = [item.example for item in self.items("validate", self._guessed_on)]
         return max(float(np.mean([example.chance for example in examples])), majority_accuracy(examples, examples))
 
@@ -219,7 +220,7 @@ class LmEvalPairTask:
             raise Unsupported(f"{self.name}: options are read, no text is written")
         if (split, count) not in self._texts:
             nothing = AnswerStrategy(
-                lambda wanted: [WrittenAnswer(np.empty(0, dtype=np.int64), 0) for _ in wanted], None
+                lambda requests: [WrittenAnswer(np.empty(0, dtype=np.int64), 0) for _ in requests], None
             )
             self.answered(nothing, split, count)
         return self._texts[split, count]
@@ -234,15 +235,15 @@ class LmEvalPairTask:
             raise Unsupported(f"{self.name}: no document of {split} among {self._task.of}; name a larger file or limit")
         outcome = answer_documents(way, documents, both, data=study.data, run_code=study.allow_code_execution)
         self._texts[split, count] = outcome.wanted
-        # items of one text tell one thing, however often they are asked
+        # items of one text depend on each other
         questions: Ints = np.unique([one.question for one in documents], return_inverse=True)[1].astype(np.int64)
         return ByItem(outcome.right, questions), outcome.written
 
 
 class DocumentOpenings:
-    """Openings of the large model's documents to be written on, ``new`` tokens each: nothing in them is right or wrong.
+    """Openings of the large model's documents, to be continued by ``new`` tokens each; answers are not scored.
 
-    The splits are made of different documents: the first half of those drawn, and the second.
+    The splits have different documents: the first half of those drawn, and the second.
     """
 
     name, generated, scored, guess = TEXTS, True, False, 0.0
@@ -253,8 +254,8 @@ class DocumentOpenings:
 
     def texts(self, split: Split, count: int) -> list[TextRequest]:
         room = self._subject.stepper.max_positions - self._new
-        drawn = self._subject.prompts(2 * count, min(self._subject.budget.prompt_tokens, room))
-        half = drawn[:count] if split == "validate" else drawn[count:]
+        prompts = self._subject.prompts(2 * count, min(self._subject.budget.prompt_tokens, room))
+        half = prompts[:count] if split == "validate" else prompts[count:]
         return [TextRequest(prompt.tokens, self._new) for prompt in half]
 
     def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
@@ -263,17 +264,17 @@ class DocumentOpenings:
 
 
 def pair_tasks(models: PairModels, seed: int, guessed_on: int) -> dict[str, PairTask]:
-    """Every task that this run can score, by name; none where the corpus is not of the world and none is named.
+    """Every task that this run can score, by name; empty for another corpus than the world's and no named task.
 
     Args:
-        guessed_on: validation items from which the most frequent answer is read.
+        guessed_on: validation items that give the most frequent answer.
     """
-    subject, found = models.large.subject, {}
+    subject, tasks = models.large.subject, {}
     if subject.corpus.startswith("world:"):
-        found = {name: WorldTask(name, models, seed, guessed_on) for name in world.TASKS}
+        tasks = {name: WorldTask(name, models, seed, guessed_on) for name in world.TASKS}
     published = models.large.scored.published
     named: dict[str, PairTask] = {name: LmEvalPairTask(published.scored[name], models) for name in published.answered}
-    return {**found, **named}
+    return {**tasks, **named}
 
 
 def equal_length_groups(items: Sequence[TextRequest]) -> list[list[int]]:
@@ -291,8 +292,10 @@ def equal_length_groups(items: Sequence[TextRequest]) -> list[list[int]]:
 def decode_groups(
     items: Sequence[TextRequest], groups: list[list[int]], decode: Callable[[list[Prompt], TextRequest], GroupResult]
 ) -> tuple[list[Ints], list[GroupResult]]:
-    """Emitted tokens per item, and the result of each of ``groups``; ``decode`` takes prompts, and a text of those
-    wanted: all of one task stop alike."""
+    """Emitted tokens per item, and the result of each of ``groups``.
+
+    ``decode`` takes prompts and one text request, since all of one task stop alike.
+    """
     results = []
     emitted: list[Ints] = [np.empty(0, dtype=np.int64)] * len(items)
     for rows in groups:
@@ -304,8 +307,10 @@ def decode_groups(
 
 
 class PairAnswers:
-    """Every request names a task, a split and how many of its items. ``guessed_on``: validation items from which a
-    task's most frequent answer is read."""
+    """Answers of a pair. Each request names a task, a split and a number of items.
+
+    ``guessed_on``: validation items that give a task's most frequent answer.
+    """
 
     def __init__(self, models: PairModels, seed: int, guessed_on: int):
         self.models, self.seed, self._guessed_on = models, seed, guessed_on
@@ -322,11 +327,11 @@ class PairAnswers:
         return DocumentOpenings(self.models)
 
     def task(self, name: str) -> PairTask:
-        """A task of this run, or the texts that stand in where it has none."""
+        """A task of this run, or the texts that replace it if there is none."""
         return self._unscored if name == TEXTS else self.scored[name]
 
     def prompts(self, task: str, split: Split, count: int) -> list[Prompt]:
-        """Of at most ``count`` items. Raises Unsupported where nothing is written."""
+        """Prompts of at most ``count`` items. Raises Unsupported if options are scored."""
         return [Prompt(text.prompt) for text in self.task(task).texts(split, count)]
 
     # ------------------------------------------------------------ ways to answer
@@ -338,13 +343,12 @@ class PairAnswers:
         if point is None:
             return self.switched(self.never(model), task, split, count)
         return self._decoded(
-            ("alone", model, point, task, split, count), lambda wanted: self._generated(model, point, wanted)
+            ("alone", model, point, task, split, count), lambda requests: self._generated(model, point, requests)
         )
 
     def never(self, model: int) -> SwitchingRule:
-        """The rule under which ``model`` writes everything: τ = 0, or the most that any distribution has, and it
-        starts."""
-        # log₂ V itself is reached by a uniform distribution, and one token alone never ends a run that long
+        """The rule under which ``model`` writes everything: it starts, and τ is 0 or above every entropy."""
+        # a uniform distribution has log₂ V itself, and one token alone never ends a run that long
         longest = min(evidence.subject.stepper.max_positions for evidence in self.models.both)
         bits = 0.0 if model == LARGE else float(np.log2(self.models.vocabulary))
         return SwitchingRule(bits, window=1, least_run=longest, start=model)
@@ -354,11 +358,11 @@ class PairAnswers:
         return self.switched_all([rule], task, split, count)[0]
 
     def switched_all(self, rules: Sequence[SwitchingRule], task: str, split: Split, count: int) -> list[ItemAnswers]:
-        """As ``switched``, of several rules: what they share is decoded once, and in full batches."""
-        given = self.task(task)
+        """``switched`` for several rules: common prefixes are decoded once, and in full batches."""
+        scored_task = self.task(task)
         new = [rule for rule in rules if self._key(rule, task, split, count) not in self._answers]
-        if given.generated and len(new) > 1:
-            texts = given.texts(split, count)
+        if scored_task.generated and len(new) > 1:
+            texts = scored_task.texts(split, count)
             with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
                 self._texts.walks(partners, [(text, rule) for rule in new for text in texts])
         return [self._switched(rule, task, split, count) for rule in rules]
@@ -369,21 +373,21 @@ class PairAnswers:
     def _switched(self, rule: SwitchingRule, task: str, split: Split, count: int) -> ItemAnswers:
         walks: list[SwitchedText] = []
 
-        def write(wanted: Sequence[TextRequest]) -> list[WrittenAnswer]:
+        def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
             with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
-                walks[:] = self._texts.walks(partners, [(text, rule) for text in wanted])
+                walks[:] = self._texts.walks(partners, [(text, rule) for text in requests])
             return [WrittenAnswer(walk.tokens, walk.by_large, walk.entropy_bits) for walk in walks]
 
         def read(options: Continuations) -> list[OptionScore]:
             with self.models.partners() as partners:
-                found = self._texts.scored(partners, options, rule)
+                answers = self._texts.scored(partners, options, rule)
             return [
                 OptionScore(
-                    float(heard.log_p.sum()),
-                    bool(heard.greedy.all()),
-                    WrittenAnswer(tokens, int(heard.model.sum()), heard.entropy_bits),
+                    float(walk.log_p.sum()),
+                    bool(walk.greedy.all()),
+                    WrittenAnswer(tokens, int(walk.model.sum()), walk.entropy_bits),
                 )
-                for (_, tokens), heard in zip(options, found, strict=True)
+                for (_, tokens), walk in zip(options, answers, strict=True)
             ]
 
         def run() -> ItemAnswers:
@@ -404,15 +408,15 @@ class PairAnswers:
     ) -> ItemAnswers:
         """Items answered by speculative decoding, both models at full depth.
 
-        The large model's tokens are those that no draft stands for, whether accepted or waved through by the gate.
-        Options, which are read and not written, it ranks as the large model alone: it is lossless.
+        Tokens without a draft count as the large model's, whether the gate or the verifier accepted the others. Options
+        are scored as by the large model alone, since speculation is lossless.
 
         Raises:
-            Unsupported: options are to be ranked behind a gate, which no draft of them passes.
+            Unsupported: options behind a gate, which no draft of them passes.
         """
 
-        def generated(wanted: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
-            groups = equal_length_groups(wanted)
+        def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
+            groups = equal_length_groups(requests)
             with self.models.partners(rows=PAIR_ROWS, audited=True) as (small, large):
 
                 def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
@@ -420,7 +424,7 @@ class PairAnswers:
                         small, large, prompts, text.most, k=k, stop=text.stop, gate_bits=gate_bits, ended=text.ended
                     )
 
-                emitted, done = decode_groups(wanted, groups, decode)
+                emitted, done = decode_groups(requests, groups, decode)
             by_large = np.array([len(tokens) for tokens in emitted])
             for rows, one in zip(groups, done, strict=True):
                 by_large[rows] -= one.drafted(ACCEPTED) + one.drafted(GATED)
@@ -431,14 +435,14 @@ class PairAnswers:
         return self._decoded(("speculated", k, gate_bits, task, split, count), generated)
 
     def gated(self, k: int, gate_bits: float | None, task: str, split: Split, count: int) -> ItemAnswers:
-        """Tokens and shares of ``speculated``, read off the texts that rules share; its work is not told.
+        """Tokens and shares of ``speculated``, read from the texts that rules share; without its work.
 
         ``entropy_bits``: of the drafts that were judged.
         """
 
-        def write(wanted: Sequence[TextRequest]) -> list[WrittenAnswer]:
+        def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
             with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
-                spoken = self._texts.spoken(partners, wanted, k, gate_bits)
+                spoken = self._texts.spoken(partners, requests, k, gate_bits)
             return [WrittenAnswer(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
 
         def run() -> ItemAnswers:
@@ -451,13 +455,13 @@ class PairAnswers:
     ) -> ItemAnswers:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
 
-        def generated(wanted: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
+        def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
             with self.models.drafting(rows=PAIR_ROWS) as model:
 
                 def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
                     return self_speculate(model, exit_layer, prompts, text.most, k=k, stop=text.stop, ended=text.ended)
 
-                emitted, done = decode_groups(wanted, equal_length_groups(wanted), decode)
+                emitted, done = decode_groups(requests, equal_length_groups(requests), decode)
             return [WrittenAnswer(tokens, len(tokens)) for tokens in emitted], list(done)
 
         if not self.task(task).generated:
@@ -465,16 +469,16 @@ class PairAnswers:
         return self._decoded(("self-speculated", exit_layer, k, task, split, count), generated)
 
     def _generated(
-        self, model: int, point: OperatingPoint, wanted: Sequence[TextRequest]
+        self, model: int, point: OperatingPoint, requests: Sequence[TextRequest]
     ) -> tuple[list[WrittenAnswer], list[Decoding]]:
-        """By one model alone. What a text's own ``ended`` calls over is cut there, and was paid for."""
+        """Generate with one model alone. Tokens after a text's ``ended`` are cut, but their work counts."""
         with self.models.both[model].subject.open_audited(point, max_rows=PAIR_ROWS) as decoder:
 
             def decode(prompts: list[Prompt], text: TextRequest) -> Record:
                 return decoder.generate(prompts, text.most, text.stop)
 
-            emitted, done = decode_groups(wanted, equal_length_groups(wanted), decode)
-        ended = [_cut_at_end(tokens, text) for tokens, text in zip(emitted, wanted, strict=True)]
+            emitted, done = decode_groups(requests, equal_length_groups(requests), decode)
+        ended = [_cut_at_end(tokens, text) for tokens, text in zip(emitted, requests, strict=True)]
         return [WrittenAnswer(tokens, len(tokens) if model == LARGE else 0) for tokens in ended], list(done)
 
     def _decoded(
@@ -482,12 +486,14 @@ class PairAnswers:
         key: tuple[object, ...],
         generated: Callable[[Sequence[TextRequest]], tuple[list[WrittenAnswer], list[Decoding]]],
     ) -> ItemAnswers:
-        """Answers whose work is read off records. ``key`` ends with task, split and number of items, and holds, behind
-        its first entry, which model worked where only one did."""
+        """Answers whose work is read from records.
+
+        ``key`` ends with task, split and number of items; its second entry is the model, if only one worked.
+        """
         runs: list[Decoding] = []
 
-        def write(wanted: Sequence[TextRequest]) -> list[WrittenAnswer]:
-            written, done = generated(wanted)
+        def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
+            written, done = generated(requests)
             runs.extend(done)
             return written
 
@@ -508,7 +514,8 @@ class PairAnswers:
 
     def agreement(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice after the same
-        history."""
+        history.
+        """
         with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
             return [
                 self._texts.choices(partners, text, walk, LARGE)

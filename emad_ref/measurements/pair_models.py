@@ -27,7 +27,7 @@ from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
 from emad_ref.record import DRAFT, Bools, Floats, Record, Tokens, Work
 
 PAIR_OPTION = "--emad-pair"
-DRAFT_TOKENS = 4  # k of speculative decoding where none is named
+DRAFT_TOKENS = 4  # default k of speculative decoding
 
 
 class PairModels:
@@ -56,7 +56,7 @@ class PairModels:
 
     @property
     def both(self) -> tuple[ModelMeasurements, ModelMeasurements]:
-        """In the order of ``switching.SMALL`` and ``LARGE``."""
+        """Both, in the order of ``switching.SMALL`` and ``LARGE``."""
         return self.small, self.large
 
     @property
@@ -65,7 +65,7 @@ class PairModels:
 
     @property
     def without_quality(self) -> str:
-        """Why scores mean nothing; empty where they do."""
+        """Why scores mean nothing; empty if they are meaningful."""
         return self.small.subject.without_quality or self.large.subject.without_quality
 
     # ------------------------------------------------------------ cost
@@ -75,7 +75,7 @@ class PairModels:
         return 1 - token_share_cost(large_share, **self.parameters)
 
     def share_for(self, saving: float) -> float:
-        """The largest share of the large model that saves ``saving`` by the paper's cost; below 0 where none does."""
+        """The largest share of the large model that saves ``saving`` by the paper's cost; below 0 if none does."""
         ratio = self.parameters["small_parameters"] / self.parameters["large_parameters"]
         return (1 - saving - ratio) / (1 - ratio)
 
@@ -86,11 +86,11 @@ class PairModels:
             return all(partner.decoder.capabilities.counted for partner in both)
 
     def flops(self, work: Mapping[int, Work]) -> int:
-        """FLOPs of what the models executed, by their numbers."""
+        """FLOPs of the models' executed work, by their geometries."""
         return sum(flops(part, self.both[model].loaded.geometry).total for model, part in work.items())
 
     def walked(self, walks: Sequence[SwitchedText], opening: bool = False) -> int:
-        """FLOPs of ``walks``, or of ``opening`` them with the prompts alone, by what our full depth executes."""
+        """FLOPs of ``walks``, or of ``opening`` them with the prompts alone, at our full depth."""
         layers = [evidence.subject.stepper.layers for evidence in self.both]
         return sum(
             self.flops({model: walk.work(model, layers[model], opening)}) for walk in walks for model in (SMALL, LARGE)
@@ -99,7 +99,7 @@ class PairModels:
     def spent(self, results: Sequence[Decoding], model: int = LARGE) -> Floats | None:
         """FLOPs of each result, prompts included; None if a decoder does not count.
 
-        Where one model alone did the work, it was ``model``.
+        ``model`` names the model that did the work, if only one did.
         """
         spent = []
         for one in results:
@@ -120,28 +120,29 @@ class PairModels:
         *,
         audited: bool = False,
     ) -> Iterator[tuple[Partner, Partner]]:
-        """Decoders of both models, at full depth unless points are given, open for the block.
+        """Open decoders of both models for the block, at full depth unless points are given.
 
-        ``audited``: a random few of their answers are checked, which raises AuditRefutedError; too costly where timed.
+        ``audited``: a random few of their answers are checked, which raises AuditRefutedError; too costly for timed
+        ones.
         """
         points = small or self.small.subject.full, large or self.large.subject.full
         with ExitStack() as stack:
-            made = [
+            partners = [
                 (evidence.subject.open_audited if audited else evidence.subject.open)(point, max_rows=rows)
                 for evidence, point in zip(self.both, points, strict=True)
             ]
             one, other = (
                 Partner(stack.enter_context(each), point, self.vocabulary)
-                for each, point in zip(made, points, strict=True)
+                for each, point in zip(partners, points, strict=True)
             )
             yield one, other
 
     @contextmanager
     def drafting(self, rows: int = 1) -> Iterator[Partner]:
-        """The large model at full depth, able to draft for itself, open for the block.
+        """Open the large model at full depth for self-speculation in the block.
 
         Raises:
-            Unsupported: its decoder does not take up tokens that stopped early.
+            Unsupported: its decoder cannot complete tokens that stopped early.
         """
         point = drafting_point(self.large.subject.stepper.layers)
         with self.large.subject.open(point, max_rows=rows) as decoder:
@@ -151,7 +152,7 @@ class PairModels:
 
     @cached_property
     def without_drafting(self) -> str:
-        """Why the large model cannot draft for itself; empty where it can."""
+        """Why the large model cannot draft for itself; empty if it can."""
         try:
             with self.drafting():
                 return ""
@@ -160,7 +161,7 @@ class PairModels:
 
     @property
     def exit_layers(self) -> tuple[int, ...]:
-        """After which layers the large model drafts for itself: its default probes; none where it cannot."""
+        """Exit layers of the large model's self-speculation: its default probes; empty if it cannot draft."""
         return () if self.without_drafting else default_probes(self.large.subject.stepper.layers)
 
 
@@ -172,7 +173,7 @@ def _require_decoders(*models: LoadedModel) -> None:
 
 @dataclass(frozen=True)
 class VerifierDecoder:
-    """Speculative decoding as a decoder of its verifier's point, which it promises to be.
+    """Speculative decoding as a decoder of its verifier's point, which it claims to equal.
 
     ``decode`` emits; ``promised`` selects the verifier's rows of its record. Drafts cost work that is not the
     verifier's, so it does not claim to count.

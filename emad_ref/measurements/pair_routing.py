@@ -1,7 +1,7 @@
 """Tasks on which a pair is worth routing, and the switching rules that validation selects for a saving.
 
-A saving is met exactly, by items: two neighbouring rules of validation's front (``sweep.front``) take turns. w and
-d_min are the paper's where answers are long enough.
+Two neighbouring rules of validation's front (``sweep.front``) take turns by items, so a saving is met exactly. w and
+d_min are the paper's if answers are long enough.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.front import RoutingMixture, RoutingRun, mix_rules, routing_front, switching_thresholds
 
-WORTH_ROUTING = 0.10  # accuracy by which the large model must be better on a task
-LEAST_MULTIPLE = 4  # answers hold w and d_min at least so many times
+WORTH_ROUTING = 0.10  # minimum gain of accuracy by the large model on a task
+LEAST_MULTIPLE = 4  # w and d_min must fit at least this many times into an answer
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ PAPER = SwitchingConstants(window=5, least_run=10)
 
 @dataclass(frozen=True, eq=False)
 class PairComparison:
-    """Both models alone on validation items of one task; ``guess``: share that an honest guess gets right.
+    """Both models alone on validation items of one task; ``guess``: accuracy of an honest guess.
 
-    ``gap``: by how much the large model is better, against ``WORTH_ROUTING``.
+    ``gap``: gain of the large model, against ``WORTH_ROUTING``.
     """
 
     small: ItemAnswers
@@ -78,9 +78,9 @@ class RoutedTask:
     """A task at a saving: each item by ``first`` with ``probability``, else by ``second``.
 
     ``score``        [items] of the judged ones; its mean is the expected score at exactly ``saving`` there. ``dealt``:
-                     right [items] where each was given to one of the two.
-    ``chosen``       the probability that saves as much on validation; ``attained``: what it saves on the judged items.
-    ``neighbours``   what the two rules save on the judged items.
+                     right [items] with one rule drawn for each.
+    ``chosen``       the probability that saves as much on validation; ``attained``: its saving on the judged items.
+    ``neighbours``   savings of the two rules on the judged items.
     """
 
     saving: float
@@ -96,8 +96,10 @@ class RoutedTask:
 
 
 class RoutingRules:
-    """``name``: the pair's, in sentences. ``savings``: at which the paper reports scores, by its own cost; the rule put
-    forward must save the first."""
+    """Switching rules of a pair. ``name``: the pair's, in sentences.
+
+    ``savings``: those of the paper's scores, by its own cost; the proposed rule must save the first.
+    """
 
     def __init__(self, answers: PairAnswers, size: PairSizes, name: str, savings: tuple[float, ...]):
         self.answers, self.size, self.savings, self._name = answers, size, savings, name
@@ -123,37 +125,42 @@ class RoutingRules:
 
     @property
     def written(self) -> list[str]:
-        """Those of ``tasks`` whose answers are written, not chosen among options."""
+        """The ``tasks`` with written answers instead of options."""
         return [task for task in self.tasks if self.answers.task(task).generated]
 
     @property
     def writable(self) -> list[str]:
-        """What can be decoded, whether or not it tells the models apart: tasks worth routing first, then other tasks,
-        then texts without a score. Never empty."""
+        """What can be decoded: tasks worth routing first, then other tasks, then texts without a score. Never empty."""
         if self.answers.models.without_quality:
             return [TEXTS]
-        others = [task for task, given in self.answers.scored.items() if given.generated and task not in self.tasks]
+        others = [
+            task
+            for task, scored_task in self.answers.scored.items()
+            if scored_task.generated and task not in self.tasks
+        ]
         return [*self.written, *others, TEXTS]
 
     @property
     def note(self) -> str:
-        """One sentence: which tasks cannot tell the models apart, and with what interval."""
-        said = "; ".join(f"{task} ({both.standing})" for task, both in self.compared.items() if task not in self.tasks)
+        """One sentence: tasks that cannot tell the models apart, with their interval."""
+        reasons = "; ".join(
+            f"{task} ({both.standing})" for task, both in self.compared.items() if task not in self.tasks
+        )
         return (
             f"{self._name}: not shown on {self.size.compared} validation items that the large model beats a guess and "
-            f"is {100 * WORTH_ROUTING:.0f} points better: {said or 'no task'}"
+            f"is {100 * WORTH_ROUTING:.0f} points better: {reasons or 'no task'}"
         )
 
     def missing(self) -> str:
-        """Why there is no task to ask; empty where there is one."""
+        """Why there is no task; empty if there is one."""
         if self.answers.scored:
             return ""
-        found = self.answers.models.large.scored.published.unmeasured
-        unread = "; ".join(f"{task}: {reason}" for task, reason in found.items())
+        unmeasured = self.answers.models.large.scored.published.unmeasured
+        unread = "; ".join(f"{task}: {reason}" for task, reason in unmeasured.items())
         return f"no task whose answers are right or wrong: name some with --emad-tasks ({unread or 'none is named'})"
 
     def premise(self) -> str:
-        """Why EAD cannot be judged on this pair; empty where it can."""
+        """Why EAD cannot be judged on this pair; empty if it can."""
         if reason := self.answers.models.without_quality or self.missing():
             return reason
         return "" if self.tasks else f"{self.note}; there is nothing to route"
@@ -161,12 +168,12 @@ class RoutingRules:
     # ------------------------------------------------------------ families of rules
 
     def constants(self, task: str) -> SwitchingConstants:
-        """The paper's w and d_min, or as much of them as a quarter of the median answer holds."""
+        """The paper's w and d_min, shortened to a quarter of the median answer."""
         most = max(1, int(self.median_answer(task)) // LEAST_MULTIPLE)
         return SwitchingConstants(min(PAPER.window, most), min(PAPER.least_run, most))
 
     def median_answer(self, task: str) -> float:
-        """Tokens of the large model's own answers on validation, or of options where they are read."""
+        """Median tokens of the large model's own answers on validation, or of options."""
         alone = self.answers.alone(LARGE, task, "validate", self.size.tried)
         return float(np.median([len(bits) for bits in alone.entropy_bits]))
 
@@ -176,8 +183,10 @@ class RoutingRules:
         return np.concatenate([rolling_means(bits.tolist(), window) for bits in alone.entropy_bits])
 
     def tried(self, task: str, constants: SwitchingConstants | None = None) -> dict[SwitchingRule, ItemAnswers]:
-        """Rules of one w and d_min, those of ``constants(task)`` by default, as validation found them: τ by quantile
-        with either model first, and either model alone."""
+        """Rules of one w and d_min (by default those of ``constants(task)``) with their validation answers.
+
+        τ goes by quantile with either model first; either model alone is included.
+        """
         own = constants or self.constants(task)
         if (task, own) not in self._families:
             taus = switching_thresholds(self.rolling_bits(task, own.window), self.size.thresholds)
@@ -191,12 +200,13 @@ class RoutingRules:
         """Rules whose mixtures score best on validation, by falling share of the large model."""
         tried = self.tried(task, constants)
         rules = list(tried)
-        found = routing_front([RoutingRun(done.large_share, done.score) for done in tried.values()])
-        return [rules[index] for index in found]
+        front = routing_front([RoutingRun(done.large_share, done.score) for done in tried.values()])
+        return [rules[index] for index in front]
 
     def routed(self, task: str, saving: float, constants: SwitchingConstants | None = None) -> RoutedTask | None:
-        """The mixture of ``front`` that saves exactly ``saving``, on the judged items; None where not even the small
-        model alone saves as much."""
+        """The mixture of ``front`` that saves exactly ``saving`` on the judged items; None if the small model saves
+        less.
+        """
         models = self.answers.models
         share = models.share_for(saving)
         if share < 0:
@@ -205,32 +215,34 @@ class RoutingRules:
         judged = self.answers.switched_all(rules, task, "evaluate", self.size.judged)
         rng = np.random.default_rng(self.answers.seed)
         chosen = mix_rules([tried[rule].ran for rule in rules], share, rng)
-        found = mix_rules([done.ran for done in judged], share, rng, near=chosen.first)
-        first, second = rules[found.first], rules[found.second]
+        mixture = mix_rules([done.ran for done in judged], share, rng, near=chosen.first)
+        first, second = rules[mixture.first], rules[mixture.second]
         return RoutedTask(
             saving,
             first,
             second,
-            found.probability,
-            judged[0].right.like(found.score),
-            judged[0].right.like(found.dealt == 1),
+            mixture.probability,
+            judged[0].right.like(mixture.score),
+            judged[0].right.like(mixture.dealt == 1),
             chosen.probability,
             models.saving(_mixture_share(chosen, judged)),
-            (models.saving(judged[found.first].large_share), models.saving(judged[found.second].large_share)),
-            f"{found.probability:.0%} of items by {self.called(first)}, {1 - found.probability:.0%} by "
+            (models.saving(judged[mixture.first].large_share), models.saving(judged[mixture.second].large_share)),
+            f"{mixture.probability:.0%} of items by {self.called(first)}, {1 - mixture.probability:.0%} by "
             f"{self.called(second)}",
         )
 
     def called(self, rule: SwitchingRule) -> str:
-        """A rule in a sentence; the two ends of every family are a model alone."""
+        """Name of a rule in sentences; the two ends of every family are a model alone."""
         for model, name in ((SMALL, "the small model alone"), (LARGE, "the large model alone")):
             if rule == self.answers.never(model):
                 return name
         return describe_rule(rule)
 
     def put_forward(self, task: str) -> SwitchingRule:
-        """One rule, no mixture: of those that switch and save the first of ``savings`` on validation, the best; where
-        none does, the cheapest."""
+        """One rule, no mixture: the best of those that switch and save the first of ``savings`` on validation.
+
+        If none does, the cheapest.
+        """
         tried = self._switching(task)
         most = self.answers.models.share_for(self.savings[0])
         enough = {rule: done for rule, done in tried.items() if done.large_share <= most}
@@ -239,7 +251,7 @@ class RoutingRules:
         return min(tried, key=lambda rule: tried[rule].large_share)
 
     def nearest(self, task: str, saving: float) -> SwitchingRule:
-        """One rule, no mixture and no score: of those that switch, the one whose saving on validation is nearest."""
+        """One rule, without a score: of those that switch, the one with the nearest saving on validation."""
         tried = self._switching(task)
         share = self.answers.models.share_for(saving)
         return min(tried, key=lambda rule: abs(tried[rule].large_share - share))
@@ -272,8 +284,7 @@ TURNS = "model by token"  # a figure of ``report.figures``
 
 
 def turn_table(rules: RoutingRules, task: str) -> Attachments:
-    """A table of the first judged item of ``task`` that both models write on, else of the first; none where no text is
-    written.
+    """A table of the first judged item of ``task`` that both models write on, else of the first; empty for options.
 
     Columns ``entropy, bits`` H_t and ``rolling, bits`` H̄_t, both None in the prompt; ``threshold, bits`` τ.
     """

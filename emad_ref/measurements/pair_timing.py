@@ -1,7 +1,7 @@
-"""Latency of a pair's ways to answer: paired requests at batch 1, with the FLOPs and acceptance of the same runs.
+"""Latency of a pair: paired requests at batch 1, with the FLOPs and acceptance of the same runs.
 
-Transformers' own assisted generation and prompt lookup are timed beside them. Outputs are checked after the clock
-stops; a decoder that fails the check has no reported time.
+Transformers' own assisted generation and prompt lookup are timed beside it. Outputs are checked after the clock stops;
+a decoder that fails the check has no reported time.
 """
 
 from __future__ import annotations
@@ -46,31 +46,33 @@ from emad_ref.record import Ints
 from emad_ref.screening.drafts import ASSISTED, LOOKUP, by_assistant, by_lookup
 
 TRANSFORMERS_NAMES = (ASSISTED, LOOKUP)
-LOSSLESS_ARMS = ("speculative", "self-speculative", *TRANSFORMERS_NAMES)  # arms that promise the large model's tokens
-TRIAL_TOKENS = 3  # new tokens of a trial: one of the prefill, and a draft with what follows it
+LOSSLESS_ARMS = ("speculative", "self-speculative", *TRANSFORMERS_NAMES)  # arms that must emit the large model's tokens
+TRIAL_TOKENS = 3  # new tokens of a trial: one of the prefill, a draft and the token after it
 AUDITED_PAIRS = 4  # pairs whose records are checked after the clock
 
 PairArm = Callable[[Prompt, int], ArmOutput]  # one prompt and a number of new tokens, no stop token
-# arms open as long as the stack; crosses to other processes by pickle, so it may be no lambda
+# arms open as long as the stack; pickled for other processes, so it may be no lambda
 ArmFactory = Callable[[PairModels, ExitStack], dict[str, PairArm]]
 
 
 @dataclass(frozen=True)
 class TransformersArms:
-    """Transformers' own ways to the large model's output that run for a pair; ``absent``: why the others do not."""
+    """Transformers' assisted arms that run for a pair; ``absent``: why the others do not."""
 
     arms: Mapping[str, PairArm]
     absent: Mapping[str, str]
 
 
 def transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) -> TransformersArms:
-    """Assisted generation and prompt lookup over the judge's own models, each tried on ``prompt``. They keep no record,
-    so that their FLOPs are not counted."""
+    """Assisted generation and prompt lookup over the judge's own models, each tried on ``prompt``.
+
+    They keep no record, so their FLOPs are not counted.
+    """
     arms, absent = {ASSISTED: by_assistant(large, small), LOOKUP: by_lookup(large)}, {}
     for name, arm in arms.items():
         try:
             arm(prompt, TRIAL_TOKENS)
-        except (RuntimeError, ValueError) as refusal:  # a cache that cannot be cut back, a model without one
+        except (RuntimeError, ValueError) as refusal:  # a cache that cannot be cropped, a model without one
             absent[name] = f"{type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
 
     def one_row(arm: Callable[[Prompt, int], Ints]) -> PairArm:
@@ -90,8 +92,11 @@ def switching_arms(models: PairModels, stack: ExitStack, *, rule: SwitchingRule)
 
 
 def adaptive_arms(models: PairModels, stack: ExitStack, *, point: OperatingPoint) -> dict[str, PairArm]:
-    """``large``, ``EMAD`` of it at ``point``, ``speculative``, and ``self-speculative`` after the first of
-    ``exit_layers`` where there is one."""
+    """``large``, its ``EMAD`` at ``point``, ``speculative``, and ``self-speculative`` after the first of
+    ``exit_layers``.
+
+    The last is absent without exit layers.
+    """
     small, large = stack.enter_context(models.partners())
     arms = {
         "large": single_model_arm(large.decoder),
@@ -122,7 +127,7 @@ def self_speculative_arm(model: Partner, exit_layer: int) -> PairArm:
 
 
 def time_pair_arms(models: PairModels, arms: Mapping[str, PairArm], requests: RequestBatches, new: int) -> TimingResult:
-    """Every arm on all ``requests``, of one row and ``new`` tokens each, in this process."""
+    """Time every arm on all ``requests``, of one row and ``new`` tokens each, in this process."""
 
     def of_one(arm: PairArm) -> Arm:
         return lambda prompts: arm(prompts[0], new)
@@ -140,7 +145,7 @@ def accepted_shares(timed: TimingResult, arm: str) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class PairTimingShare:
-    """The pairs that one process times, of the models ``names`` under ``study``, beside transformers' own arms.
+    """Share of pairs for one process, of the models ``names`` under ``study``, beside transformers' own arms.
 
     ``attached``: of the small and of the large model, lenses and translators that points name by digest.
     """
@@ -155,7 +160,7 @@ class PairTimingShare:
     new: int
 
     def run(self, resources: RunResources) -> TimingResult:
-        """This share's pairs, timed.
+        """Time this share's pairs.
 
         Raises:
             FingerprintMismatch: a model has changed since the run began.
@@ -175,31 +180,30 @@ class PairTimingShare:
 
 
 class PairLatencyBenchmark:
-    """Requests of one task's judged items, timed when first used, of the models ``names`` under ``study``."""
+    """Requests of one task's judged items, timed on first use, of the models ``names`` under ``study``."""
 
     def __init__(self, rules: RoutingRules, names: PairNames, study: Study):
         self._rules, self._names, self._study = rules, names, study
-        self._pairs, self._seed = study.budget.pairs, study.seed  # pairs of rows that decide
+        self._pairs, self._seed = study.budget.pairs, study.seed  # pairs of the deciding rows
         self._answers, self._models = rules.answers, rules.answers.models
         large = self._models.large
         self._replicates = ProcessReplicates(large.resources.runner, large.subject)
 
     @property
     def task(self) -> str:
-        """The task most worth routing, else the first whose answers are written, else plain texts."""
+        """The task most worth routing, else the first with written answers, else plain texts."""
         return self._rules.writable[0]
 
     @cached_property
     def rule(self) -> SwitchingRule:
-        """The rule of the arm ``EAD``: the one put forward where there is something to route, else the one whose saving
-        is nearest to the first of the paper's."""
+        """The rule of the arm ``EAD``: the proposed one, else the one nearest to the paper's first saving."""
         if self._rules.written:
             return self._rules.put_forward(self.task)
         return self._rules.nearest(self.task, self._rules.savings[0])
 
     @cached_property
     def new(self) -> int:
-        """New tokens of a timed request: as many as the large model's answers take on average."""
+        """New tokens of a timed request: the mean length of the large model's answers."""
         return round(float(self._rules.judged_alone(LARGE, self.task).emitted.mean()))
 
     @cached_property
@@ -208,7 +212,7 @@ class PairLatencyBenchmark:
         return self._models.large.traces.profile.point(0.0)
 
     def prompts(self, count: int) -> list[Prompt]:
-        """Prompts of judged items of ``task``; where a file has fewer, they repeat."""
+        """Prompts of judged items of ``task``; they repeat if there are fewer."""
         prompts = self._answers.prompts(self.task, "evaluate", max(self._rules.size.judged, count))
         return [prompts[at % len(prompts)] for at in range(count)]
 
@@ -220,7 +224,7 @@ class PairLatencyBenchmark:
     # ------------------------------------------------------------ timings
 
     def timed(self, arms: Mapping[str, PairArm], pairs: int) -> TimingResult:
-        """``arms`` on the same fresh prompts, in this process."""
+        """Time ``arms`` on the same fresh prompts in this process."""
         return self._of_one_length(time_pair_arms(self._models, arms, self._requests(pairs), self.new))
 
     @cached_property
@@ -237,10 +241,10 @@ class PairLatencyBenchmark:
         return timed
 
     def emad_rivals(self, point: OperatingPoint) -> TimingResult:
-        """The arms of ``adaptive_arms`` and ``library``.
+        """Times of ``adaptive_arms`` and ``library``.
 
         Raises:
-            AuditRefutedError: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
+            AuditRefutedError: as ``rivals``; or EMAD's tokens, depths or work do not match its record.
             SubprocessFailed: as ``rivals``.
         """
         timed, large = self._raced(partial(adaptive_arms, point=point)), self._models.large.subject
@@ -254,7 +258,7 @@ class PairLatencyBenchmark:
         return RequestBatches(batches, range(pairs), (self._seed,))
 
     def _raced(self, factory: ArmFactory) -> TimingResult:
-        """Our own arms and transformers', in this process or divided over fresh ones."""
+        """Time our own arms and transformers', in this process or divided over fresh ones."""
         with ExitStack() as stack:
             arms = {**factory(self._models, stack), **self.library.arms}
             if self._replicates.without:
@@ -274,7 +278,7 @@ class PairLatencyBenchmark:
         return self._of_one_length(join_shares(parts))
 
     def _seconds(self, arms: Mapping[str, PairArm]) -> float:
-        """Of one request by each of ``arms``, after another that warms them up."""
+        """Seconds of one request by each of ``arms``, after one warm-up request."""
         (prompt,) = self.prompts(1)
         for _ in range(2):
             start = time.perf_counter()
@@ -297,18 +301,20 @@ class PairLatencyBenchmark:
         return timed
 
     def require_lossless(self, timed: TimingResult, verifier: Capabilities, alone: str = "large") -> None:
-        """Every arm of ``LOSSLESS_ARMS`` emitted the tokens of arm ``alone`` in every pair, up to ties within the noise
-        that the large model's decoder declares. Raises Refuted."""
+        """Check that every arm of ``LOSSLESS_ARMS`` emitted the tokens of arm ``alone`` in every pair.
+
+        Ties within the noise that the large model's decoder declares are excused. Raises AuditRefutedError.
+        """
         large, emitted = self._models.large.subject, timed.emitted()
         prompts, declared = [prompt for (prompt,) in timed.prompts], large.allowed(verifier)
-        wanted, *others = (
+        expected, *others = (
             [rows[0].tolist() for rows in emitted[name]] for name in (alone, *LOSSLESS_ARMS) if name in emitted
         )
-        for found in others:
-            same_tokens(large.lens, large.tolerance, prompts, found, wanted, declared=declared).require()
+        for tokens in others:
+            same_tokens(large.lens, large.tolerance, prompts, tokens, expected, declared=declared).require()
 
     def _require_claimed(self, timed: TimingResult, point: OperatingPoint, capabilities: Capabilities) -> None:
-        """EMAD's records, of a random few pairs, are true."""
+        """Check EMAD's records of a random few pairs."""
         large, pairs = self._models.large.subject, len(timed.prompts)
         audited = np.random.default_rng([self._seed, pairs]).choice(pairs, min(pairs, AUDITED_PAIRS), False)
         records = timed.recorded("EMAD")

@@ -1,7 +1,7 @@
-"""EMAD beside its baselines: sweeps by replay, Pareto fronts chosen on the validation split and judged on evaluation.
+"""EMAD against its baselines: sweeps by replay, Pareto fronts chosen on validation and judged on evaluation.
 
-Confidence rules of early exits have a table of their own, on the first windows of both splits. A model's flatness is
-the slope of its entropy profile, beside what EMAD gains on it.
+Confidence rules of early exits have their own table, on the first windows of both splits. ``ProfileFlatness`` relates
+the slope of a model's entropy profile to EMAD's gain on it.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from emad_ref.sweep.grids import (
 from emad_ref.sweep.losses import PointColumns, PointLoss, cheapest_within_bounds, loss_table, point_columns
 from emad_ref.text.documents import Split as Of
 
-# name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule as it is
+# name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule unpruned
 CONFIDENCES = RULES | {
     signal.label: (signal.name, "none")
     for signal in SIGNALS.values()
     if signal.early_exit and signal.name not in dict(RULES.values())
 }
-# of either split, on which confidence rules are traced; 30 are the least that METHODS lets perplexity be judged by
+# documents of either split for confidence rules; METHODS requires 30 for perplexity
 WINDOWS: dict[str, dict[Of, int]] = {
     "smoke": {"validate": 16, "evaluate": 30},
     "standard": {"validate": 60, "evaluate": 100},
     "full": {"validate": 150, "evaluate": 300},
 }
 SPLITS: tuple[Of, Of] = ("validate", "evaluate")
-SHOWN = 1_999  # bootstrap samples of an interval that is only shown: no p-value of the table decides anything
-PERPLEXITY, ACCURACY = "perplexity", "accuracy"  # what a front is chosen by → the column that it is made of
+SHOWN = 1_999  # bootstrap samples of intervals that decide nothing
+PERPLEXITY, ACCURACY = "perplexity", "accuracy"  # criterion of a front → its column
 WRONG = ("wrong over EMAD %", "wrong over EMAD interval %")
 COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 
 
 class FamilyComparison:
-    """Families of points on the same text of two splits, replayed when first used and kept.
+    """Families of points on the same text of two splits, each replayed on first use.
 
     ``make``: the families by name, spaced by what points save on the validation split.
     """
@@ -90,7 +90,7 @@ class FamilyComparison:
 
     @cached_property
     def families(self) -> dict[str, list[OperatingPoint]]:
-        """Family, as named in tables → its points."""
+        """Family name in tables → its points."""
         return self._make(NetSaving(self.validation, self.geometry))
 
     def validated(self, name: str) -> list[PointLoss]:
@@ -118,9 +118,10 @@ class FamilyComparison:
         return self._columns[name, of]
 
     def chosen_by(self, name: str) -> str:
-        """What a family's front is made of: ``perplexity``, or ``accuracy`` where that of any point is infinite, as
-        with
-        a pruned vocabulary that loses next tokens."""
+        """Criterion of a family's front: ``perplexity``, or ``accuracy`` if any point's perplexity is infinite.
+
+        A pruned vocabulary that loses next tokens makes it infinite.
+        """
         finite = all(np.isfinite(self.columns(name, of).nll_nats).all() for of in SPLITS)
         return PERPLEXITY if finite else ACCURACY
 
@@ -129,16 +130,18 @@ class FamilyComparison:
         return self._family(self.families[name], lambda of: self.columns(name, of), by)
 
     def family_of(self, points: Sequence[OperatingPoint]) -> PointFamily:
-        """Full depth and ``points``, which belong to no family of the tables, by document."""
+        """Full depth and ``points`` outside the tables' families, by document."""
         return self._family(points, lambda of: self._replayed(points, of), PERPLEXITY)
 
     def _replayed(self, points: Sequence[OperatingPoint], of: Of) -> PointColumns:
         trace = self._traced(of)
         return point_columns(trace, self.geometry, [full_depth(trace.layers), *points])
 
-    def _family(self, points: Sequence[OperatingPoint], found: Callable[[Of], PointColumns], by: str) -> PointFamily:
+    def _family(
+        self, points: Sequence[OperatingPoint], columns_of: Callable[[Of], PointColumns], by: str
+    ) -> PointFamily:
         def split(of: Of) -> FamilySplit:
-            here = found(of)
+            here = columns_of(of)
             loss, flops = (self._by_document(values, of) for values in (getattr(here, COLUMN[by]), here.flops))
             return FamilySplit(loss, flops, self._by_document(self._traced(of).lengths, of))
 
@@ -153,12 +156,13 @@ class FamilyComparison:
     # ------------------------------------------------------------ the table
 
     def table(self, seed: int, levels: Sequence[float] = SAVING_LEVELS) -> list[dict[str, Any]]:
-        """Per net saving and family: the mixture chosen on validation, and its losses on evaluation, least rise first.
+        """Rows by net saving and family: the mixture chosen on validation, and its losses on evaluation, least rise
+        first.
 
         At each level all families that reach it on validation save exactly the same on evaluation: the level, or the
-        most that all reach there. ``over EMAD``: perplexity over EMAD's; where perplexity is infinite (None), the share
-        of wrong next tokens over EMAD's (``wrong over EMAD``). Intervals are two-sided 95 %, by document, over
-        selection and evaluation.
+        largest saving that all reach there. ``over EMAD``: perplexity over EMAD's; if perplexity is infinite (None),
+        the share of wrong next tokens over EMAD's (``wrong over EMAD``). Intervals are two-sided 95 %, by document,
+        over selection and evaluation.
         """
         fronts = {name: self.family(name, self.chosen_by(name)) for name in self.families}
         reached = {level: self._common(fronts, level) for level in levels}
@@ -186,27 +190,27 @@ class FamilyComparison:
         emad = self.family(EMAD_FAMILY, self.chosen_by(name))
         both = [saving for level, saving in savings.items() if level <= min(family.promised, emad.promised)]
         rng = np.random.default_rng(seed)
-        met = at_equal_flops(family, emad, both, threshold=0.0, rng=rng, unit="per token", resamples=SHOWN)
-        return {each.level: each.estimate for each in met if each.estimate is not None}
+        comparisons = at_equal_flops(family, emad, both, threshold=0.0, rng=rng, unit="per token", resamples=SHOWN)
+        return {each.level: each.estimate for each in comparisons if each.estimate is not None}
 
     def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
-        mixed, found, by = front.mixed(saving), self.columns(name, "evaluate"), self.chosen_by(name)
+        mixed, columns, by = front.mixed(saving), self.columns(name, "evaluate"), self.chosen_by(name)
         tokens = int(self.evaluation.lengths.sum())
 
         def mean(values: Floats) -> tuple[float, float]:
             """Per token, of the mixture and of full depth."""
             return float(mixed.of(values.sum(axis=0))[0] / tokens), float(values[:, 0].sum() / tokens)
 
-        nll, full_nll = mean(found.nll_nats) if by == PERPLEXITY else (None, None)
-        wrong, full_wrong = mean(found.wrong)
+        nll, full_nll = mean(columns.nll_nats) if by == PERPLEXITY else (None, None)
+        wrong, full_wrong = mean(columns.wrong)
         return {
             "net reduction %": saving,
             "family": name,
             "point": front.named(mixed),
             "chosen by": by,
             "documents": len(front.sheet.tokens),
-            "windows": len(found.wrong),
-            "mean depth": mean(found.depth)[0],
+            "windows": len(columns.wrong),
+            "mean depth": mean(columns.depth)[0],
             "perplexity": None if nll is None else perplexity_of(nll),
             "rise %": None if nll is None or full_nll is None else relative_rise(nll - full_nll),
             **_difference_columns(over, by),
@@ -221,10 +225,10 @@ def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
     columns |= dict.fromkeys(WRONG)
     if over is None:
         return columns
-    shown, scaled = ("over EMAD", relative_rise) if by == PERPLEXITY else ("wrong over EMAD", float)
+    label, scaled = ("over EMAD", relative_rise) if by == PERPLEXITY else ("wrong over EMAD", float)
     bounds = [scaled(bound) for bound in (over.low, over.high)]
     finite = bool(np.isfinite(bounds).all())
-    return columns | {f"{shown} %": scaled(over.value), f"{shown} interval %": bounds if finite else None}
+    return columns | {f"{label} %": scaled(over.value), f"{label} interval %": bounds if finite else None}
 
 
 def rank_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -261,9 +265,10 @@ class BaselineComparison(FamilyComparison):
         return ConfidenceComparison(self._traces)
 
     def exhibits(self) -> Attachments:
-        """The Pareto tables of all families and of early exits; notes say which rule has no family, and why a
-        perplexity
-        is missing."""
+        """Pareto tables of all families and of early exits.
+
+        Notes say which rule has no family, and why a perplexity is missing.
+        """
         subject, seed = self._traces.subject, self._traces.subject.seed
         notes = [
             f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
@@ -279,7 +284,7 @@ class BaselineComparison(FamilyComparison):
             notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")
         if any(row["perplexity"] is None for row in early):
             notes.append(f"{subject.name}: no perplexity: a pruned vocabulary lost a next token, and it is infinite")
-        tables = tuple(AttachedTable(title, shown, "pareto") for title, shown in titled.items() if shown)
+        tables = tuple(AttachedTable(title, table_rows, "pareto") for title, table_rows in titled.items() if table_rows)
         return Attachments(tables, tuple(notes))
 
 
@@ -312,7 +317,7 @@ class ConfidenceComparison(FamilyComparison):
 
 
 def _confidence_dials(subject: ModelUnderTest) -> tuple[dict[str, ThresholdSweep], dict[str, str]]:
-    """Confidence rules by family, and why the others have no room."""
+    """Confidence rules by family, and why this model is too small for the others."""
     layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary
     dials, refused = {}, {}
     for name, (signal, pruning) in CONFIDENCES.items():
@@ -325,13 +330,15 @@ def _confidence_dials(subject: ModelUnderTest) -> tuple[dict[str, ThresholdSweep
     return dials, refused
 
 
-LEAST_PROFILES = 4  # of three dots, all orders but one differ from a falling line by a single swap
+LEAST_PROFILES = 4  # of three points, all orders but one differ from a falling line by a single swap
 
 
 @dataclass(frozen=True)
 class ProfileFlatness:
-    """One model on one corpus: ``slope`` of mean H_ℓ over ℓ in nats per layer, nearer to zero is flatter; ``gain``: net
-    FLOP reduction of the margin ``point`` ("no margin" where none saves)."""
+    """One model on one corpus. ``slope`` of mean H_ℓ over ℓ in nats per layer; nearer to zero is flatter.
+
+    ``gain``: net FLOP reduction of the margin ``point`` ("no margin" if none saves).
+    """
 
     model: str
     corpus: str
@@ -341,7 +348,7 @@ class ProfileFlatness:
 
 
 def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
-    """Of a model on its corpus."""
+    """Flatness of a model on its corpus."""
     slope = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=rng)
     gained = margin_gain(rivals)
     return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, gained.point, gained.saved)
@@ -357,7 +364,7 @@ class MarginGain:
 
 
 def margin_gain(rivals: BaselineComparison) -> MarginGain:
-    """Of the margin that saves most within METHODS' bounds on validation; "no margin" where none does."""
+    """Gain of the margin that saves most within METHODS' bounds on validation; "no margin" without one."""
     best = cheapest_within_bounds(rivals.validated(EMAD_FAMILY), rivals.validated_full.perplexity)
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
         return MarginGain("no margin", 0.0, 0.0)

@@ -1,12 +1,12 @@
 """Timing in fresh processes: each process times a share of the pairs (Kalibera and Jones 2013).
 
-Memory layout, allocator state and kernel selection are drawn once per process and shared by all of its pairs. The
-pairs of a race are therefore divided over K processes, each with its own warm-up. Together they time the same requests
-as one process would.
+Memory layout, allocator state and kernel selection are drawn once per process and shared by all of its pairs. So the
+pairs of a race are divided over K processes, each with its own warm-up. Together they time the same requests as one
+process would.
 
 A task is pickled into a folder, the run starts a process like itself that reads it there, and the result is read back.
-A process that takes longer than its start and ``GENEROUS`` times its expected work is killed. A process that fails or
-is killed raises SubprocessFailed, and its folder is kept; nothing is measured in this process instead.
+A process that takes longer than its start and ``GENEROUS`` times its expected work is killed. If a process fails or is
+killed, SubprocessFailed is raised and its folder kept; nothing is measured in this process instead.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from emad_ref.probes.lens import attach_copies, attachments
 from emad_ref.record import Floats, Ints
 
 TASK, RESULT, OUTPUT = "task", "result", "output"  # files of a task's folder
-SHOWN = 5  # last lines of the output, in messages
-GENEROUS = 10.0  # a process beside busy neighbours may take some times as long; one that hangs takes for ever
+SHOWN = 5  # last lines of the output shown in messages
+GENEROUS = 10.0  # factor of the expected time: busy neighbours may slow a process several times
 
 
 class SubprocessFailed(EmadError):
@@ -61,13 +61,15 @@ class SubprocessFailed(EmadError):
 
 
 class SubprocessTask(Protocol):
-    """Crosses by pickle, as the result of ``run`` does: of a module that both processes can import."""
+    """A task for another process. Task and result of ``run`` are pickled, so both processes must import their
+    modules.
+    """
 
     def run(self, resources: RunResources) -> Any: ...
 
 
 def run_in_subprocess(runner: SubprocessRunner, task: SubprocessTask, expected_s: float) -> Any:
-    """The result of ``task.run`` in a process of its own; ``expected_s``: seconds that its requests should take.
+    """Run ``task`` in its own process and return its result; ``expected_s``: seconds that its requests should take.
 
     Raises:
         SubprocessFailed: the process ended without a result, or was killed because it took too long.
@@ -110,8 +112,8 @@ def _exit_description(status: int) -> str:
 
 
 def _failure_message(how: str, output: Path, remedy: str) -> str:
-    said = read_bytes(output, "output").decode("utf-8", "replace").splitlines() if output.exists() else []
-    last = " / ".join([line.strip() for line in said if line.strip("^~ ")][-SHOWN:]) or "nothing"
+    lines = read_bytes(output, "output").decode("utf-8", "replace").splitlines() if output.exists() else []
+    last = " / ".join([line.strip() for line in lines if line.strip("^~ ")][-SHOWN:]) or "nothing"
     return (
         f"a fresh process {how}, and what it was to measure is not measured; it printed last: {last}; all of it is in "
         f"{output}; {remedy}, or take --emad-budget smoke, which starts none"
@@ -134,7 +136,7 @@ class TimingShare:
     requests: Mapping[int, RequestBatches]
 
     def run(self, resources: RunResources) -> dict[int, TimingResult]:
-        """Batch size → this share's pairs, timed.
+        """Batch size → times of this share's pairs.
 
         Raises:
             FingerprintMismatch: the model has changed since the run began.
@@ -178,7 +180,7 @@ class ProcessReplicates:
         for rows in requests:
             for each in points:
                 with subject.open(each, max_rows=rows):
-                    pass  # a point that the decoder declines raises here, by name
+                    pass  # raises by name if the decoder declines the point
         attached, shape = attachments(subject.stepper), benchmark.request_shape
 
         def share(number: int, pairs: Ints) -> TimingShare:
@@ -191,9 +193,9 @@ class ProcessReplicates:
     def run(
         self, pairs: int, share: Callable[[int, Ints], SubprocessTask], expected_s: Callable[[int], float]
     ) -> list[Any]:
-        """The result of each process's ``share(number, pairs)``, in their order.
+        """Results of each process's ``share(number, pairs)``, in order.
 
-        ``expected_s``: seconds that so many pairs are expected to take. Raises SubprocessFailed.
+        ``expected_s``: expected seconds of so many pairs. Raises SubprocessFailed.
         """
         split = np.array_split(np.arange(pairs), self._subject.budget.processes)
         longest = expected_s(max(map(len, split)))
@@ -213,9 +215,9 @@ def select_share(requests: RequestBatches, pairs: Ints, number: int) -> RequestB
 
 
 def join_shares(parts: Sequence[TimingResult]) -> TimingResult:
-    """All pairs of one batch size, in the order of ``parts``, one of each process.
+    """Join the pairs of one batch size, in the order of ``parts``, one per process.
 
-    Each process kept a few whole outputs; those to be audited are drawn here, after the last request of all.
+    Each process kept a few whole outputs; the audited ones are drawn here, after the last request of all.
 
     Raises:
         SubprocessFailed: the processes timed different arms.

@@ -1,10 +1,9 @@
-"""What a run provides to measurements: decoders under test, an isolated copy of the model for them, worker processes
-and progress bars.
+"""Resources of a run for measurements: decoders under test, an isolated model copy, worker processes, progress bars.
 
 The oracle, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder
-a copy of its own, so that quantised weights, hooks or a compiled forward change nothing for the judge. When such a
-decoder is closed, the judge's model is compared with its snapshot (``models.snapshots``). Our own decoder changes
-nothing and shares the judge's model, which no request leads to (``judge_model``).
+its own copy, so quantised weights, hooks or a compiled forward change nothing for the judge. When such a decoder is
+closed, the judge's model is compared with its snapshot (``models.snapshots``). Our own decoder changes nothing and
+shares the judge's model, which no request leads to (``judge_model``).
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ _JUDGE_MODEL: ContextVar[LoadedModel | None] = ContextVar("the judge's model, wh
 
 
 class ModelIsolation:
-    """Keeps decoders off the judge's ``loaded``: ``ref.load`` gives them a copy, made by ``make_copy`` (default: loaded
-    again from its source) when first used."""
+    """Isolates the judge's ``loaded`` from decoders: ``ref.load`` gives them a copy made on first use.
+
+    ``make_copy`` makes it; by default the model is loaded again from its source.
+    """
 
     def __init__(self, loaded: LoadedModel, make_copy: Callable[[LoadedModel], LoadedModel] | None = None):
         self._own, self._make_copy, self._broken = loaded, make_copy or reload_model, ""
@@ -46,7 +47,7 @@ class ModelIsolation:
 
     @cached_property
     def copy(self) -> LoadedModel:
-        """Equal to the judge's model, without a shared object.
+        """A model equal to the judge's, without a shared object.
 
         Raises:
             FingerprintMismatch: the files have changed since the judge's model was read.
@@ -59,12 +60,12 @@ class ModelIsolation:
 
     @property
     def copies(self) -> tuple[LoadedModel, ...]:
-        """The copy, where a decoder has loaded it."""
+        """The copy, if a decoder has loaded it."""
         return (self.copy,) if "copy" in vars(self) else ()
 
     @contextmanager
     def judge_visible(self) -> Iterator[None]:
-        """Inside the block ``judge_model`` gives the judge's model."""
+        """Inside the block ``judge_model`` returns the judge's model."""
         token = _JUDGE_MODEL.set(self._own)
         try:
             yield
@@ -84,8 +85,10 @@ class ModelIsolation:
         self._broken = self._broken or self._snapshot.broken()
 
     def require_untouched(self, before: ProcessSnapshot) -> None:
-        """Raises ModelMutatedError: the model differs from its snapshot, or the process from ``before``, which is
-        restored."""
+        """Raise ModelMutatedError if the model differs from its snapshot, or the process from ``before``.
+
+        The process is restored.
+        """
         self.look()
         around = before.restored()
         self.require_whole()
@@ -96,7 +99,7 @@ class ModelIsolation:
             )
 
     def require_whole(self) -> None:
-        """Raises ModelMutatedError: an earlier ``look`` found a difference."""
+        """Raise ModelMutatedError if an earlier ``look`` found a difference."""
         if self._broken:
             raise ModelMutatedError(
                 f"the judge's own model was changed: {self._broken} of {self._own.name} differs since the first "
@@ -106,17 +109,17 @@ class ModelIsolation:
 
 
 def judge_model() -> LoadedModel | None:
-    """The judge's model, for our own decoder alone; None outside of ``ModelIsolation.judge_visible``."""
+    """The judge's model, for our own decoder only; None outside of ``ModelIsolation.judge_visible``."""
     return _JUDGE_MODEL.get()
 
 
 def reload_model(loaded: LoadedModel) -> LoadedModel:
-    """The same model from its source. Raises FingerprintMismatch."""
+    """Load the same model again from its source. Raises FingerprintMismatch."""
     return ModelSpec.of(loaded).load()
 
 
 def copy_model(loaded: LoadedModel) -> LoadedModel:
-    """A copy of a model made in memory, which has no source.
+    """Copy a model made in memory, which has no source.
 
     Its stepper is not checked again: the judge's was, or could not be (quantised weights).
     """
@@ -127,12 +130,12 @@ def copy_model(loaded: LoadedModel) -> LoadedModel:
 
 
 def make_reference_decoder(request: Request) -> Decoder:
-    """Our own decoder over the model that the request loads: a basis for other decoders."""
+    """Our own decoder over the model that the request loads: a base for other decoders."""
     return _reference_decoder(request, request.model.load())
 
 
 def make_judge_decoder(request: Request) -> Decoder:
-    """Our own decoder over the judge's model, which needs no copy."""
+    """Our own decoder over the judge's model; no copy is needed."""
     return _reference_decoder(request, judge_model() or request.model.load())
 
 
@@ -171,7 +174,7 @@ class RunResources:
 
 
 class RemoteDecoders:
-    """``make`` serves requests with the decoder at ``address``; ``seconds`` limit each call.
+    """Decoders at ``address``, made by ``make``; ``seconds`` limit each call.
 
     The other side gets a folder of the model. A model without safetensors files is saved once, in a temporary folder
     that is removed with the run.
@@ -182,8 +185,8 @@ class RemoteDecoders:
         self._saved: dict[str, TemporaryDirectory[str]] = {}  # by fingerprint
 
     def make(self, request: Request) -> Decoder:
-        """Raises Unsupported, BadArgument, DecoderFailed: as ``wire.client.DecoderClient.open``."""
-        loaded = judge_model() or request.model.load()  # only its place is sent: no copy is needed here
+        """Open a decoder. Raises Unsupported, BadArgument, DecoderFailed as ``wire.client.DecoderClient.open``."""
+        loaded = judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
         folder = str(stored_folder(loaded) or self._save(loaded))
         facts = loaded.provenance
         model = ServedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])

@@ -1,4 +1,4 @@
-"""What a run studies and how much it may spend: plain settings, filled from pytest's options or a command line.
+"""Settings of a run: the model's study and the budget, filled from pytest's options or a command line.
 
 Standard library only: importing this module loads neither NumPy nor torch.
 """
@@ -17,7 +17,7 @@ from emad_ref.models.bundled import BUNDLED_PAIR, bundled_names
 
 @dataclass(frozen=True)
 class Budget:
-    """How much one run may spend; larger budgets run more tests on more data.
+    """Amount of work of one run; larger budgets run more tests on more data.
 
     ``examples``: Hypothesis examples per property. ``calibrate``, ``validate``, ``evaluate``: documents per split (30
     evaluated ones are METHODS' minimum). ``items``: scored examples per task (100). ``pairs``: timed pairs per batch
@@ -54,13 +54,13 @@ BUDGETS: dict[str, Budget] = {
     )
 }
 
-START_S = 900.0  # that a fresh process may take beside what it times: a large model is read from disk or net again
+START_S = 900.0  # seconds besides the timed work: a process may read a large model from disk or network
 
 FLOP_EVIDENCE = (
     "claimed",
     "timed",
     "witnessed",
-)  # from least to most: ``ModelMeasurements.flop_verification`` says what they are
+)  # from weakest to strongest; see ``ModelMeasurements.flop_verification``
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Study:
 
     @property
     def departures(self) -> list[str]:
-        """Settings other than the defaults that may change a verdict on the same text, as ``NAME=VALUE``.
+        """Settings that differ from the defaults and may change a verdict on the same text, as ``NAME=VALUE``.
 
-        Corpus, budget and seed are keys of their own; precision is in the fingerprint; a device should change nothing.
+        Corpus, budget and seed have their own keys; precision is in the fingerprint; a device should change nothing.
         """
-        given: dict[str, object] = {
+        values: dict[str, object] = {
             "allow_code_execution": self.allow_code_execution or None,
             "exit": self.exit_digest,
             "limit": self.limit,
@@ -105,11 +105,11 @@ class Study:
             "profile": _digest(self.profile, "profile"),
             "tasks": "+".join(sorted(self.tasks)) or None,
         }
-        return [f"{name}={value}" for name, value in given.items() if value is not None]
+        return [f"{name}={value}" for name, value in values.items() if value is not None]
 
     @property
     def exit_digest(self) -> str | None:
-        """Of the exit's file, None without one. Raises BadFile."""
+        """Digest of the exit's file, None without one. Raises BadFile."""
         return _digest(self.exit, "exit")
 
 
@@ -119,36 +119,36 @@ def _digest(path: Path | None, what: str) -> str | None:
 
 @dataclass(frozen=True)
 class PairNames:
-    """``small``, ``large``: as the user gave them."""
+    """``small``, ``large``: names as the user gave them."""
 
     small: str
     large: str
 
     @property
     def name(self) -> str:
-        """How reports call the pair: both names, the small model first."""
+        """Name of the pair in reports: both names, the small model first."""
         return f"{self.small} + {self.large}"
 
     @property
     def corpus(self) -> str:
-        """No text is read."""
+        """No corpus is read."""
         return ""
 
     @property
     def fingerprint(self) -> str:
-        """No weights either: the verdict follows the names."""
+        """No weights are read: the record's key is the names."""
         return ""
 
 
 def select_pair(
     pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str], prefix: str = "--"
 ) -> tuple[str, str] | None:
-    """The pair that the options name; the bundled pair where all ``models`` are bundled; else None.
+    """The pair named by the options; the bundled pair if all ``models`` are bundled; else None.
 
     ``pair``, ``small``, ``large``: values of the options of these names, ``prefix`` before each.
 
     Raises:
-        BadArgument: the pair is named in two ways, or half of it.
+        BadArgument: the pair is named in two ways, or only half of it.
     """
     if pair is not None and (small or large):
         remedy = f"leave {prefix}small-model and {prefix}large-model out"
@@ -168,7 +168,7 @@ def select_pair(
 class PairSizes:
     """Items per task on which models are ``compared``, rules ``tried`` and verdicts ``judged``.
 
-    No rule is chosen on fewer than 60 (METHODS, "EAD rules"), and 100 judged items are the least that falsify.
+    No rule is chosen on fewer than 60 (METHODS, "EAD rules"); 100 judged items are the fewest that falsify.
     ``thresholds``: tried with either model first. ``calibrate``: documents of either model. ``reported``: timed pairs
     of a row that decides nothing.
     """

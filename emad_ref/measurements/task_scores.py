@@ -1,6 +1,6 @@
-"""Task accuracy of one model at an operating point: the world's own tasks, and the lm-eval tasks that the study names.
+"""Task accuracy of one model at an operating point: the world's own tasks, and the study's lm-eval tasks.
 
-A margin is chosen on the world's validation tasks alone. lm-eval is an extra and slow to import: it is imported when
+A margin is chosen on the world's validation tasks alone. lm-eval is an extra and slow to import, so it is imported when
 the first task is scored.
 """
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 RIGHT_OR_WRONG = frozenset({"acc", "exact_match", "exact", "pass@1"})  # lm-eval's metrics that are 0 or 1 per document
 PERPLEXITIES = frozenset({"word_perplexity"})
-REPLAYED = 200  # requests of a task, from which is read what a point saves on it
-FOREIGN_ROWS = 32  # what a decoder of somebody else's is asked to take at once
+REPLAYED = 200  # requests of a task that are replayed for its saving
+FOREIGN_ROWS = 32  # most rows of a request to a foreign decoder
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class PublishedTask:
 
 
 class LmEvalScores:
-    """The lm-eval tasks of one model's study, scored when first used and kept.
+    """lm-eval tasks of one model's study, each scored on first use.
 
-    Accuracy, exact match and pass@1 are right or wrong per document; perplexity is one more corpus; any other metric,
-    such as ROUGE, is shown and judged by nothing. A task that cannot be scored here keeps the reason as ``unmeasured``.
+    Accuracy, exact match and pass@1 are right or wrong per document. Perplexity is one more corpus. Any other metric,
+    such as ROUGE, is shown and decides nothing. A task that cannot be scored here keeps the reason as ``unmeasured``.
     """
 
     def __init__(self, subject: ModelUnderTest):
@@ -87,7 +87,7 @@ class LmEvalScores:
 
     @cached_property
     def _asked(self) -> dict[str, tuple[str, ...]]:
-        """Task → lm-eval's names of it, without tasks that others cover. Raises BadArgument for an unknown name."""
+        """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
         from emad_ref.tasks.evaluation import task_manager
 
         manager = task_manager(None)
@@ -95,19 +95,21 @@ class LmEvalScores:
         for name in names:
             if name not in manager.all_tasks:
                 raise BadArgument("--emad-tasks", name, f"some of {', '.join(manager.all_tasks)}")
-        asked: dict[str, tuple[str, ...]] = {}
+        by_task: dict[str, tuple[str, ...]] = {}
         for name in names:
             entry = manager.task_index[name]
             if name in manager.all_groups:
-                asked[name] = tuple(entry.cfg["task"])
+                by_task[name] = tuple(entry.cfg["task"])
             else:
-                asked |= {member: (member,) for member in (sorted(entry.tags) if name in manager.all_tags else [name])}
-        return {name: members for name, members in asked.items() if name not in self._twice(asked)}
+                by_task |= {
+                    member: (member,) for member in (sorted(entry.tags) if name in manager.all_tags else [name])
+                }
+        return {name: members for name, members in by_task.items() if name not in self._twice(by_task)}
 
-    def _twice(self, asked: Mapping[str, tuple[str, ...]]) -> set[str]:
-        grouped = {member for name, members in asked.items() if members != (name,) for member in members}
+    def _twice(self, members_by_task: Mapping[str, tuple[str, ...]]) -> set[str]:
+        grouped = {member for name, members in members_by_task.items() if members != (name,) for member in members}
         own = {f"world_{task}" for task in world.TASKS} if self._subject.corpus.startswith("world:") else set()
-        return set(asked) & (grouped | own)
+        return set(members_by_task) & (grouped | own)
 
     @cached_property
     def _found(self) -> tuple[dict[str, PublishedTask], dict[str, str]]:
@@ -122,17 +124,17 @@ class LmEvalScores:
             scored, unmeasured = {}, {}
             for name, members in self._asked.items():
                 try:
-                    found = self._read(name, members)
+                    task = self._read(name, members)
                 except TaskDataUnavailable as error:
-                    found = str(error)
-                if isinstance(found, str):
-                    unmeasured[name] = found
+                    task = str(error)
+                if isinstance(task, str):
+                    unmeasured[name] = task
                 else:
-                    scored[name] = found
+                    scored[name] = task
             return scored, unmeasured
 
     def _read(self, name: str, members: tuple[str, ...]) -> PublishedTask | str:
-        """Definition and documents of a task; the reason where it cannot be scored."""
+        """Definition and documents of a task, or the reason why it cannot be scored."""
         from emad_ref.tasks.evaluation import task_manager
 
         with lm_eval_quiet():
@@ -155,16 +157,20 @@ class LmEvalScores:
                 return "it runs generated programs: --emad-allow-code-execution allows that, in a sandbox"
             if refusal := sandbox_obstacle():
                 return f"it runs generated programs, and they cannot be confined here: {refusal}"
-        wanted = _new_tokens(task)
-        return f"it takes {wanted} new tokens, and the model has {positions} positions" if wanted >= positions else ""
+        new_tokens = _new_tokens(task)
+        return (
+            f"it takes {new_tokens} new tokens, and the model has {positions} positions"
+            if new_tokens >= positions
+            else ""
+        )
 
     def check(self) -> None:
-        """Raises RunStopped for an unknown task or data that does not fit."""
+        """Raise RunStopped for an unknown task or unusable data."""
         assert self._found is not None
 
     @property
     def limit(self) -> int | None:
-        """Documents per task: the study's limit, else all; the smallest budget stops at its number of items."""
+        """Documents per task: the study's limit, else all; the smallest budget uses its number of items."""
         if self._study.limit is not None:
             return self._study.limit
         return self._subject.budget.items if self._subject.budget.rank == 0 else None
@@ -180,7 +186,7 @@ class LmEvalScores:
 
     @property
     def answered(self) -> list[str]:
-        """Tasks whose documents are right or wrong."""
+        """Tasks with right or wrong documents."""
         return [name for name, task in self.scored.items() if task.metric in RIGHT_OR_WRONG]
 
     # ------------------------------------------------------------ scores
@@ -196,13 +202,13 @@ class LmEvalScores:
     def saving(self, name: str, point: OperatingPoint) -> float:
         """Net share of decode FLOPs that ``point`` saves, by replay of at most ``REPLAYED`` evenly spread requests.
 
-        Generated answers are replayed as full depth wrote them.
+        Generated answers are replayed with the tokens of full depth.
         """
         if name not in self._traces:
             self.result(name, self._subject.full)
-            asked = self._asked_at_full[name]
-            spread = np.unique(np.linspace(0, len(asked) - 1, min(REPLAYED, len(asked))).astype(int))
-            self._traces[name] = self._subject.trace([asked[i] for i in spread], f"{name}, what is saved")
+            requests = self._asked_at_full[name]
+            spread = np.unique(np.linspace(0, len(requests) - 1, min(REPLAYED, len(requests))).astype(int))
+            self._traces[name] = self._subject.trace([requests[i] for i in spread], f"{name}, what is saved")
         trace, geometry = self._traces[name], self._subject.loaded.geometry
         return net_saving(trace, geometry, replay(trace, point), full_flops(trace, geometry))
 
@@ -246,7 +252,7 @@ class LmEvalScores:
     def _model(self, point: OperatingPoint) -> Iterator[EmadLM]:
         """The model that lm-eval queries: ours by passes and replay, any other decoder token by token.
 
-        Only ours has a fingerprint to keep results under, hence the journal.
+        Only ours has a fingerprint for keeping results, hence the journal.
         """
         from emad_ref.tasks.harness import EmadLM
 
@@ -277,7 +283,7 @@ class LmEvalScores:
 
     @property
     def note(self) -> str:
-        """One sentence: how many documents of each task were scored, and how many contexts were cut."""
+        """One sentence: documents scored per task, and contexts cut."""
         tasks = ", ".join(f"{task.name} ({task.documents} of {task.of} documents)" for task in self.scored.values())
         counts = {name: self.result(name, self._subject.full).cut for name in self.scored}
         cut = ", ".join(f"{count} of {name}'s requests" for name, count in counts.items() if count) or "none did"
@@ -291,16 +297,16 @@ class LmEvalScores:
 
     @property
     def _ended(self) -> str:
-        """How many generated programs the sandbox ended, which differs from a wrong answer."""
+        """Number of generated programs that the sandbox ended, which differs from a wrong answer."""
         from emad_ref.tasks.metrics import ENDING_TEXT
 
-        said = [
+        parts = [
             f"{int(scores.sum())} of {name}'s programs {ENDING_TEXT[metric]}"
             for name in self.scored
             for (metric, _), scores in self.result(name, self._subject.full).others.items()
             if metric in ENDING_TEXT and scores.any()
         ]
-        return f"; at full depth {', '.join(said)}, which counts as not solved" if said else ""
+        return f"; at full depth {', '.join(parts)}, which counts as not solved" if parts else ""
 
 
 def _new_tokens(task: Any) -> int:
@@ -312,7 +318,7 @@ def _new_tokens(task: Any) -> int:
 
 
 def _guess_chance(task: Any, document: Any) -> float:
-    if "guess" in document:  # the world's own tasks say it
+    if "guess" in document:  # set by the world's own tasks
         return float(document["guess"])
     return 1 / len(task.doc_to_choice(document)) if task.OUTPUT_TYPE == "multiple_choice" else 0.0
 
@@ -326,10 +332,10 @@ def _answer(task: Any, document: Any) -> str:
     target = str(task.doc_to_target(document))
     if task.OUTPUT_TYPE != "generate_until" or not task._filters:
         return target
-    kept: Any = [[target]]
+    values: Any = [[target]]
     for read in task._filters[0].filters:
-        kept = list(read().apply(kept, [document]))
-    return str(kept[0])
+        values = list(read().apply(values, [document]))
+    return str(values[0])
 
 
 def _merge_results(task: PublishedTask, results: list[TaskResult]) -> TaskResult:
@@ -345,15 +351,15 @@ def _merge_results(task: PublishedTask, results: list[TaskResult]) -> TaskResult
     return TaskResult(task.name, results[0].metric, results[0].filter, scores, items, texts, cut=cut)
 
 
-VALIDATED_ITEMS = 400  # per task, when a margin is chosen: steps of 0.25 points, where the bound is 0.5
+VALIDATED_ITEMS = 400  # per task for choosing a margin: steps of 0.25 points, against a bound of 0.5
 ROWS = 32  # programs decoded together
-GENERATED_LINE = 24  # new tokens that a one-line program may take
+GENERATED_LINE = 24  # new tokens of a one-line program
 
 
 class ReplayedTask:
-    """Items of a task and the trace of their reference answers: which are right at any point, and what it saves.
+    """Items of a task and the trace of their reference answers, which gives accuracy and saving at any point.
 
-    Programs are run, not replayed: their trace only tells what is saved.
+    Programs are run, not replayed: their trace only gives the saving.
     """
 
     def __init__(self, items: list[TaskItem], trace: Trace, geometry: Geometry):
@@ -383,9 +389,9 @@ class ReplayedTask:
 
 
 class TaskScores:
-    """Answers of one model, kept: the world's own tasks where the corpus is of the world, and ``published`` ones.
+    """Answers of one model, kept: the world's own tasks if the corpus is of the world, and ``published`` ones.
 
-    ``statistics.accuracy`` says whether a task counts at a point; here is measured what it needs.
+    ``statistics.accuracy`` decides whether a task counts at a point; this class measures its inputs.
     """
 
     def __init__(self, subject: ModelUnderTest):
@@ -394,23 +400,23 @@ class TaskScores:
 
     @property
     def tasks(self) -> list[str]:
-        """Every task of right and wrong answers."""
+        """Every task with right and wrong answers."""
         return [*self._own, *self.published.answered]
 
     @property
     def rows(self) -> int:
-        """The most rows of one request whose answers are scored; 1 where all are replayed."""
-        decoded = self._subject.corpus.startswith("world:")  # has programs
+        """The most rows of one request with scored answers; 1 if all are replayed."""
+        decoded = self._subject.corpus.startswith("world:")  # includes programs
         return max(ROWS if decoded else 1, FOREIGN_ROWS if self._subject.study.tasks else 1)
 
     @property
     def replayed(self) -> list[str]:
-        """The world's tasks but its programs: one trace decides them at every point."""
+        """The world's tasks except programs: one trace decides them at every point."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
 
     @property
     def sequences(self) -> list[TokenSequence]:
-        """Reference answers behind their prompts, of all tasks that a trace decides."""
+        """Reference answers behind their prompts, of all replayed tasks."""
         return [each for task in self.replayed for each in token_sequences(self._own[task])]
 
     def at(self, task: str, point: OperatingPoint) -> TaskAccuracy:
@@ -438,17 +444,17 @@ class TaskScores:
         return _guess(self._own[task], self._validation[task])
 
     def validation_drops(self, point: OperatingPoint) -> dict[str, float]:
-        """Validation accuracy, a fraction, lost at ``point`` by each task that counts there; programs are left out.
+        """Validation accuracy, a fraction, lost at ``point`` by each task that counts there, without programs.
 
-        Point estimates on 400 items a task: to show a bound of 0.5 % would take 600 items without one lost (rule of
+        Point estimates on 400 items a task: showing a bound of 0.5 % would take 600 items without one lost (rule of
         three). EMAD-E10 tests on other items whether a choice by point estimates holds.
         """
         drops = {}
         for task, played in self._validated.items():
             guess = _guess(played.items, played.items)
-            held = TaskAccuracy(played.right(self._subject.full), played.right(point), guess, played.saving(point))
-            if held.counts:
-                full, adaptive = held.accuracy
+            scores = TaskAccuracy(played.right(self._subject.full), played.right(point), guess, played.saving(point))
+            if scores.counts:
+                full, adaptive = scores.accuracy
                 drops[task] = full - adaptive
         return drops
 

@@ -1,4 +1,4 @@
-"""Lens traces of one model's three splits, the profile calibrated on the first, and entropy estimators fitted on them.
+"""Lens traces of one model's three splits, the profile of the first, and entropy estimators fitted on them.
 
 Calibrate on one split, choose a margin on a second, judge on a third.
 """
@@ -26,7 +26,7 @@ from emad_ref.text.documents import Split
 
 
 class LensTraces:
-    """Taken when first used and kept. Raises Unsupported for an encoder-decoder model, which continues no document."""
+    """Lens traces, each taken on first use. Raises Unsupported for an encoder-decoder, which continues no document."""
 
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject
@@ -87,11 +87,11 @@ class LensTraces:
 
     @cached_property
     def profile(self) -> Profile:
-        """The study's profile, else the run's own. Raises BadProfile where it belongs to another model."""
-        given, subject = self.subject.study.profile, self.subject
-        if given is None:
+        """The study's profile, else the run's own. Raises BadProfile if it belongs to another model."""
+        path, subject = self.subject.study.profile, self.subject
+        if path is None:
             return self.calibrated()
-        profile = load_profile(given)
+        profile = load_profile(path)
         profile.require(subject.fingerprint, subject.dtype)
         if profile.layers != subject.stepper.layers:
             raise BadProfile(
@@ -129,9 +129,9 @@ def tokens_of(trace: Trace, sequences: list[TokenSequence]) -> DocumentOf:
 
 
 PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above which it is none of the few largest
-PAPER_RANKS = (16, 8)  # parts of the width: "r ≪ d"
-LEAST_K = 4  # with fewer logits the K-th says too little of the tail for any order to be left
-FITTED, READ = 40, 60  # windows at most: tokens by the thousand, one pass over each per set of estimators
+PAPER_RANKS = (16, 8)  # fractions of the width: "r ≪ d"
+LEAST_K = 4  # with fewer logits the K-th says too little of the tail for an order
+FITTED, READ = 40, 60  # windows at most: thousands of tokens, one pass over each per set of estimators
 
 
 class EntropyEstimates:
@@ -155,8 +155,11 @@ class EntropyEstimates:
         vocabulary, width = self._subject.stepper.unembedding.shape
         ks = [max(min(k, vocabulary // part), LEAST_K) for k, part in PAPER_KS]
         ranks = [max(width // part, 1) for part in PAPER_RANKS]
-        found = [*(Estimator("topk", k=k) for k in ks), *(Estimator("lowrank", k=ks[-1], rank=rank) for rank in ranks)]
-        return list(dict.fromkeys(found))
+        estimators = [
+            *(Estimator("topk", k=k) for k in ks),
+            *(Estimator("lowrank", k=ks[-1], rank=rank) for rank in ranks),
+        ]
+        return list(dict.fromkeys(estimators))
 
     @cached_property
     def linear(self) -> Estimator:
@@ -176,7 +179,7 @@ class EntropyEstimates:
         return self.read_by_document(split, count, estimators)[0]
 
     def read_by_document(self, split: Split, count: int, estimators: Sequence[Estimator]) -> tuple[Trace, DocumentOf]:
-        """``read``, and the document of each token: one may have given several windows."""
+        """``read``, and the document of each token; a document may give several windows."""
         subject = self._subject
         sequences = subject.sequences(split, count)
         trace = take_trace(

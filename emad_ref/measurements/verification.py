@@ -33,10 +33,10 @@ from emad_ref.statistics.units import ByPair
 
 PROBED, PROBED_TOKENS = 12, 32
 PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
-NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that needs no avoiding
-BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is held against the decoder
+NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that is acceptable
+BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is compared with the decoder
 BRIDGED_TOKENS = 64
-SPOTS, SPOT_TOKENS = 6, 12  # sequences of each kind that are checked again, and tokens: depth comes down at once
+SPOTS, SPOT_TOKENS = 6, 12  # sequences of each kind to check again, and their tokens: depth falls at once
 LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
 NEVER_NATS = -1.0  # a threshold that no entropy passes
 
@@ -52,9 +52,8 @@ class ReplayValidity:
     def probing_point(self) -> OperatingPoint:
         """A point whose depth falls in many steps on this run's text: for invariants, not for quality.
 
-        Thresholds are a quantile of the model's own entropies: the one under which short documents use half the layers
-        on average and hardly any signal is near enough to a threshold for rounding to decide. Probes are shallow, where
-        depth changes what is emitted.
+        Thresholds are a quantile of the model's own entropies. At this quantile short documents use half the layers on
+        average and rounding decides hardly any signal. Probes are shallow, where depth changes the emitted token.
         """
         short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.sequences("validate", PROBED)]
         trace = take_trace(self.subject.stepper, short)
@@ -64,7 +63,8 @@ class ReplayValidity:
         candidates = []
         for quantile in PROBING_QUANTILES:
             thresholds = np.quantile(entropy, quantile, axis=0)
-            # signals that crowd around any low quantile (entropies near zero) decide by rounding: leave that layer out
+            # signals that crowd around a low quantile (entropies near zero) decide by rounding, so that layer is left
+            # out
             crowded = (np.abs(entropy - thresholds) <= self.subject.tolerance).mean(axis=0) > NEAR_TIES
             thresholds = np.where(crowded, NEVER_NATS, thresholds)
             point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
@@ -75,7 +75,7 @@ class ReplayValidity:
 
     @cached_property
     def shallow_point(self) -> OperatingPoint:
-        """Every token exits after the first third of the layers, so that full-depth tokens show."""
+        """A point at which every token exits after the first third of the layers, so that full-depth tokens show."""
         layers = self.subject.stepper.layers
         return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((LARGEST_NATS,),))
 
@@ -84,7 +84,7 @@ class ReplayValidity:
         return self.bridged(self.probing_point)
 
     def bridged(self, point: OperatingPoint) -> Finding:
-        """Whether teacher-forced depths and losses of the decoder equal replay's of ``point``, on a few documents."""
+        """Whether teacher-forced depths and losses of the decoder equal the replay of ``point``, on a few documents."""
         subject = self.subject
         whole = subject.sequences("evaluate", BRIDGED)[:BRIDGED]
         sequences = [replace(sequence, tokens=sequence.tokens[:BRIDGED_TOKENS]) for sequence in whole]
@@ -95,8 +95,8 @@ class ReplayValidity:
     def spot_checked(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
         """The bridge at ``point`` on a few of each kind of ``sequences`` that a verdict replays.
 
-        The operating system's entropy draws them and where each begins to decide, once for each point, so that no seed
-        predicts them. Ties are counted and excused, because the point was not chosen to avoid them.
+        Entropy of the operating system draws them and their first deciding token, once per point, so no seed predicts
+        them. Ties are counted and excused, because the point was not chosen to avoid them.
         """
         if point not in self._checked:
             draw, subject = SystemRandom(), self.subject
@@ -110,7 +110,7 @@ class ReplayValidity:
 
     @property
     def refusal(self) -> str:
-        """Why replay allows no conclusion about this decoder; empty where it does."""
+        """Why replay allows no conclusion about this decoder; empty if it does."""
         return (
             "" if self.bridge.passed is not False else f"replay does not speak for this decoder: {self.bridge.detail}"
         )
@@ -122,22 +122,22 @@ def _cut_sequence(draw: SystemRandom, sequence: TokenSequence) -> TokenSequence:
     return replace(sequence, tokens=sequence.tokens[: start + SPOT_TOKENS + 1], adaptive_from=start)
 
 
-SHORTEST, LONGEST = 6, 24  # tokens of a watched prompt, and new ones
-ROWS = (1, 3, 2)  # of the watched requests: alone, and together
+SHORTEST, LONGEST = 6, 24  # tokens of an observed prompt, and new ones
+ROWS = (1, 3, 2)  # rows of the observed requests: alone, and together
 PAIRS, FED, OPENING = 16, 8, 8  # timed pairs, tokens fed in each, and of the prompt before them
 SHOWN_SHARE, DENIED_SHARE = (
     0.5,
     0.2,
-)  # of the time that the FLOPs left out promise: what shows them, and what refutes them
+)  # share of the promised time that shows the saving, and share below which it is refuted
 DEEP, SHALLOW = "full depth", "a quarter"
 
 
 class FlopVerification:
-    """Whether the FLOPs that the decoder under test counts are executed.
+    """Verification that the decoder under test executes the FLOPs that it counts.
 
-    A quarter of the layers must take less time than all of them, by at least ``SHOWN_SHARE`` of what the FLOPs left out
-    promise. Less than ``DENIED_SHARE`` refutes a decoder that counts; between them, overhead may hide the saving and
-    nothing is concluded. Lengths of the observed requests are random, so that none gives the observation away.
+    A quarter of the layers must take less time than all of them, by at least ``SHOWN_SHARE`` of what the skipped FLOPs
+    promise. Less than ``DENIED_SHARE`` refutes a decoder that counts. Between them overhead may hide the saving, and
+    nothing is concluded. Observed requests have random lengths, so a decoder cannot recognise them.
     """
 
     def __init__(self, bridging: ReplayValidity):
@@ -172,7 +172,7 @@ class FlopVerification:
             return witness(self._requests())
         except Unsupported as refusal:
             return Finding("witness", None, f"nothing was watched: {refusal}", 0, 0)
-        except RuntimeError as error:  # some do not run under a dispatch mode; every other audit runs them as they are
+        except RuntimeError as error:  # some do not run under a dispatch mode; every other audit runs them unchanged
             return Finding("witness", None, f"it does not run while it is watched: {error}", 0, 0)
 
     def _requests(self) -> list[ObservedRequest]:
@@ -199,7 +199,9 @@ class FlopVerification:
 
     @cached_property
     def times(self) -> Finding:
-        """Tokens forced to a quarter of the layers, timed beside the same tokens at full depth; not beside a tracer."""
+        """Tokens forced to a quarter of the layers, timed beside the same tokens at full depth; skipped under a
+        tracer.
+        """
         if active := list(active_tracers()):
             return Finding("witness by time", None, f"not timed beside {', '.join(active)}", 0, 0)
         try:
@@ -236,7 +238,7 @@ class FlopVerification:
 
 
 def fed_seconds(decoder: Decoder, tokens: Ints, depth: int) -> float:
-    """Seconds that a fresh session takes for all but the first ``OPENING`` of ``tokens``, one by one at ``depth``."""
+    """Seconds of a fresh session for all but the first ``OPENING`` of ``tokens``, one by one at ``depth``."""
     session, _ = decoder.start([Prompt(tokens[:OPENING])])
     decoder.synchronize()
     start = time.perf_counter()
@@ -259,11 +261,11 @@ def one_token(depth: int, layers: int, keys: int) -> Work:
 def judge_speedup(speedup: Estimate, share: float, layers: int) -> Finding:
     """``speedup``: time at full depth over time at ``layers``, which execute ``share`` of the FLOPs."""
     took, low, high = 1 / speedup.value, 1 / speedup.high, 1 / speedup.low if speedup.low > 0 else np.inf
-    said = (
+    text = (
         f"tokens forced to {layers} layers take {took:.2f} [{low:.2f}, {high:.2f}] of the time of full depth, and "
         f"execute {share:.2f} of its FLOPs ({speedup.n} pairs)"
     )
-    finding = Finding("witness by time", None, said, speedup.n, 0)
+    finding = Finding("witness by time", None, text, speedup.n, 0)
     if low > 1 - DENIED_SHARE * (1 - share):
-        return replace(finding, passed=False, detail=f"layers that are said to be left out cost as much: {said}")
+        return replace(finding, passed=False, detail=f"layers that are said to be left out cost as much: {text}")
     return replace(finding, passed=True) if high <= 1 - SHOWN_SHARE * (1 - share) else finding
