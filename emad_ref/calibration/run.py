@@ -435,15 +435,17 @@ class _StatisticsShard:
 
 @dataclass(frozen=True, eq=False)
 class _TraceShard:
-    """Batches to trace, ``rules`` beside the plain columns."""
+    """Batches to trace, ``rules`` beside the plain columns; heads after ``layers``, None: after every one."""
 
     whence: ModelSpec
     rules: tuple[OperatingPoint, ...]
+    layers: tuple[int, ...] | None
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> list[Trace]:
         stepper = load_cached(self.whence).stepper
-        return [trace for each in self.batches for trace in stream_traces(stepper, each, rules=self.rules)]
+        taken = (stream_traces(stepper, each, rules=self.rules, layers=self.layers) for each in self.batches)
+        return [trace for traces in taken for trace in traces]
 
 
 def worker_statistics(crew: WorkerPool, whence: ModelSpec, plan: CalibrationPlan) -> StatisticsSource:
@@ -461,10 +463,15 @@ def worker_statistics(crew: WorkerPool, whence: ModelSpec, plan: CalibrationPlan
 
 
 def worker_traces(
-    crew: WorkerPool, whence: ModelSpec, sequences: Iterable[TokenSequence], rules: Sequence[OperatingPoint] = ()
+    crew: WorkerPool,
+    whence: ModelSpec,
+    sequences: Iterable[TokenSequence],
+    rules: Sequence[OperatingPoint] = (),
+    layers: Sequence[int] | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch, as ``trace.stream_traces`` gives them. Raises as ``worker_statistics``."""
-    units = (_TraceShard(whence, tuple(rules), shard) for shard in _shards(batched(sequences)))
+    read = None if layers is None else tuple(layers)
+    units = (_TraceShard(whence, tuple(rules), read, shard) for shard in _shards(batched(sequences)))
     for _, found in dispatch_in_order(crew, _TraceShard.read, units):
         yield from found
 

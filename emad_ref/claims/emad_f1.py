@@ -38,7 +38,7 @@ def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     windows = subject.sequences("evaluate", subject.budget.evaluate)
     for point in points.put_forward:
         evidence.replay_validity.spot_checked(point, windows, evidence.scored.sequences).require()
-    found = QualityEvidence([at(evidence, loss) for loss in points.losses], evidence.scored.published.unmeasured)
+    found = QualityEvidence([at(evidence, loss) for loss in points.losses], evidence.scored.unmeasured)
     verdict = decide(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}
     names = [loss.point.name for loss in points.losses]

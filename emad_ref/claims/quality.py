@@ -11,7 +11,8 @@ share no items, so that given the point their p-values are independent):
 falsify   Simes of all but the smallest of "the drop exceeds the threshold"
 survive   Simes of the two largest of "the drop stays below it": all tasks but one are shown to hold
 
-A task below the minimum of items shows neither. Fewer than two counting tasks leave the leg unmeasured, so that the row
+A task below the minimum of items shows neither. One counting task alone leaves the leg inconclusive, with what that
+task loses: text without tasks of its own gives one, continuation choice. None leaves the leg unmeasured. So the row
 cannot survive on perplexity alone, nor on one task beside others that cannot fall. The worst counting task and its loss
 stand in the verdict's reason, whatever the verdict.
 """
@@ -165,8 +166,14 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
         for task, drop in drops.items()
     ]
     counting = {task: drop for task, drop in drops.items() if point.tasks[task].counts}
-    if len(counting) < FEWEST:
+    if not counting:
         return unmeasured_leg(name, f"{uncounted_reason(point.tasks)}; the criterion speaks of two"), tasks
+    if len(counting) < FEWEST:
+        (drop,) = counting.values()
+        remedy = "name a second task that counts: --emad-tasks"
+        said = f"{uncounted_reason(point.tasks)}; the criterion speaks of two; {remedy}"
+        alone = replace(estimate_leg(name, drop, said, threshold), outcome="inconclusive", good="lower", remedy=remedy)
+        return alone, tasks
     return _partial_conjunction(name, counting, point.tasks, claim), tasks
 
 

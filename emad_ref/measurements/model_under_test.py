@@ -261,13 +261,26 @@ class ModelUnderTest:
         """Stream of progress bars; None: standard error."""
         return self._resources.progress_stream()
 
-    def trace(self, sequences: Sequence[TokenSequence], what: str, rules: Sequence[OperatingPoint] = ()) -> Trace:
-        """The lens trace of ``sequences``, taken by the run's workers if it has some."""
+    def trace(
+        self,
+        sequences: Sequence[TokenSequence],
+        what: str,
+        rules: Sequence[OperatingPoint] = (),
+        layers: Sequence[int] | None = None,
+    ) -> Trace:
+        """The lens trace of ``sequences``, taken by the run's workers where it has some.
+
+        ``rules``, ``layers``: as of ``take_trace``.
+        """
         named, file = f"{self.name}: {what}", self.progress_stream()
         if (workers := self._resources.workers) is not None:
             spec = ModelSpec.of(self.loaded)
-            return assemble_trace(sequences, lambda ordered: worker_traces(workers, spec, ordered, rules), named, file)
-        return take_trace(self.stepper, sequences, rules=rules, progress=named, file=file)
+
+            def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
+                return worker_traces(workers, spec, ordered, rules, layers)
+
+            return assemble_trace(sequences, traced, named, file)
+        return take_trace(self.stepper, sequences, rules=rules, layers=layers, progress=named, file=file)
 
     # ------------------------------------------------------------ decoders
 

@@ -138,7 +138,8 @@ def point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]
 
     ``intervals``: name of a point → 95 % interval of its perplexity rise, if a claim estimated one.
     """
-    notes = reading_note(points), *guess_notes(points), *(collapse_note(points, loss) for loss in points.losses)
+    said = [note] if (note := points.scored.note) else []
+    notes = reading_note(points), *guess_notes(points), *said, *(collapse_note(points, loss) for loss in points.losses)
     return Attachments(notes=notes, points=tuple(point_rows(points, intervals)))
 
 

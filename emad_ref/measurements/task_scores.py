@@ -1,13 +1,15 @@
-"""Task accuracy of one model at an operating point: the world's own tasks, and the study's lm-eval tasks.
+"""Task accuracy of one model at an operating point: the tasks of its corpus, and lm-eval's that the study names.
 
-A margin is chosen on the world's validation tasks alone. lm-eval is an extra and slow to import, so it is imported when
-the first task is scored.
+A corpus of the world has five tasks. Any other text has one, continuation choice (``tasks.scoring``), of the documents
+on which perplexity is judged. A margin is chosen on validation items of these alone.
+
+lm-eval is an extra and slow to import: it is imported when the first of its tasks is scored.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +21,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import TokenSequence, Trace
 from emad_ref.errors import BadArgument, stop_run_on_error
+from emad_ref.exit_rules.rules import default_probes
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
@@ -28,11 +31,17 @@ from emad_ref.replay import TraceReplayer, replay
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem, DocumentOf
 from emad_ref.sweep.losses import full_flops, net_saving
+from emad_ref.tasks.continuations import layers_read
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.logging import lm_eval_quiet
 from emad_ref.tasks.sandbox import sandbox_obstacle
 from emad_ref.tasks.scoring import (
+    CONTEXT_TOKENS,
+    CONTINUATION_CHOICE,
+    CONTINUATION_TOKENS,
+    OPTIONS,
     TaskItem,
+    continuation_items,
     correct_items,
     encode_item,
     item_clusters,
@@ -41,7 +50,7 @@ from emad_ref.tasks.scoring import (
     token_sequences,
 )
 from emad_ref.text import world
-from emad_ref.text.documents import Split
+from emad_ref.text.documents import SPLITS, Split
 
 if TYPE_CHECKING:
     from emad_ref.tasks.evaluation import TaskResult
@@ -359,12 +368,15 @@ GENERATED_LINE = 24  # new tokens of a one-line program
 class ReplayedTask:
     """Items of a task and the trace of their reference answers, which gives accuracy and saving at any point.
 
-    Programs are run, not replayed: their trace only gives the saving.
+    Programs are run, not replayed: their trace only tells what is saved. ``trace`` of some layers is taken again, with
+    more, where a point asks for others than the default probes.
     """
 
-    def __init__(self, items: list[TaskItem], trace: Trace, geometry: Geometry):
+    def __init__(self, items: list[TaskItem], trace: Callable[[Sequence[int]], Trace], geometry: Geometry):
         self.items, self.replayable = items, items[0].example.scoring != "runs"
-        self._ladder, self._geometry, self._full = TraceReplayer(trace), geometry, full_flops(trace, geometry)
+        self._take, self._geometry = trace, geometry
+        self._layers: set[int] = set()
+        self._replayer: TraceReplayer | None = None
         self._at: dict[OperatingPoint, tuple[ByItem | None, float]] = {}
 
     def right(self, point: OperatingPoint) -> ByItem:
@@ -382,14 +394,23 @@ class ReplayedTask:
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
         if point not in self._at:
-            replayed, trace = self._ladder.replay(point), self._ladder.trace
+            replayer = self._reading(point)
+            replayed, trace = replayer.replay(point), replayer.trace
             right = self.of(correct_items(self.items, trace, replayed.depth)) if self.replayable else None
-            self._at[point] = right, net_saving(trace, self._geometry, replayed, self._full)
+            self._at[point] = right, net_saving(trace, self._geometry, replayed, full_flops(trace, self._geometry))
         return self._at[point]
+
+    def _reading(self, point: OperatingPoint) -> TraceReplayer:
+        """The replayer of a trace that holds every layer ``point`` reads."""
+        asked = set(layers_read(point))
+        if self._replayer is None or not asked <= self._layers:
+            self._layers |= asked | set(default_probes(point.layers))
+            self._replayer = TraceReplayer(self._take(sorted(self._layers)))
+        return self._replayer
 
 
 class TaskScores:
-    """Answers of one model, kept: the world's own tasks if the corpus is of the world, and ``published`` ones.
+    """Answers of one model, kept: the tasks of its corpus, and ``published`` ones.
 
     ``statistics.accuracy`` decides whether a task counts at a point; this class measures its inputs.
     """
@@ -397,11 +418,29 @@ class TaskScores:
     def __init__(self, subject: ModelUnderTest):
         self._subject, self.published = subject, LmEvalScores(subject)
         self._generated: dict[tuple[str, OperatingPoint], ByItem] = {}
+        self._items: dict[Split, tuple[dict[str, list[TaskItem]], dict[str, str]]] = {}
 
     @property
     def tasks(self) -> list[str]:
         """Every task with right and wrong answers."""
         return [*self._own, *self.published.answered]
+
+    @property
+    def unmeasured(self) -> dict[str, str]:
+        """Task → why it cannot be scored here."""
+        return self._items_of("evaluate")[1] | self.published.unmeasured
+
+    @property
+    def note(self) -> str:
+        """One sentence: what continuation choice asks; "" where it is not asked."""
+        items = self._own.get(CONTINUATION_CHOICE, [])
+        if not items:
+            return ""
+        return (
+            f"{self._subject.name}: {CONTINUATION_CHOICE} on {self._subject.corpus}, {len(items)} items, one per "
+            f"document: which of {OPTIONS} pieces of {CONTINUATION_TOKENS} tokens follows the first {CONTEXT_TOKENS}? "
+            f"{OPTIONS - 1} are of other documents; log-likelihood per token decides"
+        )
 
     @property
     def rows(self) -> int:
@@ -411,7 +450,7 @@ class TaskScores:
 
     @property
     def replayed(self) -> list[str]:
-        """The world's tasks except programs: one trace decides them at every point."""
+        """The corpus's tasks but programs: one trace decides them at every point."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
 
     @property
@@ -441,7 +480,7 @@ class TaskScores:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
         if task not in self._own:
             return self.published.guess(task)
-        return _guess(self._own[task], self._validation[task])
+        return _guess(self._own[task], self._validation.get(task, self._own[task]))
 
     def validation_drops(self, point: OperatingPoint) -> dict[str, float]:
         """Validation accuracy, a fraction, lost at ``point`` by each task that counts there, without programs.
@@ -460,24 +499,51 @@ class TaskScores:
 
     # ------------------------------------------------------------ items and traces
 
-    @cached_property
+    @property
     def _own(self) -> dict[str, list[TaskItem]]:
-        return self._items("evaluate", self._subject.budget.items)
+        return self._items_of("evaluate")[0]
 
-    @cached_property
+    @property
     def _validation(self) -> dict[str, list[TaskItem]]:
-        return self._items("validate", min(VALIDATED_ITEMS, self._subject.budget.items))
+        return self._items_of("validate")[0]
 
-    def _items(self, split: Split, count: int) -> dict[str, list[TaskItem]]:
-        if not self._subject.corpus.startswith("world:"):
-            return {}
-        return {
-            task: [
-                encode_item(example, self._subject.tokenizer, self._subject.opening)
-                for example in world.examples(task, split, count, self._subject.seed)
-            ]
-            for task in world.TASKS
-        }
+    def _items_of(self, split: Split) -> tuple[dict[str, list[TaskItem]], dict[str, str]]:
+        """Items by task of the corpus; why it has none, by task."""
+        if split not in self._items:
+            self._items[split] = self._make_items(split)
+        return self._items[split]
+
+    def _make_items(self, split: Split) -> tuple[dict[str, list[TaskItem]], dict[str, str]]:
+        subject = self._subject
+        if subject.without_quality:
+            return {}, {}
+        if subject.corpus.startswith("world:"):
+            count = subject.budget.items if split == "evaluate" else min(VALIDATED_ITEMS, subject.budget.items)
+            return {
+                task: [
+                    encode_item(example, subject.tokenizer, subject.opening)
+                    for example in world.examples(task, split, count, subject.seed)
+                ]
+                for task in world.TASKS
+            }, {}
+        try:
+            return {CONTINUATION_CHOICE: self._continuations(split)}, {}
+        except TaskDataUnavailable as error:
+            return {}, {CONTINUATION_CHOICE: str(error)}
+
+    def _continuations(self, split: Split) -> list[TaskItem]:
+        """Of as many documents of ``split`` as perplexity is read on. Raises TaskDataUnavailable."""
+        subject, asked = self._subject, CONTEXT_TOKENS + CONTINUATION_TOKENS + 1
+        if subject.window < asked:
+            said = f"it reads {asked} tokens, and {subject.name!r} has {subject.window} positions"
+            raise TaskDataUnavailable(f"{CONTINUATION_CHOICE}: {said}; judge a model that sees more")
+        return continuation_items(
+            subject.documents(split),
+            subject.budget.evaluate if split == "evaluate" else subject.budget.validate,
+            text=f"corpus={subject.corpus!r}, {split}",
+            opening=subject.opening,
+            rng=np.random.default_rng([subject.seed, SPLITS.index(split)]),
+        )
 
     @cached_property
     def _played(self) -> dict[str, ReplayedTask]:
@@ -485,10 +551,16 @@ class TaskScores:
 
     @cached_property
     def _validated(self) -> dict[str, ReplayedTask]:
-        return {task: self._traced(self._validation[task], f"validate, {task}") for task in self.replayed}
+        items = {task: self._validation[task] for task in self.replayed if task in self._validation}
+        return {task: self._traced(each, f"validate, {task}") for task, each in items.items()}
 
     def _traced(self, items: list[TaskItem], what: str) -> ReplayedTask:
-        return ReplayedTask(items, self._subject.trace(token_sequences(items), what), self._subject.loaded.geometry)
+        sequences = token_sequences(items)
+
+        def trace(layers: Sequence[int]) -> Trace:
+            return self._subject.trace(sequences, what, layers=layers)
+
+        return ReplayedTask(items, trace, self._subject.loaded.geometry)
 
     def _saving(self, task: str, point: OperatingPoint) -> float:
         own = task in self._own

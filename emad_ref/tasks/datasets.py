@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class TaskDataUnavailable(EmadError):
-    """Task data is neither in a data folder nor available from the hub."""
+    """Task data is out of reach, or too little to make a task of."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,16 @@
 
 ``choice``  every option is teacher-forced after the prompt and decided under the rule from the prompt's last position
             on; the option of the highest summed log-likelihood is the answer.
+``mean_choice``  the same by log-likelihood per token, which lengths cannot decide.
 ``exact``   greedy decoding gives the answer if and only if, teacher-forced on it, the argmax at D_t is the next answer
             token at every position: as long as it has been right, the history is the same.
 ``runs``    needs real decoding: ``program_passes`` on prompt + continuation + asserts.
 
-So the first two are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and
+So all but the last are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and
 never runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a
 call with an integer; anything else does not pass. ``AnswerStrategy`` is how tasks ask two models for answers.
+
+``continuation_items`` makes a task of any text: which of four pieces of documents continues the beginning of one?
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +31,8 @@ from emad_ref.decoding.prefix_tree import TextRequest
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay import argmax_at, sequence_sums
+from emad_ref.tasks.datasets import TaskDataUnavailable
+from emad_ref.text.corpora import LongDocument
 from emad_ref.text.documents import Example
 
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -129,6 +135,86 @@ def encode_item(example: Example, tokenizer: TextEncoder, opening: int | None) -
     return TaskItem(example, np.array(prompt, dtype=np.int64), continuations)
 
 
+# ---------------------------------------------------------------- continuation choice: a task of any text
+
+CONTINUATION_CHOICE = "continuation choice"
+OPTIONS = 4  # a document's own continuation, and three of other documents
+CONTEXT_TOKENS, CONTINUATION_TOKENS = 32, 24
+FEWEST_DOCUMENTS = 30  # as many as a claim about documents asks for before it decides anything
+MOST_READ = 20  # documents looked at per item: a file of short ones is not read to its end
+
+
+def continuation_items(
+    documents: Iterable[Ints | LongDocument],
+    count: int,
+    *,
+    text: str,
+    opening: int | None,
+    rng: np.random.Generator,
+) -> list[TaskItem]:
+    """At most ``count`` items, one per document: which of ``OPTIONS`` pieces follows its first ``CONTEXT_TOKENS``?
+
+    The options are the next ``CONTINUATION_TOKENS`` tokens of the document, and what stands in the same place of
+    ``OPTIONS`` − 1 others, so that neither length nor place gives the answer away. Others are the next in a ring of all
+    documents in random order: each piece is right once, and wrong in ``OPTIONS`` − 1 items. Pieces equal to one that is
+    offered already are passed over.
+
+    Args:
+        documents: int64 [n] tokens each, without an opening token. Shorter ones are left out.
+        text: which documents these are, for messages.
+        opening: the model's beginning-of-text id, or None.
+        rng: shuffles documents and options.
+
+    Raises:
+        TaskDataUnavailable: fewer than ``FEWEST_DOCUMENTS`` are long enough, or too few differ.
+    """
+    wanted, read, cut = CONTEXT_TOKENS + CONTINUATION_TOKENS, 0, []
+    for document in islice(documents, MOST_READ * count):
+        read += 1
+        if len(beginning := np.asarray(document[:wanted], dtype=np.int64)) == wanted:
+            cut.append(beginning)
+        if len(cut) == count:
+            break
+    if len(cut) < FEWEST_DOCUMENTS:
+        raise TaskDataUnavailable(
+            f"{text}: {len(cut)} of {read} documents read have {wanted} tokens, but {CONTINUATION_CHOICE} needs "
+            f"{FEWEST_DOCUMENTS}; use a larger corpus, or one of longer documents"
+        )
+    pieces, ring = [_ids(beginning[CONTEXT_TOKENS:]) for beginning in cut], rng.permutation(len(cut))
+    items: dict[int, TaskItem] = {}
+    for place, number in enumerate(ring.tolist()):
+        offered = _first_distinct((pieces[other] for other in np.roll(ring, -place)), OPTIONS)
+        if len(offered) < OPTIONS:
+            raise TaskDataUnavailable(
+                f"{text}: {len(cut)} documents, but only {len(offered)} kinds of tokens after their first "
+                f"{CONTEXT_TOKENS}; {CONTINUATION_CHOICE} needs {OPTIONS}: use another corpus"
+            )
+        options = tuple(offered[at] for at in rng.permutation(OPTIONS))
+        prompt = cut[number][:CONTEXT_TOKENS]
+        example = Example(CONTINUATION_CHOICE, _ids(prompt), pieces[number], "mean_choice", options)
+        opened = prompt if opening is None else np.concatenate([[opening], prompt])
+        tokens = tuple(np.array(option.split(), dtype=np.int64) for option in options)
+        items[number] = TaskItem(example, opened, tokens)
+    return [items[number] for number in range(len(cut))]
+
+
+def _first_distinct(pieces: Iterable[str], count: int) -> list[str]:
+    found: dict[str, None] = {}
+    for piece in pieces:
+        found[piece] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _ids(tokens: Ints) -> str:
+    """Token ids as text: a piece of a document need not decode to a text that no other piece decodes to."""
+    return " ".join(map(str, tokens.tolist()))
+
+
+# ---------------------------------------------------------------- correctness
+
+
 def token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
     """One sequence per continuation, in order of items and options."""
     return [
@@ -175,6 +261,7 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
     likelihood = -sequence_sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    per_token = likelihood / trace.lengths
     hit = sequence_sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths
     verdicts = np.zeros(len(items), dtype=bool)
     at = 0
@@ -182,11 +269,13 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
         options = slice(at, at + len(item.continuations))
         if item.example.scoring == "choice":
             verdicts[i] = int(np.argmax(likelihood[options])) == item.example.answer_index
+        elif item.example.scoring == "mean_choice":
+            verdicts[i] = int(np.argmax(per_token[options])) == item.example.answer_index
         elif item.example.scoring == "exact":
             verdicts[i] = bool(hit[options][0])
         else:
             remedy = "generate the program and use passes_asserts()"
-            raise BadArgument("scoring", item.example.scoring, "choice or exact", remedy)
+            raise BadArgument("scoring", item.example.scoring, "choice, mean_choice or exact", remedy)
         at = options.stop
     return verdicts
 

@@ -25,7 +25,7 @@ DEFAULT_CORPUS, DEFAULT_DOCUMENTS = (
 # One checksum bucket in eight for each split that measures, the rest to train on.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
 
-Scoring = Literal["choice", "exact", "runs"]
+Scoring = Literal["choice", "mean_choice", "exact", "runs"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Example:
     """One scored item of a task.
 
     ``choice``: the option with the highest log-likelihood must be ``options[answer_index]``.
+    ``mean_choice``: the option with the highest log-likelihood per token.
     ``exact``: the greedy continuation must equal ``answer``.
     ``runs``: ``prompt`` + the greedy continuation + ``check`` must be a program whose asserts hold.
 

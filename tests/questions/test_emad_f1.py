@@ -236,9 +236,16 @@ def test_a_task_below_the_minimum_of_items_shows_nothing():
 
 @pytest.mark.parametrize("lost", [(), (0,), (500,)])
 def test_with_fewer_than_two_tasks_it_cannot_survive_on_perplexity_alone(lost):
+    """One task says what it loses, and decides nothing: the criterion speaks of two."""
     verdict = f1(point(lost=lost))
     assert verdict.verdict == "inconclusive"
-    assert outcomes(verdict)["p: accuracy on two or more tasks"] == "unmeasured"
+    leg = next(leg for leg in verdict.legs if leg.name == "p: accuracy on two or more tasks")
+    assert leg.outcome == ("inconclusive" if lost else "unmeasured")
+    assert leg.estimate == (lost[0] / 1000 if lost else None)
+    assert leg.p_falsify is leg.p_survive is None
+    if lost:
+        assert leg.interval[0] <= leg.estimate <= leg.interval[1]
+        assert verdict.why == "name a second task that counts: --emad-tasks"
     assert f1(point(rise=0.05, lost=lost)).verdict == "falsified"
 
 

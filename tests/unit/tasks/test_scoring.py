@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -135,6 +137,15 @@ def test_likelihood_is_summed_over_all_tokens_of_an_option():
     assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [True]
 
 
+def test_a_mean_choice_is_by_log_likelihood_per_token():
+    """The third option has two tokens: its sum is below the first's, its mean above."""
+    items = [item(replace(CHOICE, scoring="mean_choice", answer="eh"))]
+    trace = trace_of(items, [[0, 0], [0, 0], [1, 0]])
+    trace.nll_nats[:, 0] = [0.25, 0.5, 0.2, 0.2]  # sums 0.25, 0.5, 0.4: by them the first is the likeliest
+    assert correct_items(items, trace, np.full(len(trace), 1)).tolist() == [True]
+    assert correct_items([item(CHOICE)], trace, np.full(len(trace), 1)).tolist() == [False]
+
+
 def test_an_exact_answer_is_right_when_every_token_is_the_argmax_at_its_own_depth():
     items = [item(EXACT)]
     trace = trace_of(items, [[1, 0]])  # layer 1 is right, layer 2 is not
@@ -162,7 +173,7 @@ def test_a_trace_or_depths_of_something_else_are_refused():
 
 def test_programs_are_not_decided_from_a_trace():
     items = [item(Example("code", "a", "b", "runs"))]
-    with pytest.raises(BadArgument, match="scoring='runs', but expected choice or exact"):
+    with pytest.raises(BadArgument, match="scoring='runs', but expected choice, mean_choice or exact"):
         correct_items(items, trace_of(items, [[1, 1]]), np.array([1]))
 
 

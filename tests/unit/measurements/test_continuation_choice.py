@@ -1,0 +1,175 @@
+"""Continuation choice on a run's own text, recomputed by a plain forward of transformers and float64 sums."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.trace import take_trace
+from emad_ref.exit_rules.rules import default_probes, fixed_entropy_point
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.point import full_depth
+from emad_ref.replay import sequence_sums
+from emad_ref.tasks.scoring import (
+    CONTEXT_TOKENS,
+    CONTINUATION_CHOICE,
+    CONTINUATION_TOKENS,
+    FEWEST_DOCUMENTS,
+    token_sequences,
+)
+from emad_ref.text import world
+
+LAYERS = 4
+FULL, FIRST = full_depth(LAYERS), fixed_entropy_point(LAYERS, (1,), 1e9)  # every token leaves after layer 1
+COUNTS = {"evaluate": 40, "validate": 32}
+BUDGET = replace(BUDGETS["smoke"], **COUNTS)
+END = CONTEXT_TOKENS + CONTINUATION_TOKENS
+
+
+@pytest.fixture(scope="module")
+def nano() -> LoadedModel:
+    return load("emad-nano")
+
+
+def write(folder: Path, **documents: list[str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for stem, texts in documents.items():
+        (folder / f"{stem}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[str]]:
+    """Of the world, which ``emad-nano`` can tell apart, as a user's text."""
+    return {
+        "test": list(islice(world.documents("world:mixed", "evaluate", 0), 60)),
+        "valid": list(islice(world.documents("world:mixed", "validate", 0), 80)),
+    }
+
+
+@pytest.fixture(scope="module")
+def run(nano: LoadedModel, texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> ModelMeasurements:
+    return evidence(nano, write(tmp_path_factory.mktemp("data") / "text", **texts))
+
+
+def evidence(loaded: LoadedModel, corpus: Path | str, **options) -> ModelMeasurements:
+    return ModelMeasurements(loaded, Study(corpus=str(corpus), **{"budget": BUDGET, **options}), RunResources())
+
+
+def reference(nano: LoadedModel, run: ModelMeasurements, depth: int) -> np.ndarray:
+    """[items, options] mean log-likelihood per token by the model's own forward in float64, read after ``depth``."""
+    model = copy.deepcopy(nano.model).double()
+    found = []
+    for item in run.scored._own[CONTINUATION_CHOICE]:
+        rows = torch.from_numpy(np.stack([np.concatenate([item.prompt, piece]) for piece in item.continuations]))
+        with torch.no_grad():
+            states = model(rows, output_hidden_states=True).hidden_states[depth]
+            # transformers has normed the last state already
+            normed = states if depth == LAYERS else model.gpt_neox.final_layer_norm(states)
+            log_p = model.get_output_embeddings()(normed).log_softmax(dim=-1)
+        told = log_p[:, len(item.prompt) - 1 : -1].gather(2, rows[:, len(item.prompt) :, None])
+        assert told.shape == (4, CONTINUATION_TOKENS, 1)
+        found.append((told.sum(dim=(1, 2)) / CONTINUATION_TOKENS).numpy())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("point", [FULL, FIRST], ids=lambda point: point.name)
+def test_answers_and_likelihoods_are_those_of_a_plain_forward(nano: LoadedModel, run: ModelMeasurements, point) -> None:
+    depth = point.ceiling if point is FULL else 1
+    expected, items = reference(nano, run, depth), run.scored._own[CONTINUATION_CHOICE]
+    trace = take_trace(nano.stepper, token_sequences(items))
+    ours = -sequence_sums(trace, trace.nll_nats[:, depth - 1]).reshape(expected.shape) / CONTINUATION_TOKENS
+    np.testing.assert_allclose(ours, expected, atol=2e-4)  # float32 states against float64, 24 terms averaged
+    answers = [item.example.answer_index for item in items]
+    right = run.scored.correct(CONTINUATION_CHOICE, point)
+    assert right.values.tolist() == (expected.argmax(axis=1) == answers).tolist()
+    assert 0 < right.values.mean() < 1, "all right or all wrong: nothing was compared"
+
+
+def test_items_are_of_evaluated_documents_alone_and_a_margin_is_chosen_on_others(
+    nano: LoadedModel, run: ModelMeasurements, texts: dict[str, list[str]]
+) -> None:
+    def beginnings(stem: str) -> set[bytes]:
+        ids = (nano.tokenizer.encode(text, add_special_tokens=False)[:END] for text in texts[stem])
+        return {np.array(each, dtype=np.int64).tobytes() for each in ids if len(each) == END}
+
+    def held(items) -> set[bytes]:
+        opened = int(nano.opening is not None)
+        return {
+            np.concatenate([item.prompt[opened:], item.continuations[item.example.answer_index]]).tobytes()
+            for item in items
+        }
+
+    judged, chosen = (held(items[CONTINUATION_CHOICE]) for items in (run.scored._own, run.scored._validation))
+    assert (len(judged), len(chosen)) == (COUNTS["evaluate"], COUNTS["validate"])
+    assert judged <= beginnings("test")
+    assert chosen <= beginnings("valid")
+    calibrated = {window.tokens[int(nano.opening is not None) :][:END].tobytes() for window in run.traces.calibrated_on}
+    assert not (judged | chosen) & calibrated
+    assert set(run.scored.validation_drops(fixed_entropy_point(LAYERS, (2,), 1e9))) == {CONTINUATION_CHOICE}
+
+
+def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
+    assert run.scored.tasks == run.scored.replayed == [CONTINUATION_CHOICE]
+    assert run.scored.guess(CONTINUATION_CHOICE) == 0.25
+    at = run.scored.at(CONTINUATION_CHOICE, FIRST)
+    assert at.full.all_distinct, "the unit is the document"
+    assert len(at.full) == COUNTS["evaluate"]
+    assert at.solved
+    assert 0.4 < at.saving < 0.9
+    assert "not exercised" in run.scored.at(CONTINUATION_CHOICE, FULL).standing
+    assert f"{COUNTS['evaluate']} items, one per document" in run.scored.note
+    assert len(run.scored.sequences) == 4 * COUNTS["evaluate"], "what replay is checked on"
+
+
+def test_heads_are_read_where_a_point_asks(run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Default probes and the end first; all that was read before and more, where another point asks."""
+    asked, trace = [], run.subject.trace
+    scored = ModelMeasurements(run.loaded, run.study, RunResources()).scored
+    monkeypatch.setattr(
+        scored._subject,
+        "trace",
+        lambda sequences, what, layers: asked.append(layers) or trace(sequences, what, (), layers),
+    )
+    for point in (FULL, fixed_entropy_point(LAYERS, default_probes(LAYERS), 1.0), FIRST, FULL):
+        assert scored.correct(CONTINUATION_CHOICE, point).values.tolist() == (
+            run.scored.correct(CONTINUATION_CHOICE, point).values.tolist()
+        )
+    assert asked == [[2, 4], [1, 2, 4]]
+
+
+def test_a_corpus_of_the_world_keeps_its_own_tasks(nano: LoadedModel) -> None:
+    scored = evidence(nano, "world:mixed", budget=replace(BUDGET, items=2)).scored
+    assert scored.tasks == list(world.TASKS)
+    assert (scored.unmeasured, scored.note) == ({}, "")
+
+
+def test_random_weights_are_asked_nothing() -> None:
+    scored = evidence(load("random:emad-nano"), "self").scored
+    assert (scored.tasks, scored.unmeasured) == ([], {})
+
+
+def test_text_that_makes_no_task_is_refused_by_name(nano: LoadedModel, texts: dict[str, list[str]], tmp_path) -> None:
+    short = [f"{number} {text[:30]}" for number, text in enumerate(texts["test"])]
+    few = evidence(nano, write(tmp_path / "few", test=texts["test"][:12], valid=texts["valid"])).scored
+    for scored, read in ((few, 12), (evidence(nano, write(tmp_path / "short", test=short, valid=short)).scored, 60)):
+        assert scored.tasks == scored.sequences == []
+        (reason,) = scored.unmeasured.values()
+        assert f", evaluate: {12 if read == 12 else 0} of {read} documents read have {END} tokens" in reason
+        assert f"needs {FEWEST_DOCUMENTS}" in reason
+    narrow = evidence(nano, tmp_path / "few")
+    narrow.subject.window = END
+    assert (
+        f"it reads {END + 1} tokens, and 'emad-nano' has {END} positions"
+        in narrow.scored.unmeasured[CONTINUATION_CHOICE]
+    )
