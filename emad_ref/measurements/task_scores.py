@@ -467,7 +467,7 @@ class TaskScores:
 
     def correct(self, task: str, point: OperatingPoint) -> ByItem:
         """[items] bool, right at ``point``: by replay, or by decoding for programs."""
-        if task not in self._own:
+        if task in self.published.scored:
             return self.published.correct(task, point)
         played, key = self._played[task], (task, point)
         if played.replayable:
@@ -478,7 +478,7 @@ class TaskScores:
 
     def guess(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
-        if task not in self._own:
+        if task in self.published.scored:
             return self.published.guess(task)
         return _guess(self._own[task], self._validation.get(task, self._own[task]))
 
@@ -563,8 +563,9 @@ class TaskScores:
         return ReplayedTask(items, trace, self._subject.loaded.geometry)
 
     def _saving(self, task: str, point: OperatingPoint) -> float:
-        own = task in self._own
-        return self._played[task].saving(point) if own else self.published.saving(task, point)
+        if task in self.published.scored:
+            return self.published.saving(task, point)
+        return self._played[task].saving(point)
 
     def _run_programs(self, items: list[TaskItem], point: OperatingPoint) -> Bools:
         tokenizer = self._subject.tokenizer

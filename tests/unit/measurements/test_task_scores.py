@@ -19,6 +19,7 @@ from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
+from emad_ref.tasks.scoring import CONTINUATION_CHOICE
 from tests.decoders.foreign import ForeignDecoder
 from tests.unit.tasks.test_datasets import write, write_folder
 
@@ -67,10 +68,11 @@ def made(nano: LoadedModel, data: Path) -> Make:
 
 def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: LoadedModel, data: Path) -> None:
     scored = made("arc_easy", "gsm8k", limit=3).scored
-    assert scored.tasks == ["arc_easy", "gsm8k"]
+    named = scored.published.answered
+    assert named == ["arc_easy", "gsm8k"]
     for point in (FULL, EARLY):
-        theirs = evaluate_tasks(EmadLM(nano, point=point), scored.tasks, data=data, limit=3)
-        for task in scored.tasks:
+        theirs = evaluate_tasks(EmadLM(nano, point=point), named, data=data, limit=3)
+        for task in named:
             assert scored.correct(task, point).values.dtype == np.bool_
             assert scored.correct(task, point).values.tolist() == theirs[task].scores.astype(bool).tolist()
 
@@ -97,7 +99,7 @@ def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
     """Always at the first layer saves most, full depth nothing; generated answers are read as full depth wrote them."""
     scored = made("arc_easy", "gsm8k", limit=2).scored
     shallow = fixed_entropy_point(4, (1,), 1e9)
-    for task in scored.tasks:
+    for task in scored.published.answered:
         assert scored.at(task, FULL).saving == 0.0
         assert 0.3 < scored.at(task, shallow).saving < 0.8
         assert scored.at(task, shallow).saving > scored.at(task, EARLY).saving
@@ -126,7 +128,7 @@ def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make,
     scored = made("wikitext", "arc_easy").scored
     ((name, (nll, full, tokens)),) = scored.published.corpora(EARLY).items()
     assert name == "lm-eval's wikitext"
-    assert scored.tasks == ["arc_easy"]
+    assert scored.published.answered == ["arc_easy"]
     theirs = [evaluate_tasks(EmadLM(nano, point=p), ["wikitext"], data=data)["wikitext"] for p in (EARLY, FULL)]
     np.testing.assert_array_equal(nll.values, theirs[0].scores)
     np.testing.assert_array_equal(full.values, theirs[1].scores)
@@ -136,7 +138,7 @@ def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make,
 
 def test_a_score_that_is_neither_right_nor_wrong_is_shown_and_not_judged(made: Make) -> None:
     run = made("samsum", limit=1)
-    assert run.scored.tasks == []
+    assert run.scored.published.answered == []
     assert run.scored.published.corpora(EARLY) == {}
     (shown,) = run.scored.published.rows([EARLY])
     assert (shown["task"], shown["metric"], shown["point"]) == ("samsum", "rougeL", EARLY.name)
@@ -144,7 +146,7 @@ def test_a_score_that_is_neither_right_nor_wrong_is_shown_and_not_judged(made: M
 
 def test_a_group_is_one_task_and_its_parts_are_not_counted_again(made: Make) -> None:
     scored = made("hendrycks_math", "hendrycks_math_algebra", limit=1).scored
-    assert scored.tasks == ["hendrycks_math"]
+    assert scored.published.answered == ["hendrycks_math"]
     assert scored.published.scored["hendrycks_math"].documents == len(SUBJECTS)
 
 
@@ -161,7 +163,7 @@ def test_contexts_that_lose_their_beginning_are_counted_over_a_whole_group(
 
 
 def test_a_tag_is_its_tasks(made: Make) -> None:
-    assert made("ai2_arc").scored.tasks == ["arc_challenge", "arc_easy"]
+    assert made("ai2_arc").scored.published.answered == ["arc_challenge", "arc_easy"]
 
 
 def test_the_worlds_own_tasks_are_not_counted_again_on_a_corpus_of_the_world(made: Make) -> None:
@@ -171,7 +173,7 @@ def test_the_worlds_own_tasks_are_not_counted_again_on_a_corpus_of_the_world(mad
 
 def test_margins_are_chosen_without_published_tasks(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_scores.LmEvalScores, "result", lambda *_: pytest.fail("a published task was scored"))
-    assert made("arc_easy").scored.validation_drops(EARLY) == {}
+    assert set(made("arc_easy").scored.validation_drops(EARLY)) <= {CONTINUATION_CHOICE}
 
 
 @pytest.mark.parametrize(
@@ -225,12 +227,13 @@ def test_results_are_kept_beside_the_report_and_not_run_again(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
-    before = [first.scored.correct(task, EARLY).values.tolist() for task in first.scored.tasks]
+    named = first.scored.published.answered
+    before = [first.scored.correct(task, EARLY).values.tolist() for task in named]
     assert len(list((tmp_path / "journal").glob("*.jsonl"))) == 1
     for name in ("_scorer", "_generate"):
         monkeypatch.setattr(EmadLM, name, lambda *_: lambda batch: pytest.fail("run again"))
     again = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
-    assert [again.scored.correct(task, EARLY).values.tolist() for task in again.scored.tasks] == before
+    assert [again.scored.correct(task, EARLY).values.tolist() for task in named] == before
 
 
 # ---------------------------------------------------------------- what cannot be scored
@@ -281,4 +284,4 @@ def test_without_lm_eval_the_extra_is_named(made: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(task_scores, "find_spec", lambda name: None)
     with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy', but expected the extra .*pytest-emad\[tasks\]"):
         made("arc_easy").scored.published.check()
-    assert made().scored.tasks == []
+    assert made().scored.tasks == [CONTINUATION_CHOICE]
