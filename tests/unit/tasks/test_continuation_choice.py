@@ -72,6 +72,11 @@ def test_the_seed_fixes_documents_and_order():
 
     assert shown(1) == shown(1)
     assert shown(1) != shown(2)
+    neighbours = [
+        {document_of(piece) for piece in item.continuations} == {(number + step) % 40 for step in range(OPTIONS)}
+        for number, item in enumerate(made(corpus(*[60] * 40)))
+    ]
+    assert not all(neighbours), "documents that stand together in the corpus are not offered together"
 
 
 def test_without_an_opening_token_the_context_stands_alone():
