@@ -1,1 +1,1 @@
-"""What would work on one model: exits fitted, chosen and guaranteed; drafts that change nothing."""
+"""Screening of one model: exits fitted, chosen and certified, and lossless self-speculation."""

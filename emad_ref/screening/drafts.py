@@ -1,13 +1,13 @@
-"""Self-speculation for one model: whether and how it should draft for itself, and other lossless ways beside it.
+"""Self-speculation of one model: whether and how it should draft for itself, and other lossless ways beside it.
 
     agrees[e, S][p]   the readout after layer e, over the vocabulary S, and the model itself have one argmax at p
     gate[e][p]        the gate's expected √KL there
     copies[p], stands[p]   whether the text repeats itself there, and how many copies in a row would stand
-    a round at p      k = copies, where there are any, else drafts while gate ≤ τ, k ≤ longest;
-                      a = of these, those up to the first that does not stand; emits a + 1 tokens, goes on at p + a + 1
+    a round at p      k = copies, if there are any, else drafts while gate ≤ τ, k ≤ longest;
+                      a = the number of these before the first rejected one; emits a + 1 tokens, goes on at p + a + 1
 
-Drafts are about text that the model writes: greedy continuations of prompts. A lens of their own is fitted on such
-continuations, since one fitted on given text agrees with them far less often. Rounds of drafting are simulated on
+Drafts are for text that the model writes: greedy continuations of prompts. A separate lens is fitted on such
+continuations, since one fitted on corpus text agrees with them far less often. Rounds of drafting are simulated on
 columns of continuations, exactly at temperature 0.
 """
 
@@ -47,16 +47,16 @@ from emad_ref.screening.timing import PROMPT_LENGTHS, CandidateTime, Generate, g
 from emad_ref.screening.traces import ScreeningText, TextSplits
 
 LOOKUP, ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "prompt lookup", "assisted", "self", "lens", "copies"
-LOOKUP_TOKENS = 10  # tokens that prompt lookup drafts: transformers' documentation
+LOOKUP_TOKENS = 10  # drafted tokens of prompt lookup, as in transformers' documentation
 
 
 def by_drafting(loaded: LoadedModel, drafting: Drafting) -> Generate:
-    """Our decoder, drafting for itself."""
+    """Generate with our decoder, drafting for itself."""
     return generate_by(DraftingDecoder(loaded.stepper, drafting))
 
 
 def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
-    """Our decoder with either half of ``drafting`` alone, where it has two; and by the model's own head."""
+    """Generate with either half of ``drafting`` alone, if it has two, and with drafts by the model's own head."""
     ways = {}
     if drafting.longest:
         ways[OWN_HEAD_DRAFTS] = Drafting(drafting.layer, drafting.longest)
@@ -67,24 +67,26 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
 
 
 def by_generate(loaded: LoadedModel, **options: Any) -> Generate:
-    """The model's own ``generate``, plainly greedy, with further settings of ``models.generation.greedy_generate``."""
+    """Generate with the model's own greedy ``generate``; further settings as in
+    ``models.generation.greedy_generate``.
+    """
 
     def generate(prompt: Prompt, new: int) -> Ints:
         ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
-        given = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
-        emitted: Ints = greedy_generate(loaded.model, given, new, **options)[0, ids.shape[1] :].cpu().numpy()
+        inputs = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        emitted: Ints = greedy_generate(loaded.model, inputs, new, **options)[0, ids.shape[1] :].cpu().numpy()
         return emitted
 
     return generate
 
 
 def by_lookup(loaded: LoadedModel) -> Generate:
-    """Transformers' prompt lookup: what followed the last n-gram earlier in the text is drafted."""
+    """Generate with transformers' prompt lookup, which drafts what followed the last n-gram earlier in the text."""
     return by_generate(loaded, prompt_lookup_num_tokens=LOOKUP_TOKENS)
 
 
 def by_assistant(loaded: LoadedModel, assistant: LoadedModel) -> Generate:
-    """Transformers' assisted generation: another model drafts.
+    """Generate with transformers' assisted generation: another model drafts.
 
     Raises:
         BadArgument: models that do not read the same ids.
@@ -94,24 +96,26 @@ def by_assistant(loaded: LoadedModel, assistant: LoadedModel) -> Generate:
 
 
 def assistant_of(loaded: LoadedModel) -> LoadedModel | None:
-    """The smallest bundled decoder-only model that reads the same ids and has fewer parameters; None: there is none."""
-    found = []
+    """The smallest bundled decoder-only model with the same ids and fewer parameters; None without one."""
+    candidates = []
     for name in bundled_names():
         other = load(name, device=str(loaded.stepper.device), dtype=loaded.stepper.dtype)
         if other.geometry.encoder_layers or other.geometry.parameters() >= loaded.geometry.parameters():
             continue
         try:
             shared_vocabulary(loaded, other)
-        except BadArgument:  # it reads another text
+        except BadArgument:  # its ids differ
             continue
-        found.append(other)
-    return min(found, key=lambda each: each.geometry.parameters(), default=None)
+        candidates.append(other)
+    return min(candidates, key=lambda each: each.geometry.parameters(), default=None)
 
 
 @dataclass(frozen=True, eq=False)
 class DraftingRounds:
-    """Rounds of drafting: share of rounds with 0, 1, … ``drafts`` read after the layer, and with so many ``copies`` in
-    their place, the first of which is 0; all of them sum to 1. ``tokens`` emitted a round."""
+    """Rounds of drafting: share of rounds with 0, 1, … ``drafts`` read after the layer, and with so many ``copies``.
+
+    The first of ``copies`` is 0; all shares sum to 1. ``tokens``: emitted per round.
+    """
 
     drafts: Floats
     tokens: float
@@ -120,17 +124,17 @@ class DraftingRounds:
 
 LONGEST = (1, 2, 3, 4, 6, 8)
 COPIED = (0, 4, 8)
-SURE = (0.3, 0.5, 0.7, 0.85)  # shares of tokens that thresholds let through; and inf lets through all
+SURE = (0.3, 0.5, 0.7, 0.85)  # shares of tokens below a threshold; the threshold inf accepts all
 SHARES_OF_VOCABULARY = (1 / 8, 1 / 2)
 
 
 @dataclass(frozen=True, eq=False)
 class DraftColumns:
-    """What drafts of one kind would have done on texts: one layer, readout and vocabulary.
+    """Drafts of one kind (layer, readout, vocabulary) compared with texts that the model wrote.
 
-    ``drafting``  the kind, with threshold inf and longest 1.
-    ``agrees`` [tokens], ``gate`` float64 [tokens] √nats, None without one; ``starts`` int64 [texts + 1] offsets.
-    ``stands`` int64 [tokens] how many of ``max(COPIED)`` copies would stand, −1 where there is nothing to copy.
+    ``drafting``  the kind, with threshold inf and longest 1. ``agrees`` [tokens], ``gate`` float64 [tokens] √nats, None
+    without one; ``starts`` int64 [texts + 1] offsets. ``stands`` int64 [tokens] how many of ``max(COPIED)`` copies
+    would stand, −1 if there is nothing to copy.
     """
 
     drafting: Drafting
@@ -143,20 +147,20 @@ class DraftColumns:
 def continuations(
     stepper: Stepper, windows: Iterable[TokenSequence], prompt: int, new: int, *, rows: int = 16
 ) -> list[TokenSequence]:
-    """What the model says, greedily, after the first ``prompt`` tokens of each window that has as many.
+    """Greedy continuations after the first ``prompt`` tokens of each window that is long enough.
 
     ``new`` tokens are decided in each, the first by the prompt's last position. Windows with a source keep it.
 
     Raises:
-        BadArgument: no window is as long.
+        BadArgument: no window is long enough.
     """
-    asked = [window for window in windows if len(window.tokens) >= prompt]
-    if not asked:
+    long_windows = [window for window in windows if len(window.tokens) >= prompt]
+    if not long_windows:
         raise BadArgument("windows", 0, f"some of at least {prompt} tokens", "shorten the prompt")
     decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=rows)
     texts = []
-    for first in range(0, len(asked), rows):
-        batch = asked[first : first + rows]
+    for first in range(0, len(long_windows), rows):
+        batch = long_windows[first : first + rows]
         emitted = decoder.generate([Prompt(each.tokens[:prompt], each.source) for each in batch], new).emitted
         for window, tokens in zip(batch, emitted, strict=True):
             texts.append(
@@ -166,11 +170,11 @@ def continuations(
 
 
 def frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
-    """int64 [≤ size] ascending ids: those the model emitted most, the smaller id first where two are as many."""
+    """int64 [≤ size] ascending ids of the most frequent emitted tokens; ties go to the smaller id."""
     if size < 1:
         raise BadArgument("size", size, "at least one id")
-    said = np.concatenate([text.tokens[text.adaptive_from + 1 :] for text in texts])
-    ids, counts = np.unique(said, return_counts=True)
+    emitted = np.concatenate([text.tokens[text.adaptive_from + 1 :] for text in texts])
+    ids, counts = np.unique(emitted, return_counts=True)
     most: Ints = np.sort(ids[np.argsort(-counts, kind="stable")[:size]]).astype(np.int64)
     return most
 
@@ -178,12 +182,12 @@ def frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
 def draft_vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> list[Ints | None]:
     """All ids, and the most frequent ones at ``SHARES_OF_VOCABULARY`` of them, each size once."""
     sizes = [max(1, int(share * stepper.vocabulary)) for share in SHARES_OF_VOCABULARY]
-    found = {len(ids): ids for ids in (frequent_tokens(texts, size) for size in sizes)}
-    return [None, *found.values()]
+    by_size = {len(ids): ids for ids in (frequent_tokens(texts, size) for size in sizes)}
+    return [None, *by_size.values()]
 
 
 def gate_at_layer(gate: Estimator, layers: Sequence[int], layer: int) -> Estimator:
-    """Of a gate with probes at ``layers`` the one after ``layer``."""
+    """The part of a gate with probes at ``layers`` that reads after ``layer``."""
     return replace(gate, weights=(gate.weights[list(layers).index(layer)],))
 
 
@@ -196,7 +200,7 @@ def draft_columns(
     gates: Mapping[int, Estimator],
     among: Sequence[Ints | None] = (None,),
 ) -> tuple[DraftColumns, ...]:
-    """Columns of every layer and vocabulary, in that order, of the decided positions of ``texts``.
+    """Columns of every layer and vocabulary, in that order, for the decided positions of ``texts``.
 
     Raises:
         BadArgument: a lens that is not attached or lacks a layer, layers outside 1 … L − 1.
@@ -225,7 +229,7 @@ def draft_columns(
 
 
 def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> DraftingRounds:
-    """The rounds that drafting makes of the texts: the first decided token of each comes from the prompt."""
+    """Simulate the rounds of drafting on the texts; the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:
         raise BadArgument("threshold", threshold, "inf where no gate was read", "read the columns with one")
     sure = np.ones(len(columns.agrees), dtype=bool) if columns.gate is None else columns.gate <= threshold
@@ -237,12 +241,12 @@ def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copie
         while at < last:
             room = last - at - 1
             if copied and room and stands[at] >= 0:
-                count, stood = min(copied, room), stands[at]
+                count, accepted = min(copied, room), stands[at]
                 copies[count] += 1
             else:
-                count, stood = min(longest, going[at], room), right[at]
+                count, accepted = min(longest, going[at], room), right[at]
                 drafts[count] += 1
-            at += min(count, stood) + 1
+            at += min(count, accepted) + 1
         emitted += last - 1
     if emitted == 0:
         raise BadArgument("columns.starts", columns.starts.tolist(), "texts of two decided tokens or more")
@@ -251,7 +255,7 @@ def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copie
 
 
 def weights_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRounds) -> float:
-    """Weights read for one emitted token, in FLOPs of one row: a pass reads them once, however many tokens pass.
+    """Weights read per emitted token, in FLOPs of one row: a pass reads them once, whatever the number of its tokens.
 
     A round of k drafts runs k times through layers 1…e and the draft's head, and once through all layers and the head.
     """
@@ -270,43 +274,47 @@ def rank_choices(
     sure: Sequence[float] = SURE,
     copied: Sequence[int] = COPIED,
 ) -> list[Drafting]:
-    """Every setting of every kind of draft by ``cost``, the least first; and copies alone, which read no draft.
+    """Every setting of every kind of draft, cheapest first by ``cost``; also copies alone, which need no draft.
 
-    ``sure``: thresholds as shares of tokens that they let through; without a gate, and besides, there is none.
+    ``sure``: thresholds as shares of tokens below them; the infinite threshold is always included.
     """
-    found: list[tuple[float, Drafting]] = []
+    ranked: list[tuple[float, Drafting]] = []
 
     def add(each: DraftColumns, threshold: float, most: int, copies: int) -> None:
         drafting = replace(each.drafting, threshold=threshold, longest=most, copied=copies)
-        found.append((cost(drafting, simulate_rounds(each, threshold, most, copies)), drafting))
+        ranked.append((cost(drafting, simulate_rounds(each, threshold, most, copies)), drafting))
 
     kinds = list(columns)
     for each in kinds:
         levels = [] if each.gate is None else np.unique(np.quantile(each.gate, sure)).tolist()
         for setting in product((*levels, math.inf), longest, copied):
             add(each, *setting)
-    if kinds:  # alone, copies read nothing, and go through all layers at once
+    if kinds:  # copies alone read nothing, and go through all layers at once
         alone = replace(kinds[0], drafting=Drafting(kinds[0].drafting.layer, 1), gate=None)
         for copies in filter(None, copied):
             add(alone, math.inf, 0, copies)
-    return [drafting for _, drafting in sorted(found, key=lambda each: each[0])]
+    return [drafting for _, drafting in sorted(ranked, key=lambda each: each[0])]
 
 
 def _standing_copies(text: TokenSequence) -> Ints:
-    """[decided] how many copies in a row the text itself goes on with, −1 where nothing before is like its end."""
-    tokens, seen, most = text.tokens.tolist(), PromptLookup(), max(COPIED)
-    found = []
-    for known in range(text.adaptive_from + 1, len(tokens)):  # the token at ``known`` − 1 is fed, the next is drafted
-        offered = seen.of(tokens[:known], most)
+    """[decided] number of copies in a row that the text itself continues with, −1 if nothing earlier matches its
+    end.
+    """
+    tokens, lookup, most = text.tokens.tolist(), PromptLookup(), max(COPIED)
+    counts = []
+    for position in range(
+        text.adaptive_from + 1, len(tokens)
+    ):  # the token at ``position`` − 1 is fed, the next is drafted
+        offered = lookup.of(tokens[:position], most)
         right = 0
-        while right < len(offered) and known + right < len(tokens) and offered[right] == tokens[known + right]:
+        while right < len(offered) and position + right < len(tokens) and offered[right] == tokens[position + right]:
             right += 1
-        found.append(right if offered else -1)
-    return np.array(found, dtype=np.int64)
+        counts.append(right if offered else -1)
+    return np.array(counts, dtype=np.int64)
 
 
 def _runs(flags: Bools) -> list[int]:
-    """[n] how many in a row are set from each place on."""
+    """[n] length of the run of set flags from each place on."""
     runs, running = [0] * len(flags), 0
     for place in range(len(flags) - 1, -1, -1):
         running = running + 1 if flags[place] else 0
@@ -314,11 +322,11 @@ def _runs(flags: Bools) -> list[int]:
     return runs
 
 
-DRAFT_LENS_STEPS = 500  # of 512 tokens: held-out agreement of small models has settled
+DRAFT_LENS_STEPS = 500  # of 512 tokens: the held-out agreement of small models has converged
 
 
 def draft_layers(layers: int) -> tuple[int, ...]:
-    """Candidates: the first third of the layers, four at most. Each costs every drafted token its blocks."""
+    """Candidate layers: the first third, four at most. Each costs every drafted token its blocks."""
     return tuple(range(1, max(1, min(4, layers // 3)) + 1))
 
 
@@ -333,13 +341,13 @@ def fit_draft_lens(
     seed: int = 0,
     progress: str | None = None,
 ) -> FittedLens:
-    """A lens of ``layers`` with its gate, attached to the model's stepper.
+    """Fit a lens of ``layers`` with its gate, attached to the model's stepper.
 
-    ``texts``: what the model says after text of split calibrate (``drafts.own_texts``); ``corpus``: that text's name,
-    for the record.
+    ``texts``: the model's continuations of calibration text (``continuations``); ``corpus``: that text's name, for the
+    record.
 
     Raises:
-        BadArgument: layers or a rank that the model has not.
+        BadArgument: layers or a rank that the model lacks.
         EmptyCorpus: no text, or too few documents to hold any out.
     """
     stepper = model.stepper
@@ -364,17 +372,18 @@ def fit_draft_lens(
 
 CONTINUED_TOKENS = 112
 CONTINUED_ROWS = 32
-MAX_WINDOWS, MAX_LESSONS = 64, 256  # windows to choose or to show on, and to fit on, after each prompt length
-WORTH_SPEEDUP = 1.05  # times as fast as full depth
+MAX_WINDOWS, MAX_LESSONS = 64, 256  # windows to choose or to report on, and to fit on, after each prompt length
+WORTH_SPEEDUP = 1.05  # speed-up over full depth
 
 
 @dataclass(frozen=True, eq=False)
 class SelfDraftingResult:
-    """``drafting``: the way to recommend, or None, and ``why_none``. ``best``: the fastest timed, recommended or not.
+    """Result of the search. ``drafting``: the recommended setting or None, and ``why_none``. ``best``: the fastest
+    timed.
 
     ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper. On continuations of
     evaluation text: ``agreement``, the share of drafts of its kind that the model itself would emit, and ``tokens``
-    emitted a round. ``time``: measured after prompts of evaluation text.
+    emitted per round. ``time``: measured after prompts of evaluation text.
     """
 
     best: Drafting | None
@@ -411,10 +420,10 @@ def _in_words(way: Drafting, agreement: float) -> str:
 def choose_drafting(
     model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings
 ) -> SelfDraftingResult:
-    """The fastest of three ways to draft: copies alone, drafts alone, and both, each at its best setting.
+    """The fastest of three kinds of drafting: copies alone, drafts alone, and both, each at its best setting.
 
-    Settings are ranked on continuations of the text to choose on, by what they read of the model's weights
-    (``weights_per_token``); the three are then timed beside full depth.
+    Settings are ranked on continuations of the selection text by the weights that they read (``weights_per_token``);
+    the three best are then timed beside full depth.
     """
     layers = draft_layers(model.geometry.layers)
     try:
@@ -442,12 +451,12 @@ def choose_drafting(
     )
     fastest = max(timed[1:], key=lambda each: each.fast)
     way = ways[fastest.name]
-    (shown,) = read(judged, [way.layer], among=[way.vocabulary])
-    rounds = simulate_rounds(shown, way.threshold, way.longest, way.copied)
+    (shown_columns,) = read(judged, [way.layer], among=[way.vocabulary])
+    rounds = simulate_rounds(shown_columns, way.threshold, way.longest, way.copied)
     why = ""
     if fastest.fast < WORTH_SPEEDUP:
         why = f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
-    agreement = float(shown.agrees.mean())
+    agreement = float(shown_columns.agrees.mean())
     return SelfDraftingResult(way, None if why else way, why, spoken, agreement, rounds.tokens, fastest)
 
 
@@ -461,12 +470,12 @@ def _continued(model: LoadedModel, text: ScreeningText, count: int) -> list[Toke
     Raises:
         BadArgument: no window is long enough.
     """
-    room, found = model.stepper.max_positions, []
+    room, texts = model.stepper.max_positions, []
     for prompt in PROMPT_LENGTHS:
         long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
         if long and prompt + 1 < room:  # one token comes from the prompt's pass: there is nothing to draft
             new = min(CONTINUED_TOKENS, room - prompt)
-            found += continuations(model.stepper, long, prompt, new, rows=CONTINUED_ROWS)
-    if not found:
+            texts += continuations(model.stepper, long, prompt, new, rows=CONTINUED_ROWS)
+    if not texts:
         raise BadArgument("windows", 0, f"some of at least {min(PROMPT_LENGTHS)} tokens", "give longer documents")
-    return found
+    return texts

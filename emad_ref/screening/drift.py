@@ -1,18 +1,17 @@
-"""Drift: whether fresh documents look like those that a guarantee was certified on, before any loss is known.
+"""Drift: whether fresh documents resemble those that a guarantee was certified on, before any loss is known.
 
     exits after ℓ    share of a document's tokens that left after layer ℓ, the last one included
-    signal at ℓ      mean of what the rule compared with its threshold there, over tokens that came so far
+    signal at ℓ      mean of the signal that the rule compared with its threshold there, over tokens that came so far
 
-Each document is one row of these features, from a trace where replay is exact and else by decoding. Two samples of
-documents are compared by their energy distance, each feature in standard deviations of both together (Székely & Rizzo
-2013),
+Each document is one row of these features, from a trace if replay is exact, else by decoding. Two samples of documents
+are compared by their energy distance, each feature in standard deviations of both together (Székely & Rizzo 2013),
 
     E = 2·mean |x − y| − mean |x − x′| − mean |y − y′|,    x calibration, y fresh
 
 with a p-value from permutations of the documents, exact whatever their distribution. Kolmogorov–Smirnov tests under
-Holm then name the features that moved. ``speaks`` means that no drift was detected; beside it stands the smallest
-shift, in standard deviations, that so many fresh documents would have shown in 80 % of draws. More than one standard
-deviation is too little text to say. A text that loses more while it looks the same is beyond this test.
+Holm then name the features that moved. ``speaks`` means that no drift was detected. With it comes the smallest shift,
+in standard deviations, that so many fresh documents would have shown in 80 % of draws. If that exceeds one standard
+deviation, there is too little text. A text that loses more while its features stay the same is beyond this test.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from emad_ref.schedule.schedules import schedule_of
 from emad_ref.statistics.estimate import holm
 from emad_ref.statistics.units import ByDocument, DocumentOf
 
-DIGITS = 7  # that count, in a file: signals are float32
+DIGITS = 7  # significant digits in a file: signals are float32
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentFeatures:
-    """``values`` [documents, signs] under ``names``; ``text``: what they are documents of, in words.
+    """``values`` [documents, features] under ``names``; ``text``: a description of the documents.
 
     Raises:
         BadArgument: names that are not one per column, or twice the same; infinite values.
@@ -65,7 +64,7 @@ class DocumentFeatures:
         return len(self.values)
 
     def to_json(self) -> dict[str, Any]:
-        """Built-in types, for a file; None where no token came so far."""
+        """Built-in types for a file; None for a layer that no token reached."""
         rows = [
             [None if math.isnan(value) else float(f"{value:.{DIGITS}g}") for value in row]
             for row in self.values.values.tolist()
@@ -73,14 +72,14 @@ class DocumentFeatures:
         return {"names": list(self.names), "values": rows, "text": self.text}
 
     @staticmethod
-    def from_json(given: Mapping[str, Any]) -> DocumentFeatures:
-        """What ``to_json`` gave, to ``DIGITS`` digits.
+    def from_json(data: Mapping[str, Any]) -> DocumentFeatures:
+        """Read the output of ``to_json``, to ``DIGITS`` digits.
 
         Raises:
             BadArgument: fields that are missing or of other types or shapes.
         """
         try:
-            names, text, rows = tuple(given["names"]), given["text"], given["values"]
+            names, text, rows = tuple(data["names"]), data["text"], data["values"]
             values = np.array(
                 [[math.nan if value is None else value for value in row] for row in rows], dtype=np.float64
             )
@@ -89,21 +88,21 @@ class DocumentFeatures:
             return DocumentFeatures(names, ByDocument.distinct(values), text)
         except (KeyError, TypeError, ValueError) as error:
             raise BadArgument(
-                "signs", str(given)[:80], "names, values and text, as to_json gives them", str(error)
+                "signs", str(data)[:80], "names, values and text, as to_json gives them", str(error)
             ) from error
 
 
 def document_features(
     depth: Ints, signal: Floats | None, document: DocumentOf, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
-    """The signs of documents whose tokens ran to these depths.
+    """Features of documents whose tokens ran to these depths.
 
     Args:
         depth: [tokens] under ``point``.
-        signal: [tokens, probes] what was compared; whatever stands where a token did not come so far is left out. None:
-            not known.
-        document: [tokens] which document each is of.
-        text: what they are documents of, in words.
+        signal: [tokens, probes] the compared signal; values at probes that a token did not reach are ignored. None:
+            unknown.
+        document: [tokens] the document of each.
+        text: a description of the documents.
 
     Raises:
         BadArgument: columns of other lengths, no token, a depth that the point does not have.
@@ -128,13 +127,13 @@ def document_features(
 
 
 def exit_layers(point: OperatingPoint) -> tuple[int, ...]:
-    """Layers that a token can leave after: probes, those between them where points interpolate, and the ceiling."""
+    """Layers after which a token can exit: probes, those between them if the point interpolates, and the ceiling."""
     between = range(point.probes[0], point.ceiling) if point.interpolate and point.probes else point.probes
     return (*between, point.ceiling)
 
 
 def record_features(record: Record, point: OperatingPoint, text: str) -> DocumentFeatures:
-    """The signs of what one call of ``generate`` decoded: each sequence a document, prompts left out.
+    """Features of the sequences that one call of ``generate`` decoded, each as a document without its prompt.
 
     Raises:
         BadArgument: nothing decoded, and as ``document_features``.
@@ -154,19 +153,19 @@ def read_features(
     *,
     progress: str | None = None,
 ) -> DocumentFeatures:
-    """The signs of the documents that ``windows`` were cut from, from a trace if its schedule has a replay.
+    """Features of the documents that ``windows`` were cut from, from a trace if its schedule has a replay.
 
-    ``text``: what they are documents of, in words. ``progress`` names the bar, None shows none.
+    ``text``: a description of the documents. ``progress`` names the bar, None shows none.
 
     Raises:
         EmptyCorpus: no window.
-        BadArgument: what a decoder or a trace refuses of a point or a text; a lens that is not attached.
+        BadArgument: a point or a text that a decoder or a trace refuses; a lens that is not attached.
         NotFinite: logits hold NaN or +inf.
     """
     if schedule_of(point).settle is None or point.confidence is not None:
         return decoded_features(stepper, point, windows, text, progress=progress)
-    asked = {} if point.estimator == Estimator() else {point.estimator: point.probes}
-    trace = take_trace(stepper, windows, estimators=asked, lens=point.lens, progress=progress)
+    estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
+    trace = take_trace(stepper, windows, estimators=estimators, lens=point.lens, progress=progress)
     return replayed_features(trace, point, DocumentOf(np.array([window.document for window in windows])), text)
 
 
@@ -179,7 +178,7 @@ def decoded_features(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> DocumentFeatures:
-    """As ``read_features``, by decoding, whatever the schedule; ``rows`` of a batch at most."""
+    """As ``read_features``, by decoding, whatever the schedule; at most ``rows`` per batch."""
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     decoder = WalkedDecoder(stepper, point, max_rows=rows)
@@ -214,7 +213,7 @@ def _feed_documents(
 
 
 def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentOf, text: str) -> DocumentFeatures:
-    """The same from a trace; ``windows`` [sequences]: the document that each of its sequences was cut from.
+    """As ``read_features``, from a trace; ``windows`` [sequences]: the document of each of its sequences.
 
     Raises:
         BadArgument: a point that this trace cannot replay.
@@ -227,13 +226,13 @@ def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentOf, 
 
 FALSE_ALARMS, POWER = 0.05, 0.8
 PERMUTATIONS, DRAWS = 1999, 400
-COARSEST = 1.0  # standard deviations: who could not have seen so much has seen too little
+COARSEST = 1.0  # standard deviations; with less power than this there is too little text
 SHIFTS = np.round(np.geomspace(0.1, 3.0, 18), 2)
-ENTRIES = 2**20  # distances gathered at a time
+ENTRIES = 2**20  # distances per batch
 
 
 class FeatureShift(NamedTuple):
-    """A sign, its mean at calibration and now, by how many standard deviations of calibration, and Holm's p."""
+    """Shift of one feature: its mean at calibration and now, in standard deviations of calibration, and Holm's p."""
 
     name: str
     before: float
@@ -244,11 +243,11 @@ class FeatureShift(NamedTuple):
 
 @dataclass(frozen=True)
 class DriftResult:
-    """``state``: ``speaks``, ``moved`` or ``too little text``.
+    """Result of a drift test. ``state``: ``speaks``, ``moved`` or ``too little text``.
 
     ``documents`` fresh ones of ``text`` against ``reference`` of ``calibration``; ``p`` of "nothing moved", ``error``
-    ε. ``smallest``: shift that would have been seen in 80 % of draws, in standard deviations; None: none up to 3.
-    ``shifts``: of every sign, the most telling first.
+    ε. ``smallest``: the shift that 80 % of draws would show, in standard deviations; None: none up to 3. ``shifts``: of
+    every feature, smallest p first.
     """
 
     state: str
@@ -263,23 +262,23 @@ class DriftResult:
 
     @property
     def statement(self) -> str:
-        """What was found and what it is worth, for a reader who reads nothing else."""
-        seen = f"{self.documents} documents of {self.text} beside {self.reference} of {self.calibration}"
+        """The result and its meaning, as a text that stands alone."""
+        compared = f"{self.documents} documents of {self.text} beside {self.reference} of {self.calibration}"
         if self.state == "moved":
             first = self.shifts[0]
             return (
-                f"The text has moved (p = {self.p:.2g}; {seen}): the guarantee does not speak of it. Most of all "
+                f"The text has moved (p = {self.p:.2g}; {compared}): the guarantee does not speak of it. Most of all "
                 f"{first.name}: {first.before:.3g} at calibration, {first.now:.3g} now, "
                 f"{first.deviations:+.1f} standard deviations of a document."
             )
         if self.state == "speaks":
             return (
-                f"Nothing is seen to have moved (p = {self.p:.2g}; {seen}): the guarantee still speaks. A shift of "
+                f"Nothing is seen to have moved (p = {self.p:.2g}; {compared}): the guarantee still speaks. A shift of "
                 f"{self.smallest:g} standard deviations of a document would have been seen in {POWER:.0%} of draws."
             )
         could = "none up to 3" if self.smallest is None else f"{self.smallest:g}"
         return (
-            f"Too little text to say (p = {self.p:.2g}; {seen}): the smallest shift that would have been seen in "
+            f"Too little text to say (p = {self.p:.2g}; {compared}): the smallest shift that would have been seen in "
             f"{POWER:.0%} of draws is {could} standard deviations of a document, {COARSEST:g} at most is needed."
         )
 
@@ -287,12 +286,12 @@ class DriftResult:
 def detect_drift(
     reference: DocumentFeatures, fresh: DocumentFeatures, *, error: float = FALSE_ALARMS, seed: int = 0
 ) -> DriftResult:
-    """Compare fresh documents with those of calibration, by the signs that both have.
+    """Compare fresh documents with calibration documents by their common features.
 
     ``seed``: of permutations and simulated draws.
 
     Raises:
-        BadArgument: no sign in common, fewer than four calibration documents or no fresh one, ε out of range.
+        BadArgument: no common feature, fewer than four calibration documents or no fresh one, ε out of range.
     """
     if not 0 < error < 1:
         raise BadArgument("error", error, "a number strictly between 0 and 1", "ε is the chance of a false alarm")
@@ -317,7 +316,7 @@ def _shared_columns(signs: DocumentFeatures, names: list[str]) -> Floats:
 
 
 def _standardised(values: Floats) -> Floats:
-    """Each column in its own standard deviations; 0 where nothing is known, columns that never vary left out."""
+    """Columns in their own standard deviations; 0 for unknown values, without columns that never vary."""
     varies = np.array([len(np.unique(column[~np.isnan(column)])) > 1 for column in values.T])
     values = values[:, varies]
     with np.errstate(invalid="ignore"):
@@ -338,9 +337,9 @@ def _energy(across: Floats, before: Floats, now: Floats, old: int, new: int) -> 
 
 
 def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
-    """Of "both are drawn alike", by permutations; the pool, and so every distance, is the same in all of them."""
+    """p-value of "both are drawn alike", by permutations of the pool; its distances are the same in all of them."""
     pool = _standardised(np.concatenate([before, now]))
-    if pool.shape[1] == 0 or len(now) < 2:  # nothing varies; or one document, which has no distance of its own
+    if pool.shape[1] == 0 or len(now) < 2:  # nothing varies; or one document, which has no distance within its sample
         return 1.0
     between = _distances(pool, pool)
     sums, total, old, new = between.sum(axis=1), between.sum(), len(before), len(now)
@@ -356,11 +355,11 @@ def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
 
     batch = max(1, ENTRIES // min(old, new) ** 2)
     numbers = np.arange(old + new)
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         (numbers[:old], numbers[old:]), energy, vectorized=True, n_resamples=PERMUTATIONS, batch=batch,
         alternative="greater", axis=-1, rng=rng,
     )  # fmt: skip
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[FeatureShift, ...]:
@@ -368,42 +367,41 @@ def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[Feat
     rows, p = [], []
     for name, x, y in zip(names, before.T, now.T, strict=True):
         x, y = x[~np.isnan(x)], y[~np.isnan(y)]
-        if not len(x) or not len(y):  # reached in one of the texts alone, or in none
+        if not len(x) or not len(y):  # reached in only one of the texts, or in none
             continue
         spread, gap = float(x.std()), float(y.mean() - x.mean())
         deviations = gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
         rows.append((name, float(x.mean()), float(y.mean()), deviations))
         p.append(float(stats.ks_2samp(x, y).pvalue))
-    found = [FeatureShift(*row, p) for row, p in zip(rows, holm(p), strict=True)]
-    return tuple(sorted(found, key=lambda shift: (shift.p, -abs(shift.deviations))))
+    shifts = [FeatureShift(*row, p) for row, p in zip(rows, holm(p), strict=True)]
+    return tuple(sorted(shifts, key=lambda shift: (shift.p, -abs(shift.deviations))))
 
 
 # ---------------------------------------------------------------- what could have been seen
 
 
 def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Generator) -> float | None:
-    """The least of ``SHIFTS`` that so many documents show in 80 % of draws; None: not the largest.
+    """The smallest of ``SHIFTS`` that so many documents show in 80 % of draws; None: not even the largest.
 
-    Calibration documents are split, again and again, into those that stay and ``fresh`` others (half of them, if there
-    are no more) that all move along the first principal direction: what stays is fewer than there are, so that more can
-    be seen than is said.
+    Calibration documents are split repeatedly into those that stay and ``fresh`` others (half of them, if there are no
+    more) that all move along the first principal direction. Fewer stay than there are, so the real power is larger.
     """
     scaled = _standardised(before)
     if scaled.shape[1] == 0 or fresh < 2:
         return None
     n = min(fresh, len(scaled) // 2)
-    drawn = np.argsort(rng.random((DRAWS, len(scaled))), axis=1)[:, :n]
+    order = np.argsort(rng.random((DRAWS, len(scaled))), axis=1)[:, :n]
     moving = np.zeros((DRAWS, len(scaled)))
-    np.put_along_axis(moving, drawn, 1.0, axis=1)
-    staying, kept = 1 - moving, len(scaled) - n
+    np.put_along_axis(moving, order, 1.0, axis=1)
+    staying, stay_count = 1 - moving, len(scaled) - n
     still = _distances(scaled, scaled)
-    within = [((side @ still) * side).sum(axis=1) for side in (staying, moving)]  # no shift changes it
+    within = [((side @ still) * side).sum(axis=1) for side in (staying, moving)]  # a shift does not change it
     _, spread, directions = np.linalg.svd(scaled, full_matrices=False)
     step = directions[0] * spread[0] / np.sqrt(len(scaled))  # one standard deviation
 
     def energies(shift: float) -> Floats:
         across = ((staying @ _distances(scaled, scaled + shift * step)) * moving).sum(axis=1)
-        return _energy(across, within[0], within[1], kept, n)
+        return _energy(across, within[0], within[1], stay_count, n)
 
     critical = np.quantile(energies(0.0), 1 - error, method="higher")
     for shift in SHIFTS:

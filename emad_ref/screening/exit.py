@@ -1,19 +1,19 @@
-"""An exit: everything that decoding early needs beside the model, and its file.
+"""A learned exit: everything that early-exit decoding needs besides the model, and its file.
 
 An *exit* holds the tuned lens and its gate, maps for K and V above an exit, one lossy operating point with its
-guarantee, and a way to draft that changes nothing. What was measured on the way stands beside it as plain JSON. Any
-part may be missing; without a lossy point the exit says why. Points name lens and maps by digest; ``attach`` puts the
-tensors where the model that decodes finds them.
+guarantee, and a setting for lossless drafting. Measurements of the screening stand beside it as plain JSON. Any part
+may be missing; without a lossy point the exit says why. Points name lens and maps by digest; ``attach`` gives the
+tensors to the model that decodes.
 
 The file is safetensors, with the rest as JSON in its metadata:
 
     4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_files``)
     4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.lens_files``)
-    drafting.gate [E + 1]   drafting.vocabulary int64 [k]      where drafts ask a gate, or read part of the head
-    spoken.2.bias [D]   …                         of a lens for drafts, as of the other
+    drafting.gate [E + 1]   drafting.vocabulary int64 [k]      if drafts have a gate, or read part of the head
+    spoken.2.bias [D]   …                         of a lens for drafts, in the same form
 
 ``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it. A file with any fault raises
-BadExit before anything is made of it.
+BadExit before anything is built from it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ from emad_ref.wire import json_fields
 
 @dataclass(frozen=True, eq=False)
 class Exit:
-    """``fitted``: the lens and its gate. ``lossy``: the point that screening recommends, or None, and ``why_none``.
+    """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or None, and ``why_none``.
 
-    ``guarantee``: what is promised of ``lossy``; None where nothing is. ``drafting``: how the model drafts for itself,
-    its own output unchanged; None where that does not pay.
-    ``screened``: tables and provenance, plain JSON, for the record: nothing is decided by them.
-    ``translators``: of states above an exit, where ``lossy`` fills K and V in by them.
-    ``signs``: of the documents that ``guarantee`` was certified on, at ``lossy``: what ``emad drift`` compares with.
-    ``spoken``: a lens for drafts, fitted on what the model says by itself (``draft_lens``), where drafts read by one.
+    ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: how the model drafts for itself without changing
+    its output; None if that does not pay. ``screened``: tables and provenance, plain JSON, for the record: they decide
+    nothing. ``translators``: of states above an exit, if ``lossy`` fills K and V with them. ``signs``: features at
+    ``lossy`` of the documents that ``guarantee`` was certified on, the reference of ``emad drift``. ``spoken``: a lens
+    for drafts, fitted on the model's own text (``fit_draft_lens``), if drafts use one.
 
     Raises:
         BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
@@ -83,8 +82,8 @@ class Exit:
             self._require_own(self.lossy)
         named = None if self.guarantee is None else self.guarantee.chosen
         if named is not None and (self.lossy is None or named != self.lossy.name):
-            found = None if self.lossy is None else self.lossy.name
-            raise BadArgument("exit.guarantee.chosen", named, f"{found!r}, the point that is recommended")
+            lossy_name = None if self.lossy is None else self.lossy.name
+            raise BadArgument("exit.guarantee.chosen", named, f"{lossy_name!r}, the point that is recommended")
         if self.drafting is not None:
             self.drafting.require(self.fitted.lens.layers)
             self._require_lens("drafting", self.drafting.lens, self.spoken)
@@ -104,19 +103,19 @@ class Exit:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model that it belongs to."""
+        """Fingerprint of the exit's model."""
         return self.fitted.lens.fingerprint
 
     @property
     def point(self) -> OperatingPoint:
-        """What to decode at: the lossy point, or all layers where there is none."""
+        """The lossy point, or full depth without one."""
         return full_depth(self.fitted.lens.layers) if self.lossy is None else self.lossy
 
     def attach(self, model: LoadedModel) -> Exit:
-        """Let ``model`` decode with what this holds, as long as its stepper lives; returns itself.
+        """Attach lens and translators to ``model`` for the life of its stepper; returns the exit.
 
         Raises:
-            BadArgument: another model, dtype, number of layers or width than it was made on.
+            BadArgument: another model, dtype, number of layers or width than the exit was made for.
         """
         attach_lens(model.stepper, self.fitted.lens, model.fingerprint)
         if self.spoken is not None:
@@ -126,7 +125,7 @@ class Exit:
         return self
 
     def custom_generate(self, model: LoadedModel, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:
-        """What ``model.model.generate`` takes under this name, to decode at ``point``.
+        """The ``custom_generate`` argument of ``model.model.generate`` that decodes at ``point``.
 
         Raises:
             BadArgument: as ``attach``.
@@ -139,35 +138,48 @@ GATE_TENSOR, VOCABULARY_TENSOR, DRAFT_LENS_PREFIX = "drafting.gate", "drafting.v
 
 
 class BadExit(EmadError):
-    """A file that is not an exit as ``save_exit`` wrote it."""
+    """Raised for a file that is not an exit as ``save_exit`` writes it."""
 
 
-def save_exit(path: Path, found: Exit) -> None:
-    """Write; the file is complete or as it was. Raises BadFile."""
-    tensors, lens = lens_tensors(found.fitted)
+def save_exit(path: Path, learned: Exit) -> None:
+    """Write the exit to ``path``; the file is complete or unchanged. Raises BadFile."""
+    tensors, lens = lens_tensors(learned.fitted)
     about = {
         "exit": EXIT_SCHEMA,
         "lens": lens,
-        "lossy": None if found.lossy is None else json_fields.point_to_json(found.lossy),
-        "why_none": found.why_none,
-        "guarantee": None if found.guarantee is None else found.guarantee.to_json(),
-        "drafting": None if found.drafting is None else _drafting_json(found.drafting, tensors),
-        "screened": dict(found.screened),
-        "signs": None if found.signs is None else found.signs.to_json(),
-        "spoken": None if found.spoken is None else _draft_lens_json(found.spoken, tensors),
+        "lossy": None if learned.lossy is None else json_fields.point_to_json(learned.lossy),
+        "why_none": learned.why_none,
+        "guarantee": None if learned.guarantee is None else learned.guarantee.to_json(),
+        "drafting": None if learned.drafting is None else _drafting_json(learned.drafting, tensors),
+        "screened": dict(learned.screened),
+        "signs": None if learned.signs is None else learned.signs.to_json(),
+        "spoken": None if learned.spoken is None else _draft_lens_json(learned.spoken, tensors),
     }
-    if found.translators is not None:
-        # views of one array would be refused: a file holds each number once
-        tensors |= {name: tensor.clone() for name, tensor in translator_tensors(found.translators).items()}
+    if learned.translators is not None:
+        # safetensors refuses views of one array
+        tensors |= {name: tensor.clone() for name, tensor in translator_tensors(learned.translators).items()}
     save_tensors(path, "exit", tensors, about)
 
 
 def load_exit(path: Path | str) -> Exit:
-    """What ``save_exit`` wrote.
+    """Load a learned exit.
 
-    Raises:
-        BadFile: it cannot be read.
-        BadExit: it is no safetensors, no exit, of another schema, or holds impossible values.
+    Parameters
+    ----------
+    path : Path
+        A file of ``save_exit`` or ``emad screen --out``: safetensors, with JSON in its metadata.
+
+    Returns
+    -------
+    Exit
+        The exit; call its ``attach`` before decoding.
+
+    Raises
+    ------
+    BadFile
+        The file cannot be read.
+    BadExit
+        The file is no safetensors, no exit, of another schema, or holds impossible values.
     """
     return load_tensors(path, "exit", _parse_exit, BadExit, writer="emad screen", remedy="screen the model again")
 
@@ -180,7 +192,7 @@ def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
     lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
     mine = {name: tensors.pop(name) for name in (GATE_TENSOR, VOCABULARY_TENSOR) if name in tensors}
     pairs = {name: tensors.pop(name) for name in list(tensors) if PAIR_NAME.fullmatch(name)}
-    said = {name: tensors.pop(name) for name in list(tensors) if name.startswith(DRAFT_LENS_PREFIX)}
+    draft_tensors = {name: tensors.pop(name) for name in list(tensors) if name.startswith(DRAFT_LENS_PREFIX)}
     fitted = lens_from_tensors(tensors, about["lens"])
     spoken = about["spoken"]
     model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
@@ -195,19 +207,21 @@ def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         translators_from_tensors(*model, pairs) if pairs else None,
         None
         if spoken is None
-        else lens_from_tensors({name.removeprefix(DRAFT_LENS_PREFIX): said[name] for name in said}, spoken),
+        else lens_from_tensors(
+            {name.removeprefix(DRAFT_LENS_PREFIX): draft_tensors[name] for name in draft_tensors}, spoken
+        ),
     )
 
 
 def _draft_lens_json(fitted: FittedLens, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Plain JSON of a lens for drafts; its arrays go into ``tensors``."""
-    held, about = lens_tensors(fitted)
-    tensors |= {f"{DRAFT_LENS_PREFIX}{name}": tensor for name, tensor in held.items()}
+    """Plain JSON of a lens for drafts; its arrays are added to ``tensors``."""
+    lens_arrays, about = lens_tensors(fitted)
+    tensors |= {f"{DRAFT_LENS_PREFIX}{name}": tensor for name, tensor in lens_arrays.items()}
     return about
 
 
 def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Plain JSON of a way of drafting; its arrays go into ``tensors``."""
+    """Plain JSON of a drafting setting; its arrays are added to ``tensors``."""
     if drafting.gate is not None:
         tensors[GATE_TENSOR] = torch.tensor(drafting.gate.weights[0], dtype=torch.float64)
     if drafting.vocabulary is not None:

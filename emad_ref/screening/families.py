@@ -1,12 +1,12 @@
-"""What a screening tries: every kind of exit that this project knows, each with one dial from safe to loose.
+"""Families of exits for screening: every kind of exit of this project, each with one parameter from strict to loose.
 
     readout    the model's own head, or the tuned lens
     criterion  the signals whose row in ``signals`` says ``screening``; a profile less a margin (EMAD); or none at all
     depth      free, K and V above an exit filled in; monotone; in chunks; by position
-    probes     layers a token may leave after: all, every second, every third, a few
+    probes     exit layers: all, every second, every third, a few
 
-Families are replayed with exact K and V, free ones charged as if those above an exit were copied: what copies lose in
-quality, ``screening.selection`` finds.
+Families are replayed with exact K and V; free ones are charged for copying those above an exit. The loss of quality by
+copies is measured in ``screening.selection``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ OWN_HEAD, TUNED_LENS = "own head", "tuned lens"
 
 @dataclass(frozen=True, eq=False)
 class ExitFamily:
-    """One row of the table. ``dials``: the same rule at several sets of probes; ``points``: those of one without a
-    dial.
+    """One family of the table. ``dials``: the same rule at several sets of probes; ``points``: single points instead.
 
     ``readout``: ``OWN`` or ``TUNED_LENS``. ``depth``: ``free``, ``monotone``, ``in chunks``, ``by position``,
     ``fixed``.
@@ -43,7 +42,7 @@ class ExitFamily:
 
 
 def published_families(profile: Profile, vocabulary: int) -> list[ExitFamily]:
-    """Families as their papers have them, by the model's own head; the first is EMAD."""
+    """Families as published, by the model's own head; the first is EMAD."""
     layers, probes = profile.layers, profile.probes
     chunk = CHUNK_LENGTHS[1]
     emad = margin_sweep(profile)
@@ -78,7 +77,7 @@ def free_depth_families(layers: int, vocabulary: int) -> list[ExitFamily]:
 
 
 def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]:
-    """Through a lens with a gate, monotone and free.
+    """Families through a lens with a gate, monotone and free.
 
     Raises:
         BadArgument: a lens without a gate.
@@ -86,9 +85,9 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
     if fitted.gate is None:
         raise BadArgument("fitted.gate", None, "a lens with a gate", "see calibration.gate")
     lens, gate = fitted.lens, fitted.gate
-    layers, known = lens.layers, tuple(lens.translators)
-    rows = dict(zip(known, gate.weights, strict=True))
-    sets = probe_sets(layers, known)
+    layers, lens_layers = lens.layers, tuple(lens.translators)
+    rows = dict(zip(lens_layers, gate.weights, strict=True))
+    sets = probe_sets(layers, lens_layers)
 
     def read(dial: ThresholdSweep) -> ThresholdSweep:
         return replace(dial, point=lambda setting: replace(dial.point(setting), lens=lens.digest))
@@ -108,15 +107,15 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
     ]
 
 
-def probe_sets(layers: int, known: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    """Layers to leave after, densest first, each set once: of those ``known``, all below the last by default.
+def probe_sets(layers: int, among: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    """Sets of exit layers, densest first, each once: of ``among``, by default all below the last.
 
     >>> probe_sets(5)
     [(1, 2, 3, 4), (1, 3), (2, 4), (3,), (2, 3), (1, 2, 4)]
     """
-    offered = list(range(1, layers)) if known is None else list(known)
+    offered = list(range(1, layers)) if among is None else list(among)
     third, quarter = layers / 3, layers / 4
-    wanted = [
+    candidates = [
         offered,
         [layer for layer in offered if layer % 2 == layers % 2],
         [layer for layer in offered if layer % 2 != layers % 2],
@@ -124,7 +123,7 @@ def probe_sets(layers: int, known: Sequence[int] | None = None) -> list[tuple[in
         [_nearest(offered, third), _nearest(offered, 2 * third)],
         [_nearest(offered, part * quarter) for part in (1, 2, 3)],
     ]
-    return list(dict.fromkeys(tuple(sorted(set(each))) for each in wanted if each))
+    return list(dict.fromkeys(tuple(sorted(set(each))) for each in candidates if each))
 
 
 def _nearest(offered: Sequence[int], place: float) -> int:
@@ -145,7 +144,7 @@ def _plain_signals() -> list[Signal]:
 def _threshold_sweep(
     signal: Signal, layers: int, probes: Sequence[int], vocabulary: int, estimator: Estimator = FULL_READOUT
 ) -> ThresholdSweep:
-    """Thresholds on ``signal`` from its strictest to its loosest, by their distance from the strictest."""
+    """Thresholds on ``signal`` from strictest to loosest, by their distance from the strictest."""
     span = signal.thresholds
     assert span is not None, f"{signal.name} is screened, so its row has thresholds"
     strictest, towards = span.strictest, 1 if signal.sense == "falls" else -1

@@ -1,21 +1,21 @@
-"""The guarantee of an exit: the loosest threshold whose mean loss on text like this is bounded.
+"""Guarantee of an exit: the loosest threshold whose mean loss on text like the calibration text is bounded.
 
     P(E[c] ≤ δ) ≥ 1 − ε        over draws of the calibration documents; E over documents drawn like them
 
 c is a loss of each document in 0–B:
 
-    excess   c = clip((nll_λ − nll_full) / tokens, 0, B)    nats per token that leaving early added to a document's NLL
-    changed  c = tokens whose greedy token is another than full depth's / tokens
+    excess   c = clip((nll_λ − nll_full) / tokens, 0, B)    nats per token that exits added to a document's NLL
+    changed  c = tokens whose greedy token differs from full depth's / tokens
 
 Learn-then-Test (``sweep.risk``) walks thresholds from strict to loose, with p-values by betting. It holds at finite n
-for independent documents of one kind, for the mean over such documents, about text that is read. It says nothing of a
-single document, of other text, or of text that the model writes itself.
+for independent documents of one kind, for the mean over such documents, about text that is read. It does not hold for a
+single document, for other text, or for text that the model writes itself.
 
 E[c] ≤ δ bounds the mean rise of log-perplexity over documents by δ; gains count as nothing. A corpus' own rise weighs
-documents by their tokens n, Σn·c / Σn = E[c] + Cov(n, c)/E[n]: never more than longest/mean times δ. B cuts off what
-a document loses above it; at most a share δ/B of documents reaches B (Markov). B = 0.2 nats per token (a document's
-perplexity up by 22 %, twenty times δ) is fixed before any data: no valid test certifies anything on fewer than ln ε /
-ln(1 − δ/B) = 59 documents, and betting takes 79 without any loss, about 160 where half of δ is spent.
+documents by their tokens n, Σn·c / Σn = E[c] + Cov(n, c)/E[n]: never more than longest/mean times δ. B cuts off larger
+losses of a document; at most a share δ/B of documents reaches B (Markov). B = 0.2 nats per token (a document's
+perplexity up by 22 %, twenty times δ) is fixed before any data. No valid test certifies anything on fewer than ln ε /
+ln(1 − δ/B) = 59 documents; betting takes 79 without any loss, about 160 if half of δ is spent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from emad_ref.sweep.risk import (
 
 @dataclass(frozen=True)
 class BoundedLoss:
-    """A loss in 0–``cap``; ``risk``: δ where nothing else is asked for. ``told``: what a mean of it is, in words."""
+    """A loss in 0–``cap``; ``risk``: the default δ. ``told``: its mean in words."""
 
     name: str
     cap: float
@@ -58,7 +58,7 @@ BOUNDED_LOSSES = {each.name: each for each in (EXCESS, CHANGED)}
 
 
 def excess_loss(nll_nats: ByDocument, full_nats: ByDocument, tokens: ByDocument) -> ByDocument:
-    """[documents, λ] nats per token that leaving early added, clipped to 0–B.
+    """[documents, λ] nats per token that exits added, clipped to 0–B.
 
     Args:
         nll_nats: [documents, λ] sums over each document's tokens at its depths; inf counts as B.
@@ -66,16 +66,16 @@ def excess_loss(nll_nats: ByDocument, full_nats: ByDocument, tokens: ByDocument)
         tokens: [documents] decided tokens.
 
     Raises:
-        BadArgument: of different documents, a document without tokens, or what is not a number.
+        BadArgument: of different documents, a document without tokens, or NaN.
     """
     return nll_nats.like(np.clip(_per_token(nll_nats, tokens, full_nats), 0.0, EXCESS.cap))
 
 
 def changed_share(changed_tokens: ByDocument, tokens: ByDocument) -> ByDocument:
-    """[documents, λ] share of tokens that are others than full depth's, of ``changed_tokens`` [documents, λ] counts.
+    """[documents, λ] share of tokens that differ from full depth's, from ``changed_tokens`` [documents, λ] counts.
 
     Raises:
-        BadArgument: as ``excess_loss``; more than there are tokens.
+        BadArgument: as ``excess_loss``; more changed tokens than tokens.
     """
     return changed_tokens.like(_per_token(changed_tokens, tokens))
 
@@ -100,7 +100,7 @@ REMEDY = "screen the model again"
 
 
 class ThresholdTest(NamedTuple):
-    """A threshold that had a say: its name, its mean loss over documents, and the p-value of "the risk exceeds δ"."""
+    """A tested threshold: its name, its mean loss over documents, and the p-value of "the risk exceeds δ"."""
 
     name: str
     loss: float
@@ -109,16 +109,16 @@ class ThresholdTest(NamedTuple):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is promised, of which threshold, from how many documents of which text.
+    """The guarantee: what is promised, for which threshold, from how many documents of which text.
 
     ``loss``       one of ``LOSSES``; ``cap`` B and ``risk`` δ in its unit, ``error`` ε.
-    ``text``       what the calibration documents are documents of, in words.
+    ``text``       a description of the calibration documents.
     ``tested``     thresholds from strict to loose up to the first that failed; ``chosen``: the last that passed, None:
                    full depth, which needs no promise.
     ``capped``     share of calibration documents whose loss reached B, under ``chosen`` or else the strictest.
-    ``power``      chance that another calibration set of so many documents certifies any exit at all, estimated at the
-                   losses observed; ``needed``: documents that make it 80 %. None: none within reach.
-    ``again``      chance that it certifies ``chosen``, or a looser one; None where nothing was chosen.
+    ``power``      probability that another calibration set of this size certifies any exit, estimated at the observed
+                   losses; ``needed``: documents that make it 80 %. None: none within reach.
+    ``again``      probability that it certifies ``chosen`` or a looser one; None without ``chosen``.
     """
 
     loss: str
@@ -136,7 +136,7 @@ class Guarantee:
 
     @property
     def statement(self) -> str:
-        """What is promised and what is not, for a reader who reads nothing else."""
+        """What is promised and what is not, as a text that stands alone."""
         if self.chosen is None:
             return f"Nothing is promised but full depth: {self._refused}."
         rise, cut = "", ""
@@ -152,11 +152,11 @@ class Guarantee:
 
     @property
     def said(self) -> str:
-        """How many documents there were, how many it takes, and the power, in a line."""
+        """One line: the number of documents, the number needed, and the power."""
         needed = f"about {self.needed:,} give 80 %" if self.needed else "no practical number gives 80 %"
-        said = f"power {self.power:.0%} to certify any exit with {self.documents:,} documents; {needed}"
+        text = f"power {self.power:.0%} to certify any exit with {self.documents:,} documents; {needed}"
         return (
-            said if self.again is None else f"{said}; {self.chosen} or a looser one again in {self.again:.0%} of sets"
+            text if self.again is None else f"{text}; {self.chosen} or a looser one again in {self.again:.0%} of sets"
         )
 
     @property
@@ -175,27 +175,27 @@ class Guarantee:
         return asdict(self) | {"tested": [list(tried) for tried in self.tested]}
 
     @staticmethod
-    def from_json(given: Mapping[str, Any]) -> Guarantee:
-        """What ``to_json`` gave.
+    def from_json(data: Mapping[str, Any]) -> Guarantee:
+        """Read the output of ``to_json``.
 
         Raises:
-            BadArgument: by its name, a field that is missing, unknown, or holds what it cannot.
+            BadArgument: names a field that is missing, unknown or invalid.
         """
         for field in fields(Guarantee):
-            if field.name not in given and field.default is MISSING:
+            if field.name not in data and field.default is MISSING:
                 raise BadArgument(f"guarantee.{field.name}", None, "to be there", REMEDY)
-        for name in given:
+        for name in data:
             if name not in VALID_FIELDS:
-                raise BadArgument(f"guarantee.{name}", given[name], f"one of {', '.join(VALID_FIELDS)}", REMEDY)
+                raise BadArgument(f"guarantee.{name}", data[name], f"one of {', '.join(VALID_FIELDS)}", REMEDY)
         try:
-            tested = tuple(ThresholdTest(*each) for each in given["tested"])
+            tested = tuple(ThresholdTest(*each) for each in data["tested"])
         except TypeError as error:
-            raise BadArgument("guarantee.tested", given["tested"], VALID_FIELDS["tested"][0], REMEDY) from error
-        found = Guarantee(**{**given, "tested": tested})
+            raise BadArgument("guarantee.tested", data["tested"], VALID_FIELDS["tested"][0], REMEDY) from error
+        guarantee = Guarantee(**{**data, "tested": tested})
         for name, (expected, sound) in VALID_FIELDS.items():
-            if not sound(found):
-                raise BadArgument(f"guarantee.{name}", given[name], expected, REMEDY)
-        return found
+            if not sound(guarantee):
+                raise BadArgument(f"guarantee.{name}", data[name], expected, REMEDY)
+        return guarantee
 
 
 def _is_number(value: object) -> bool:
@@ -207,12 +207,12 @@ def _is_threshold_test(each: ThresholdTest) -> bool:
 
 
 def _last_passed(it: Guarantee) -> str | None:
-    """What the walk along ``tested`` chooses: it goes on as long as p-values allow."""
+    """The last threshold of ``tested`` before p-values stop the walk."""
     passed = [tried.name for tried in takewhile(lambda tried: tried.p <= it.error, it.tested)]
     return passed[-1] if passed else None
 
 
-# field → what it holds, in words, and whether it does where those before it are sound
+# field → its content in words, and a check that assumes valid earlier fields
 VALID_FIELDS: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
     "loss": (f"one of {', '.join(BOUNDED_LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in BOUNDED_LOSSES),
     "cap": ("a finite number", lambda it: _is_number(it.cap)),
@@ -251,13 +251,13 @@ def certify_losses(
     """Walk the thresholds from strict to loose while each one's risk is shown to be at most δ.
 
     Args:
-        losses: [documents, λ] of ``kind``, in its unit; documents drawn independently, and none of them used for the
-            lens, the gate or the grid.
+        losses: [documents, λ] of ``kind``, in its unit; documents drawn independently, none of them used for the lens,
+            the gate or the grid.
         names: of each λ, strict to loose, in an order fixed before these losses were seen (``require_order``).
-        text: what these documents are documents of, in words.
+        text: a description of these documents.
         risk: δ in the unit of ``kind``, its own by default.
         error: ε.
-        seed: of what ``power`` and ``needed`` simulate.
+        seed: of the simulations of ``power`` and ``needed``.
 
     Raises:
         BadArgument: losses outside 0–B, no document, no threshold, another number of names, names that are not all
@@ -281,7 +281,7 @@ def certify_losses(
     shares, tolerance = values / kind.cap, delta / kind.cap
     p, mean, n = betting_p_values(shares, tolerance, error), values.mean(axis=0), len(values)
     walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
-    last = walk.index or 0  # where none passes: the strictest
+    last = walk.index or 0  # the strictest if none passes
     return Guarantee(
         loss=kind.name,
         cap=kind.cap,
@@ -301,7 +301,7 @@ def certify_losses(
 
 
 def require_order(points: Sequence[OperatingPoint]) -> None:
-    """Refuse points that are not one rule, from strict to loose: each exits wherever the one before it does.
+    """Check that points are one rule from strict to loose: each exits wherever the one before it does.
 
     Raises:
         BadArgument: points that differ in more than name and thresholds, or a threshold that is stricter than before.

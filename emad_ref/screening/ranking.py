@@ -1,8 +1,8 @@
-"""Criteria ranked by what they save at exactly the same loss, beside oracles that know the divergence.
+"""Ranking of criteria by their saving at exactly the same loss, beside oracles that know the divergence.
 
-A criterion's front is chosen on validation text and crossed on evaluation text; an oracle's is both on evaluation
-text, and promises nothing. Everything executed is charged, as ``sweep.oracles`` says: K and V above an exit as if
-copied, which bounds what copies can save. Criteria share readout, probes and schedule, and differ in what decides.
+A criterion's front is chosen on validation text and crossed on evaluation text. An oracle uses evaluation text for both
+and promises nothing. Everything executed is charged as in ``sweep.oracles``: K and V above an exit as if copied, which
+bounds what copies can save. Criteria share readout, probes and schedule, and differ only in the signal.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from emad_ref.sweep.oracles import (
 
 @dataclass(frozen=True, eq=False)
 class ReadoutSplit:
-    """One split through one readout: ``trace``, and ``documents`` [sequences] that its sequences were cut from."""
+    """One split through one readout: ``trace``, and ``documents`` [sequences], the document of each sequence."""
 
     trace: Trace
     documents: DocumentOf
 
     def sheets(self, points: SavingsCurve) -> tuple[LossSheet, LossSheet]:
-        """(by FLOPs, by blocks) what a family of points did, by document."""
+        """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
         columns, sums = points.columns, self.documents.sums
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
         return LossSheet(nll, sums(columns.flops), tokens), LossSheet(nll, sums(columns.depth), tokens)
@@ -53,8 +53,8 @@ class ReadoutSplit:
 
 @dataclass(frozen=True, eq=False)
 class ComparedFamily:
-    """A criterion or a ceiling, ``judged`` on evaluation text; ``chosen``: the same points on validation text, None for
-    a ceiling.
+    """A criterion or an oracle, ``judged`` on evaluation text; ``chosen``: the same points on validation, None for an
+    oracle.
     """
 
     name: str
@@ -63,13 +63,13 @@ class ComparedFamily:
 
     @property
     def knows(self) -> bool:
-        """Whether it knows what no rule can."""
+        """Whether it is an oracle."""
         return self.chosen is None
 
 
 @dataclass(frozen=True)
 class FamilySaving:
-    """What a family saves where it loses exactly ``level`` of perplexity: shares of FLOPs, net, and of blocks."""
+    """Saving of a family at a loss of exactly ``level`` of perplexity: shares of FLOPs, net, and of blocks."""
 
     family: str
     level: float
@@ -88,19 +88,19 @@ def compare_criteria(
     monotone: bool = False,
     called: str = "",
 ) -> list[ComparedFamily]:
-    """Every criterion at ``probes``, and both ceilings, of traces through the same readout; ``called``: that readout.
+    """Every criterion at ``probes``, and both oracles, from traces through the same readout; ``called``: its name.
 
     Raises:
         BadArgument: as ``criteria`` and ``ceiling``.
     """
     suffix = f", {called}" if called else ""
     families = criterion_points(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE_DEPTH)
-    found = [
+    compared = [
         ComparedFamily(f"{name}{suffix}", *(savings_curve(name, read.trace, geometry, points, range(len(points)))
                for read in (judged, chosen)))
         for name, points in families.items()
     ]  # fmt: skip
-    return oracle_families(judged, geometry, monotone=monotone, probes=probes, called=called) + found
+    return oracle_families(judged, geometry, monotone=monotone, probes=probes, called=called) + compared
 
 
 def oracle_families(
@@ -111,12 +111,12 @@ def oracle_families(
     probes: Sequence[int] | None = None,
     called: str = "",
 ) -> list[ComparedFamily]:
-    """The ceiling of rules that know the divergence, and the threshold that knows it; raises as ``ceiling``."""
-    found = []
+    """Oracles: the ceiling of rules that know the divergence, and a threshold on it; raises as ``ceiling``."""
+    compared = []
     for oracle in ("price", "threshold"):
         points = oracle_curve(judged.trace, geometry, oracle, monotone=monotone, probes=probes, count=ORACLE_SETTINGS)
-        found.append(ComparedFamily(points.name + (f", {called}" if called else ""), points))
-    return found
+        compared.append(ComparedFamily(points.name + (f", {called}" if called else ""), points))
+    return compared
 
 
 def rank_families(
@@ -127,9 +127,9 @@ def rank_families(
     levels: Sequence[float] = RISE_LEVELS,
     resamples: int = LOSS_RESAMPLES,
 ) -> list[FamilySaving]:
-    """A row per family and level, by level, then by net saving, the largest first.
+    """A row per family and level, by level, then by net saving, largest first.
 
-    ``chosen``: the split that fronts were chosen on; None where all families are ceilings.
+    ``chosen``: the split that fronts were chosen on; None if all families are oracles.
     """
     rows = []
     for family in families:
@@ -167,15 +167,15 @@ def table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
 def figure_rows(
     families: Iterable[ComparedFamily], judged: ReadoutSplit, chosen: ReadoutSplit | None = None
 ) -> list[dict[str, Any]]:
-    """Plain rows of the figure "saving against loss": every corner of every front, as it stands on the judged text."""
-    found = []
+    """Rows of the figure "saving against loss": every corner of every front, measured on the judged text."""
+    rows = []
     for family in families:
         (net, blocks), names = judged.sheets(family.judged), family.judged.names
         sheet = net if family.chosen is None or chosen is None else chosen.sheets(family.chosen)[0]
         savings, losses = sheet.whole
         (corners,) = lower_hulls(savings[None], losses[None])
         (saved, lost), (layers, _) = net.whole, blocks.whole
-        found += [
+        rows += [
             {
                 "family": family.name,
                 "point": names[at],
@@ -186,7 +186,7 @@ def figure_rows(
             }
             for at in np.flatnonzero(corners)
         ]
-    return found
+    return rows
 
 
 FIGURE_RESAMPLES = 499
@@ -203,18 +203,18 @@ class SavingsFigure:
 def savings_figure(
     chosen: SplitTraces, judged: SplitTraces, fitted: FittedLens, geometry: Geometry, rng: np.random.Generator
 ) -> SavingsFigure:
-    """Fronts are chosen on ``chosen`` and shown on ``judged``, ceilings both on ``judged``.
+    """Figure and table: fronts are chosen on ``chosen`` and shown on ``judged``, oracles both on ``judged``.
 
     Raises:
         BadArgument: traces that lack divergences, or readings of the lens' gate.
     """
-    known = tuple(fitted.lens.translators)
-    sets = probe_sets(fitted.lens.layers, known)
+    lens_layers = tuple(fitted.lens.translators)
+    sets = probe_sets(fitted.lens.layers, lens_layers)
     probes, gate = sets[min(1, len(sets) - 1)], None
     through = {"chosen": chosen.tuned, "judged": judged.tuned}
     if fitted.gate is not None:
         for split, trace in through.items():
-            through[split], gate = gate_at_probes(trace, fitted.gate, known, probes)
+            through[split], gate = gate_at_probes(trace, fitted.gate, lens_layers, probes)
     before = ReadoutSplit(through["chosen"], chosen.text.documents)
     tuned, own = ReadoutSplit(through["judged"], judged.text.documents), ReadoutSplit(judged.own, judged.text.documents)
     families = [

@@ -1,4 +1,4 @@
-"""What a screening found as plain JSON, and its recommendation: leave early at one point, or leave the model alone.
+"""Result of a screening as plain JSON, and its recommendation: exit at one point, or leave the model alone.
 
 An exit carries the JSON; tables, pages and suites read it.
 """
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from emad_ref.screening.screen import ScreeningResult
 
 
-WORTH_SAVING = 0.05  # net, its lower bound: below it no changed output is worth what was saved
+WORTH_SAVING = 0.05  # net, lower bound: with a smaller saving no changed output is worthwhile
 CONFIRMATION_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """``lossy`` or ``why_none``, as in an exit; ``guarantee`` of it; ``sentence``: the same in words."""
+    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; ``sentence``: the same in
+    words.
+    """
 
     lossy: OperatingPoint | None
     why_none: str
@@ -51,11 +53,11 @@ def recommend(
     inconclusive: str,
     documents: int,
 ) -> Recommendation:
-    """The first of ``judged`` that evaluation confirms and that is worth it, or why none is.
+    """The first of ``judged`` that evaluation confirms and that saves enough, or why none does.
 
-    ``within_reach``: the most that each family could save with any number of documents. ``inconclusive``: why nothing
-    can be recommended on so little text, or "". ``documents``: of evaluation; what no more of them could change is said
-    on ``FEWEST``.
+    ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: why
+    nothing can be recommended on so little text, or "". ``documents``: of evaluation. With ``FEWEST`` or more, the text
+    may say that further documents would not change the result.
     """
     if inconclusive and documents < MIN_DOCUMENTS:
         return _no_exit(inconclusive)
@@ -77,7 +79,7 @@ def recommend(
         return _no_exit(f"{inconclusive}; {room}")
     if proven is None or not judged:
         return _no_exit(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
-    # a next point is asked only where the one before is confirmed, and saves too little: none is looked for by luck
+    # the next point is tried only if the one before is confirmed and saves too little: no search by luck
     confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), judged))
     row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), judged[0])
     if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
@@ -87,12 +89,12 @@ def recommend(
     name = (
         f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers {_layer_list(row.point)}"
     )
-    said = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{proven.promise.statement}"
-    return Recommendation(row.point, "", promise, said)
+    text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{proven.promise.statement}"
+    return Recommendation(row.point, "", promise, text)
 
 
 def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
-    """Why evaluation does not confirm a point; "" where it does."""
+    """Why evaluation does not confirm a point; "" if it does."""
     if row.rise.n < ENOUGH_DOCUMENTS:
         return (
             f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on {row.rise.n} documents; "
@@ -104,7 +106,7 @@ def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
 
 
 def _too_little_reason(row: SelectedPoint) -> str:
-    """That a point saves too little; "" where it does not."""
+    """A sentence that a point saves too little; "" if it saves enough."""
     worth = row.net.low >= WORTH_SAVING
     return (
         "" if worth else f"not worth it: {row.point.name} saves {_outcome_text(row)}, {WORTH_SAVING:.0%} is the least"
@@ -112,7 +114,7 @@ def _too_little_reason(row: SelectedPoint) -> str:
 
 
 def _never_worth_it(best: SelectedPoint | None, rise: float, documents: int) -> str:
-    """That nothing is worth it, and that more documents would not change it."""
+    """A sentence that nothing saves enough, and that more documents would not change this."""
     saved = "anything" if best is None else f"more than {_saving_text(best.net)}"
     return (
         f"not worth it: no rule of ours saves {saved} at {rise:.1%} more perplexity on {documents} documents, "
@@ -141,44 +143,44 @@ def _layer_list(point: OperatingPoint) -> str:
 
 
 SCREENING_SCHEMA = 1
-MACHINE_KEYS = ("time", "threads", "drafts", "seconds")  # what belongs to the machine
+MACHINE_KEYS = ("time", "threads", "drafts", "seconds")  # keys that depend on the machine
 EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
     ("point", "probes", "net", "rise", "blocks")
 )  # of a row without a point
 
 
-def screened_json(found: ScreeningResult, said: Recommendation) -> dict[str, Any]:
+def screened_json(result: ScreeningResult, recommendation: Recommendation) -> dict[str, Any]:
     """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high].
 
-    ``by_clock`` names what hangs on what was timed here. All else is the same wherever one seed screens one model, the
-    last digits of its arithmetic apart.
+    ``by_clock`` names the entries that depend on times. All others are the same wherever one seed screens one model,
+    except for the last digits of its arithmetic.
     """
-    own, proven = found.evaluated.own, found.certified
-    settings = found.settings
+    own, proven = result.evaluated.own, result.certified
+    settings = result.settings
     return {
         "schema": SCREENING_SCHEMA,
-        "model": found.model.name,
-        "fingerprint": found.model.fingerprint,
-        "dtype": found.fitted.lens.dtype,
+        "model": result.model.name,
+        "fingerprint": result.model.fingerprint,
+        "dtype": result.fitted.lens.dtype,
         "layers": own.layers,
         "corpus": settings.corpus,
         "seed": settings.seed,
         "rise": settings.rise,
         "versions": library_versions(),
-        "documents": {name: text.count for name, text in vars(found.texts).items()},
-        "near_duplicates": {name: text.near_duplicates for name, text in vars(found.texts).items()},
-        "tokens": {name: text.tokens for name, text in vars(found.texts).items()},
+        "documents": {name: text.count for name, text in vars(result.texts).items()},
+        "near_duplicates": {name: text.near_duplicates for name, text in vars(result.texts).items()},
+        "tokens": {name: text.tokens for name, text in vars(result.texts).items()},
         "perplexity": perplexity_of(float(own.nll_nats[:, -1].astype(np.float64).mean())),
         "lens": {
-            "rank": found.fitted.lens.rank,
-            "steps": found.fitted.plan["steps"],
-            "raw_nats": {str(layer): nats for layer, nats in found.fitted.raw_nats.items()},
-            "tuned_nats": {str(layer): nats for layer, nats in found.fitted.tuned_nats.items()},
+            "rank": result.fitted.lens.rank,
+            "steps": result.fitted.plan["steps"],
+            "raw_nats": {str(layer): nats for layer, nats in result.fitted.raw_nats.items()},
+            "tuned_nats": {str(layer): nats for layer, nats in result.fitted.tuned_nats.items()},
         },
-        "slack": [asdict(each) | _bounds_json(each.low, each.high) for each in found.slack],
-        "reached": _selection_json(found.reached),
-        "within_reach": _selection_json(found.within_reach),
-        "decoded": _selection_json(found.decoded),
+        "slack": [asdict(each) | _bounds_json(each.low, each.high) for each in result.slack],
+        "reached": _selection_json(result.reached),
+        "within_reach": _selection_json(result.within_reach),
+        "decoded": _selection_json(result.decoded),
         "certified": None
         if proven is None
         else {
@@ -191,28 +193,28 @@ def screened_json(found: ScreeningResult, said: Recommendation) -> dict[str, Any
             "chosen": None if proven.chosen is None else proven.chosen.name,
             "promise": proven.promise.to_json(),
         },
-        "time": [asdict(each) for each in found.timed],
-        "drafts": _drafts_json(found.drafts),
+        "time": [asdict(each) for each in result.timed],
+        "drafts": _drafts_json(result.drafts),
         "threads": torch.get_num_threads(),
-        "seconds": found.seconds,
+        "seconds": result.seconds,
         "by_clock": list(MACHINE_KEYS),
-        "recommendation": said.sentence,
+        "recommendation": recommendation.sentence,
     }
 
 
-def _drafts_json(found: SelfDraftingResult) -> dict[str, Any]:
-    way = found.best
+def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
+    way = drafts.best
     return {
-        "why_none": found.why_none,
+        "why_none": drafts.why_none,
         "layer": None if way is None else way.layer,
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.gated,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
-        "agreement": found.agreement,
-        "tokens": found.tokens,
-        "seconds": None if found.time is None else found.time.seconds,
-        "fast": None if found.time is None else found.time.fast,
-        "sentence": found.sentence,
+        "agreement": drafts.agreement,
+        "tokens": drafts.tokens,
+        "seconds": None if drafts.time is None else drafts.time.seconds,
+        "fast": None if drafts.time is None else drafts.time.fast,
+        "sentence": drafts.sentence,
     }
 
 
@@ -240,5 +242,5 @@ def _point_json(row: SelectedPoint) -> dict[str, Any]:
 
 
 def interval_json(estimate: Estimate) -> list[float | None]:
-    """None for a bound where the data bound nothing: JSON has no infinity."""
+    """None for an unbounded side: JSON has no infinity."""
     return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

@@ -1,10 +1,11 @@
-"""What would work on one model: from text to an exit that can be decoded with, or to "leave it alone".
+"""Screening of one model: from text to a learned exit, or to "leave it alone".
 
-    text → lens and gate → traces → slack → families → decoding and promise → timing → drafts → recommendation
+    text → lens and gate → traces → oracle headroom → families → decoding and guarantee → timing → drafts →
+    recommendation
 
-What each phase reads is counted in documents (``settings``), whatever time that takes, and none is left out in silence:
-one that cannot run says why, in the record and in the table. Each choice has text of its own, and every figure shown is
-of the evaluation split. Times, and the drafts that are chosen by them, belong to the machine (``result.MACHINE_KEYS``).
+Each phase reads a number of documents (``settings``), however long that takes. A phase that cannot run says why, in the
+record and in the table. Each choice has its own text, and every figure shown is of the evaluation split. Times, and the
+drafts chosen by them, belong to the machine (``result.MACHINE_KEYS``).
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ PROFILE_WINDOWS = 100  # windows, for EMAD's profile
 
 @dataclass(frozen=True, eq=False)
 class ScreeningResult:
-    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``within_reach``:
-    the most that families could save with any number of documents.
+    """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
-    ``timed``: seconds of the points that could be decoded with. ``seconds``: phase → what it took.
+    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
+    phase → its duration.
     """
 
     model: LoadedModel
@@ -79,7 +80,7 @@ class ScreeningResult:
 
 @dataclass
 class _PhaseTimer:
-    """Phases one after another, each with a name for its bar and the seconds that it took."""
+    """Phases in order, each with the name of its progress bar and its duration in seconds."""
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)
@@ -93,34 +94,36 @@ class _PhaseTimer:
 
 
 def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> Exit:
-    """Screen ``model``; what is attached to it stays attached. ``progress``: bars on standard error.
+    """Screen ``model``; attached lenses stay attached. ``progress``: bars on standard error.
 
     Raises:
         BadArgument: an encoder-decoder; random weights; an unknown corpus.
-        TooLittleText, EmptyCorpus: a corpus that no lens can be fitted or judged on.
+        TooLittleText, EmptyCorpus: a corpus too small to fit or judge a lens on.
     """
     require_decoder_only(model)
     if not model.trained:
         raise BadArgument("model", model.name, "trained weights", "perplexity of noise says nothing")
     if model.geometry.layers < 2:
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
-    found = run_phases(model, settings, progress=progress)
-    few, documents = shortage(found.texts), found.evaluated.text.count
-    said = recommend(found.slack, found.certified, found.decoded, found.within_reach, settings.rise, few, documents)
-    record = screened_json(found, said)
-    signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
-    named = None if said.lossy is None else said.lossy.translators
-    drafting = found.drafts.drafting
+    result = run_phases(model, settings, progress=progress)
+    few, documents = shortage(result.texts), result.evaluated.text.count
+    recommendation = recommend(
+        result.slack, result.certified, result.decoded, result.within_reach, settings.rise, few, documents
+    )
+    record = screened_json(result, recommendation)
+    signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
+    named = None if recommendation.lossy is None else recommendation.lossy.translators
+    drafting = result.drafts.drafting
     return Exit(
-        found.fitted,
-        said.lossy,
-        said.why_none,
-        said.guarantee,
+        result.fitted,
+        recommendation.lossy,
+        recommendation.why_none,
+        recommendation.guarantee,
         drafting,
         record,
         signs,
-        translators=None if named is None else found.states,
-        spoken=found.drafts.spoken if drafting is not None and drafting.lens is not None else None,
+        translators=None if named is None else result.states,
+        spoken=result.drafts.spoken if drafting is not None and drafting.lens is not None else None,
     )
 
 
@@ -204,8 +207,10 @@ def _decode_best(
     settings: ScreeningSettings,
     progress: str | None,
 ) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
-    """The free rule that saved most where rules are chosen, decoded: what fills K and V in, what is promised of it, and
-    how it does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
+    """The best free rule on the selection text, decoded: translators for K and V, its certification, and evaluation
+    rows.
+
+    The promised point comes before the bounded one; None if no rule saves anything.
     """
     within = (row for row in rows if isinstance(row, SelectedPoint) and row.level == settings.rise)
     free = [row for row in within if row.family.depth == "free"]
@@ -218,12 +223,12 @@ def _decode_best(
     if not points:
         return states, None, []
     proven = certify_points(model, texts.certify, best.family, points, settings, evaluated.text.count, progress)
-    shown = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
-    if not shown:
+    shown_points = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
+    if not shown_points:
         return states, proven, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text
-    columns = decode_points(model, text, shown, named)
+    columns = decode_points(model, text, shown_points, named)
     full = replayed_columns(evaluated, [], model.geometry)
     both = join_columns(full, columns)
     judge = EvaluationIntervals(text, settings.seed)
@@ -232,6 +237,6 @@ def _decode_best(
         proven,
         [
             judge.of(best.family, settings.rise, point, both, at, how="decoded")
-            for at, point in enumerate(shown, start=1)
+            for at, point in enumerate(shown_points, start=1)
         ],
     )

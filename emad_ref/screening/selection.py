@@ -1,13 +1,13 @@
-"""Which exit to take: the point of each family that saves most within a level of loss, and the best one decoded.
+"""Selection of an exit: the point of each family that saves most within a level of loss, and the best one decoded.
 
-A threshold is chosen by an upper confidence bound on its rise of perplexity. With a rise of m ± s nats per token
-where it is chosen and ±s′ expected where it is judged, the bound of the judged text stays below the level in 95 of
-100 runs if
+A threshold is chosen by an upper confidence bound on its rise of perplexity. With a rise of m ± s nats per token on the
+selection text and an expected ±s′ on the judged text, the bound of the judged text stays below the level in 95 of 100
+runs if
 
     m + t·√(s² + s′²) + t·s′ ≤ log(1 + level)
 
-Standard errors are of documents (the linearised error of a ratio); t is Student's at 5 %, one-sided. Beside what
-families save stands the headroom of oracles. Free depth is replayed with exact K and V; the best free rule is then
+Standard errors are over documents (the linearised error of a ratio); t is Student's at 5 %, one-sided. The headroom of
+oracles stands beside the savings of families. Free depth is replayed with exact K and V. The best free rule is then
 decoded with filled-in K and V at a few thresholds, from strict to loose, and certified (``screening.guarantee``).
 """
 
@@ -45,15 +45,16 @@ from emad_ref.sweep.losses import PointColumns, columns_of, decoded_columns
 from emad_ref.sweep.oracles import OracleName, SavingsCurve, filled_flops, oracle_curve
 
 ONE_SIDED_LEVEL = 0.05  # one-sided
-SEARCH_STEPS = 16  # of a search between settings, each halving what is left of seven orders of magnitude
-FINEST_SETTING = 1e-7  # the least setting that is tried, as share of the largest
+SEARCH_STEPS = 16  # steps of a search between settings, each halving the rest of seven orders of magnitude
+FINEST_SETTING = 1e-7  # the smallest tried setting, as share of the largest
 
 
 @dataclass(frozen=True, eq=False)
 class RiseBounds:
-    """What full depth lost on the windows of one split, and the documents that they belong to.
+    """Bounds on the rise of perplexity from the windows of one split.
 
-    ``reference`` [windows] nats, ``tokens`` [windows], ``judged``: documents of the split that will confirm.
+    ``reference`` [windows] nats at full depth, ``tokens`` [windows], ``judged``: documents of the split that will
+    confirm.
     """
 
     reference: Floats
@@ -67,14 +68,16 @@ class RiseBounds:
         return cls(sequence_sums(trace, full), trace.lengths.astype(np.float64), documents, judged)
 
     def bound(self, nll_nats: Floats) -> float:
-        """The least level that a point with these sums [windows] of nats will be confirmed at: a rise of perplexity."""
+        """The smallest level at which a point with these sums [windows] of nats will be confirmed: a rise of
+        perplexity.
+        """
         mean, error, count = self._rise(nll_nats)
         later = error * math.sqrt(count / self.judged)
         t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
         return relative_rise(mean + t * math.hypot(error, later) + t * later)
 
     def least(self, nll_nats: Floats) -> float:
-        """The largest level that these documents show such a point to exceed: the lower bound of its rise."""
+        """The largest level that such a point is shown to exceed: the lower bound of its rise."""
         mean, error, count = self._rise(nll_nats)
         return relative_rise(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
 
@@ -92,9 +95,9 @@ class RiseBounds:
 def loosest_point(
     dial: ThresholdSweep, level: float, bound: Callable[[OperatingPoint], float]
 ) -> OperatingPoint | None:
-    """The point of ``dial`` that leaves most, up to where ``bound`` of the next exceeds ``level``; None if none holds.
+    """The loosest point of ``dial`` before ``bound`` of the next exceeds ``level``; None if no point stays within.
 
-    Bounds are taken to rise with the setting; where they dip again later, the search stops early, which is safe.
+    Bounds are assumed to rise with the setting. If they dip again later, the search stops early, which is safe.
     """
     if bound(dial.point(dial.most)) <= level:
         return _named_point(dial, dial.most)
@@ -130,7 +133,7 @@ class SelectedPoint:
 
 @dataclass(frozen=True, eq=False)
 class NoSelection:
-    """One family at one level below which nothing of it stays that saves anything."""
+    """A family without any saving point within one level."""
 
     family: ExitFamily
     level: float
@@ -140,7 +143,7 @@ SelectionRow = SelectedPoint | NoSelection
 
 
 class PointSelector:
-    """Chooses on ``validate`` what ``evaluate`` then judges; ``by``: the level that a point is taken to stay within."""
+    """Chooses on ``validate`` the points that ``evaluate`` then judges; ``by``: the bound on a point's level."""
 
     def __init__(
         self,
@@ -153,7 +156,7 @@ class PointSelector:
         self.losses = RiseBounds.of(validate.own, validate.text.documents, judged)
 
     def bound(self, point: OperatingPoint) -> float:
-        """The least level that ``point`` stays within."""
+        """The smallest level that ``point`` stays within."""
         return self._by(self.losses, sequence_sums(self._traced.own, self._traced.replay(point).nll_nats))
 
     def saved(self, point: OperatingPoint) -> float:
@@ -163,7 +166,7 @@ class PointSelector:
         return float(1 - spent / whole)
 
     def best(self, family: ExitFamily, level: float) -> OperatingPoint | None:
-        """Of all sets of probes, or of all points, the one that saves most within ``level``; None: none does."""
+        """The point that saves most within ``level``, of all sets of probes or all points; None without one."""
         within = [point for dial in family.dials if (point := self.loosest(dial, level)) is not None]
         within += [point for point in family.points if self.bound(point) <= level]
         saving = [(self.saved(point), point) for point in within]
@@ -171,19 +174,19 @@ class PointSelector:
         return best[1] if best[0] > 0 else None
 
     def loosest(self, dial: ThresholdSweep, level: float) -> OperatingPoint | None:
-        """The point of ``dial`` that leaves most within ``level``; None: none does."""
+        """The loosest point of ``dial`` within ``level``; None without one."""
         return loosest_point(dial, level, self.bound)
 
 
 def charged_flops(traced: SplitTraces, replayed: Replay, geometry: Geometry) -> Floats:
-    """[windows] FLOPs of decoding, of free depth with K and V above an exit copied."""
+    """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
     trace = traced.of(replayed.point)
     free = replayed.point.schedule.startswith("free")
     return filled_flops(trace, replayed, geometry) if free else decode_flops(trace, replayed, geometry)
 
 
 def replayed_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:
-    """A column per point, full depth before them; charged as ``charged`` does."""
+    """A column per point, full depth first; charged as in ``charged_flops``."""
     replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
     return columns_of(traced.own, replays, lambda replayed: charged_flops(traced, replayed, geometry))
 
@@ -214,13 +217,13 @@ class EvaluationIntervals:
             threshold=level,
             rng=self._rng,
             draws=self._draws,
-            worst=None,  # documents that this text lacks are the business of the guarantee
+            worst=None,  # documents that this text lacks are covered by the guarantee
         )
         net, blocks = (self.saved(column, number) for column in (columns.flops, columns.depth))
         return SelectedPoint(family, level, point, net, rise, blocks, how)
 
     def saved(self, column: Floats, number: int) -> Estimate:
-        """Share of full depth's, the first of ``column`` [windows, points], that the point ``number`` does without."""
+        """Share of full depth's cost, the first of ``column`` [windows, points], that the point ``number`` saves."""
         return mean_rate(
             self._by(column[:, 0] - column[:, number]),
             self._by(column[:, 0]),
@@ -242,7 +245,7 @@ def select_points(
     geometry: Geometry,
     seed: int = 0,
 ) -> list[SelectionRow]:
-    """A row per family and level, judged on ``traced``. ``seed``: of the samples that intervals come from."""
+    """A row per family and level, judged on ``traced``. ``seed``: of the resampling."""
     chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
     return _with_intervals(chosen, traced, geometry, seed)
 
@@ -250,10 +253,11 @@ def select_points(
 def optimistic_savings(
     families: Iterable[ExitFamily], level: float, traced: SplitTraces, geometry: Geometry, seed: int = 0
 ) -> list[SelectionRow]:
-    """The most that each family could save at ``level`` with any number of documents, itself chosen on ``traced``.
+    """Optimistic bound: the largest saving of each family at ``level`` with any number of documents, chosen on
+    ``traced``.
 
-    Its point is the loosest of which these documents do not show that it loses more: more of them can only forbid it.
-    An upper bound on what is to be had, and nothing to decode with.
+    Its point is the loosest that these documents do not show to exceed the level. More documents can only exclude it.
+    The bound is not a point to decode with.
     """
     dearest = PointSelector(traced, traced.text.count, geometry, RiseBounds.least)
     return _with_intervals(
@@ -278,13 +282,13 @@ def _with_intervals(
     ]
 
 
-ORACLE_SETTINGS = 64  # of each oracle's dial
+ORACLE_SETTINGS = 64  # settings of each oracle
 ORACLES: tuple[OracleName, ...] = ("threshold", "price")
 
 
 @dataclass(frozen=True)
 class OracleHeadroom:
-    """The most that an oracle saves within ``level``: shares of blocks and, net of everything, of FLOPs.
+    """The largest saving of an oracle within ``level``: shares of blocks and, net of everything, of FLOPs.
 
     ``low``, ``high``: 95 % interval of ``net``.
     """
@@ -302,8 +306,10 @@ class OracleHeadroom:
 def oracle_headroom(
     traced: SplitTraces, geometry: Geometry, levels: Sequence[float], seed: int = 0
 ) -> list[OracleHeadroom]:
-    """Every oracle by either readout at free and monotone depth, a row per level; ``seed``: of what is resampled."""
-    found, judge = [], EvaluationIntervals(traced.text, seed)
+    """Headroom of every oracle by either readout at free and monotone depth, a row per level; ``seed``: of
+    resampling.
+    """
+    headroom, judge = [], EvaluationIntervals(traced.text, seed)
     for oracle in ORACLES:
         for readout, trace in ((OWN_HEAD, traced.own), (TUNED_LENS, traced.tuned)):
             for depth in ("free", "monotone"):
@@ -311,35 +317,35 @@ def oracle_headroom(
                 for level in levels:
                     blocks, at = best_within(curve, level)
                     net = judge.saved(curve.columns.flops, at)
-                    found.append(OracleHeadroom(oracle, readout, depth, level, blocks, net.value, net.low, net.high))
-    return found
+                    headroom.append(OracleHeadroom(oracle, readout, depth, level, blocks, net.value, net.low, net.high))
+    return headroom
 
 
 def best_within(curve: SavingsCurve, level: float) -> tuple[float, int]:
-    """(share of blocks, place) of the point of ``curve`` that saves most of them with a rise of at most ``level``."""
+    """(share of blocks, index) of the point of ``curve`` that saves most with a rise of at most ``level``."""
     depth = curve.columns.depth.sum(axis=0)
     blocks = np.where(curve.rises <= level, 1 - depth / depth[0], 0.0)
     best = int(np.argmax(blocks))  # the first is full depth, which saves nothing
     return float(blocks[best]), best
 
 
-def largest_headroom(found: Sequence[OracleHeadroom], level: float) -> OracleHeadroom:
-    """The oracle that saves most net at ``level``: blocks that cost as much to leave save nothing."""
-    return max((each for each in found if each.level == level), key=lambda each: each.net)
+def largest_headroom(headroom: Sequence[OracleHeadroom], level: float) -> OracleHeadroom:
+    """The oracle with the largest net saving at ``level``; a saving of blocks may cost as much as it saves."""
+    return max((each for each in headroom if each.level == level), key=lambda each: each.net)
 
 
-# what a threshold may be bound to lose with exact K and V, as shares of the rise that is allowed: strict to loose
+# bounds on a threshold's loss with exact K and V, as shares of the allowed rise: strict to loose
 STRICTNESS = (0.3, 0.5, 0.65, 0.8, 0.95)
 ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Certification:
-    """``tried``: points decoded from strict to loose, with ``bounds`` [points], the least level that each will be
-    confirmed at, and ``saved`` [points] net, all on the text to certify on.
+    """Certification of decoded points. ``tried``: points from strict to loose, with ``bounds`` [points], the smallest
+    level at which each will be confirmed, and ``saved`` [points] net, all on the certification text.
 
-    ``chosen``: the loosest within the rise that is allowed; None: none is. ``promise``: of Learn-then-Test, and
-    ``signs`` of the documents that it was made on, at most ``ENOUGH`` windows; None where nothing is promised.
+    ``chosen``: the loosest within the allowed rise, or None. ``promise``: the guarantee of Learn-then-Test, and
+    ``signs``, features of its documents, at most ``ENOUGH_DOCUMENTS`` windows; None without a promise.
     """
 
     family: ExitFamily
@@ -363,30 +369,31 @@ def fit_states(
     settings: ScreeningSettings,
     progress: str | None = None,
 ) -> StateTranslators | None:
-    """Translators of states above the exits of ``best``, attached; None where every exit is right below the last layer.
+    """Fit translators of states above the exits of ``best``, attached; None if every exit is right below the last
+    layer.
 
-    Fitted on what the lens did not see of ``text``.
+    The lens was not fitted on this part of ``text``.
     """
     exits = [probe for probe in best.probes if probe <= best.layers - 2]
     if not exits:
         return None
     rank, windows = min(TRANSLATOR_RANK, model.geometry.hidden), unseen_windows(model, text, settings)
-    found = fit_translators(model.stepper, model.fingerprint, windows, exits, rank, progress=progress)
-    attach_translators(model.stepper, found, model.fingerprint)
-    return found
+    states = fit_translators(model.stepper, model.fingerprint, windows, exits, rank, progress=progress)
+    attach_translators(model.stepper, states, model.fingerprint)
+    return states
 
 
 def candidate_points(
     family: ExitFamily, best: OperatingPoint, chooser: PointSelector, rise: float, states: StateTranslators | None
 ) -> list[OperatingPoint]:
-    """Thresholds of the dial that ``best`` is a point of, strict to loose, as they are decoded.
+    """Thresholds around ``best`` in its family, strict to loose, as they are decoded.
 
-    K and V above an exit are those of its state, translated by ``states``; None: as it is.
+    ``states`` translate an exit's state for K and V above it; None: the state is copied.
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
     points = [chooser.loosest(dial, share * rise) for share in STRICTNESS]
-    found = {point.name: with_filled_kv(point, states) for point in points if point is not None}
-    return list(found.values())  # two settings of one name are one to whoever reads it
+    by_name = {point.name: with_filled_kv(point, states) for point in points if point is not None}
+    return list(by_name.values())  # settings with one name count once
 
 
 def with_filled_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
@@ -422,8 +429,8 @@ def certify_points(
     full = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
     columns = join_columns(full, decode_points(model, text, points, progress))
     tokens = text.lengths
-    known = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
-    bounds = np.array([known.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
+    rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
+    bounds = np.array([rise_bounds.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
     within = [number for number in range(len(points)) if bounds[number] <= settings.rise]
     by = partial(ByDocument.summed, document=text.documents)
     promise = certify_losses(
@@ -436,16 +443,19 @@ def certify_points(
     )
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = points[max(within)] if within else None
-    found = Certification(family, tuple(points), bounds, saved, chosen, promise, None)
-    if found.promised is None:
-        return found
-    seen = text.first(ENOUGH_DOCUMENTS).windows
+    certification = Certification(family, tuple(points), bounds, saved, chosen, promise, None)
+    if certification.promised is None:
+        return certification
+    sample = text.first(ENOUGH_DOCUMENTS).windows
     named = None if progress is None else f"{progress}, signs"
-    return replace(found, signs=read_features(model.stepper, found.promised, seen, settings.corpus, progress=named))
+    return replace(
+        certification,
+        signs=read_features(model.stepper, certification.promised, sample, settings.corpus, progress=named),
+    )
 
 
 def join_columns(left: PointColumns, right: PointColumns) -> PointColumns:
-    """The points of both, ``left`` first, on the sequences of ``right``: the first of those of ``left``."""
+    """Columns of both, ``left`` first, on the sequences of ``right``, which are the first ones of ``left``."""
     count = len(right.nll_nats)
     names = [each.name for each in fields(PointColumns)]
     return PointColumns(*(np.hstack([getattr(left, name)[:count], getattr(right, name)]) for name in names))

@@ -1,7 +1,7 @@
-"""What a screening is asked for, and how much of everything it reads: counted in documents, never in seconds.
+"""Settings of a screening, and its amounts of text: counted in documents, never in seconds.
 
-One seed reads the same text on every machine, whatever else runs there. How long that takes here is predicted before it
-starts (``screening.duration``), and nothing is cut to keep it.
+One seed reads the same text on every machine, whatever else runs there. The duration is predicted before the start
+(``screening.duration``), and nothing is cut to meet it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 from emad_ref.errors import BadArgument
 from emad_ref.text.documents import DEFAULT_CORPUS
 
-RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity that tables are about
+RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity in tables
 DOCUMENTS = 300
-SETTLED_DOCUMENTS = 300  # documents whose lens, gate and drafts are fitted in as many steps as they settle in
-WINDOWS_PER_DOCUMENT = 2  # windows to fit on for each one to choose or to judge on
+SETTLED_DOCUMENTS = 300  # documents from which on lens, gate and drafts are fitted in their full number of steps
+WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on
 
 
 @dataclass(frozen=True)
 class ScreeningSettings:
-    """``corpus``, ``data``: text and the folder it lies in. ``documents``: to choose on, and as many each to certify
-    and to judge on; a screening takes about as long as it has documents.
+    """Settings. ``corpus``, ``data``: text and its folder. ``documents``: to choose on, and as many each to certify and
+    judge.
 
-    ``rise``: of perplexity that a recommendation may have at most, its upper bound. ``seed``: of what is held out and
-    resampled.
+    The duration of a screening is about proportional to its documents. ``rise``: upper bound of the perplexity rise of
+    a recommendation. ``seed``: of held-out documents and resampling.
 
     Raises:
         BadArgument: fewer than two documents, a rise that is no fraction in 0–1.
@@ -43,6 +43,5 @@ class ScreeningSettings:
             raise BadArgument("rise", self.rise, "a fraction in 0–1, both excluded", "0.01 is 1 %")
 
     def part(self, whole: int) -> int:
-        """Of ``whole``, which ``SETTLED_DOCUMENTS`` documents are given: in proportion on fewer, and no more on
-        more."""
+        """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, reduced in proportion for fewer."""
         return max(1, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))

@@ -1,7 +1,7 @@
-"""Seconds a token of the few candidates of a screening, timed on this machine beside full depth of the same decoder.
+"""Timing of the few candidates of a screening: seconds per token beside full depth of the same decoder.
 
 Requests are paired (``benchmark.clock``): each candidate and full depth continue the same prompt next to one another.
-EMAD-X3 and EMAD-X4 judge what was chosen, on more requests and against more baselines.
+EMAD-X3 and EMAD-X4 judge the result on more requests and against more baselines.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FULL_DEPTH = "full depth"
 CANDIDATES = 3
 PROMPT_LENGTHS = (16, 64, 128)  # tokens: after a long prompt a model repeats itself more often
 NEW_TOKENS = 64
-PAIRS = 9  # three of each prompt length
+PAIRS = 9  # three per prompt length
 
-Generate = Callable[[Prompt, int], Ints]  # (prompt, new tokens) → the tokens emitted
+Generate = Callable[[Prompt, int], Ints]  # (prompt, new tokens) → emitted tokens
 
 
 @dataclass(frozen=True)
 class CandidateTime:
-    """``seconds`` a token at batch 1, and how many times as ``fast`` as full depth of the same decoder."""
+    """``seconds`` per token at batch 1, and ``fast``: the speed-up over full depth of the same decoder."""
 
     name: str
     seconds: float
@@ -51,7 +51,7 @@ def generate_by(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
 def time_candidates(
     model: LoadedModel, candidates: Mapping[str, Generate], text: ScreeningText, settings: ScreeningSettings
 ) -> list[CandidateTime]:
-    """Full depth first, then ``candidates`` in order, after prompts of ``text``; empty where no window holds a prompt.
+    """Times of full depth and then ``candidates``, after prompts of ``text``; empty if no window holds a prompt.
 
     Raises:
         BadArgument: as ``time_pairs``.
@@ -78,7 +78,7 @@ def time_candidates(
 
 
 def _prompts(text: ScreeningText, room: int) -> Iterator[Prompt]:
-    """The openings of windows, each of the next of ``PROMPT_LENGTHS`` that it and ``room`` have."""
+    """Openings of windows, each with the next of ``PROMPT_LENGTHS`` that fits it and ``room``."""
     for number, window in enumerate(text.windows):
         length = PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)]
         yield Prompt(window.tokens[: min(length, len(window.tokens), room)])
@@ -87,7 +87,7 @@ def _prompts(text: ScreeningText, room: int) -> Iterator[Prompt]:
 def points_to_time(
     rows: Sequence[SelectionRow], decoded: Sequence[SelectedPoint], rise: float
 ) -> dict[str, OperatingPoint]:
-    """Name → point of at most three: those that were ``decoded``, then monotone ones on the lens by what they save."""
+    """Name → point of at most three: the ``decoded`` ones, then monotone ones on the lens by their saving."""
     monotone = [
         row
         for row in rows

@@ -1,11 +1,11 @@
-"""What a screening reads: text in splits, the lens and gate fitted on it, and traces of what is chosen and judged on.
+"""Text splits of a screening, the lens and gate fitted on them, and traces for selection and evaluation.
 
     calibrate  its training documents fit the lens, its others the gate and the maps of K and V
-    validate   every other document chooses rules and thresholds, the rest certify them: a promise is void if the text
-               that it was made on had chosen what it is about
+    validate   every other document chooses rules and thresholds, the rest certify them: a guarantee is void if its own
+               text has chosen the rule
     evaluate   every figure shown is about this split
 
-Each split has one window of a document where there are enough documents: documents are what intervals resample.
+Each split has one window per document if there are enough documents, since intervals resample documents.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ENOUGH_DOCUMENTS = 200  # documents, to let a claim about perplexity survive
 
 
 class TooLittleText(EmadError):
-    """A corpus too small to screen a model on."""
+    """Raised for a corpus too small to screen a model on."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScreeningText:
-    """Windows of one split, in order; ``near_duplicates``: documents of the split left out, each for another."""
+    """Windows of one split, in order; ``near_duplicates``: documents of the split dropped as near-duplicates."""
 
     windows: tuple[TokenSequence, ...]
     near_duplicates: int = 0
@@ -83,26 +83,26 @@ class TextSplits:
 
 
 def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str | None = None) -> TextSplits:
-    """As many windows as are asked for, or as there are.
+    """Read the splits, with the requested windows or as many as there are.
 
     Raises:
         TooLittleText: a split without a window, or with a single document.
         BadArgument: as ``tuning.windows_of``.
     """
-    wanted: dict[Split, int] = {
+    counts: dict[Split, int] = {
         "calibrate": WINDOWS_PER_DOCUMENT * settings.documents,
         "validate": 2 * settings.documents,
         "evaluate": settings.documents,
     }
-    found: dict[Split, ScreeningText] = {}
-    with tqdm(desc=progress, disable=progress is None, total=sum(wanted.values()), unit="window") as bar:
-        for split, count in wanted.items():
+    splits: dict[Split, ScreeningText] = {}
+    with tqdm(desc=progress, disable=progress is None, total=sum(counts.values()), unit="window") as bar:
+        for split, count in counts.items():
             read: list[Documents] = []
             windows = tuple(_with_progress(_windows(model, settings, split, count, read.append), bar))
-            found[split] = ScreeningText(
+            splits[split] = ScreeningText(
                 windows, max((t.left_out for t in read if isinstance(t, DistinctDocuments)), default=0)
             )
-    texts = TextSplits(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
+    texts = TextSplits(splits["calibrate"], *_halves(splits["validate"]), splits["evaluate"])
     for purpose, text in vars(texts).items():
         if text.count < 2:
             raise TooLittleText(
@@ -117,35 +117,35 @@ def _halves(text: ScreeningText) -> tuple[ScreeningText, ScreeningText]:
     place = text.documents.place % 2
     first, second = (
         ScreeningText(
-            tuple(w for w, half in zip(text.windows, place, strict=True) if half == wanted), text.near_duplicates
+            tuple(w for w, half in zip(text.windows, place, strict=True) if half == parity), text.near_duplicates
         )
-        for wanted in (0, 1)
+        for parity in (0, 1)
     )
     return first, second
 
 
 def _windows(
-    model: LoadedModel, settings: ScreeningSettings, split: Split, count: int, told: Callable[[Documents], None]
+    model: LoadedModel, settings: ScreeningSettings, split: Split, count: int, report: Callable[[Documents], None]
 ) -> Iterator[TokenSequence]:
-    """The first window of each document; of a corpus with fewer documents than ``count``, then their others in turns.
+    """The first window of each document; if these are fewer than ``count``, then further windows in turns.
 
-    What is judged gets at most ``MOST_WINDOWS`` of each.
+    A judged split gets at most ``MOST_WINDOWS`` of each document.
     """
 
     def cut(limit: int | None, per_document: int) -> Iterator[TokenSequence]:
-        read = {"data": settings.data, "limit": limit, "per_document": per_document, "told": told}
+        read = {"data": settings.data, "limit": limit, "per_document": per_document, "told": report}
         return windows_of(model, settings.corpus, split, **read)  # type: ignore[arg-type]  # each of its own type
 
-    given = 0
+    count_given = 0
     for window in cut(count, 1):
-        given += 1
+        count_given += 1
         yield window
-    if given < count:
-        seen: set[int] = set()
+    if count_given < count:
+        documents: set[int] = set()
         for window in round_robin_windows(cut(None, count if split == "calibrate" else MOST_WINDOWS), count):
-            if window.document in seen:
+            if window.document in documents:
                 yield window
-            seen.add(window.document)
+            documents.add(window.document)
 
 
 def _with_progress(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterator[TokenSequence]:
@@ -155,7 +155,7 @@ def _with_progress(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterato
 
 
 def shortage(texts: TextSplits) -> str:
-    """Why nothing may be recommended on so little text; "" where there is enough."""
+    """Why so little text allows no recommendation; "" if there is enough."""
     for purpose, text in (("choose", texts.choose), ("certify", texts.certify), ("judge", texts.evaluate)):
         if text.count < MIN_DOCUMENTS:
             least = f"{MIN_DOCUMENTS} are the fewest that say anything"
@@ -163,10 +163,10 @@ def shortage(texts: TextSplits) -> str:
     return ""
 
 
-LENS_STEPS = 800  # where held-out divergences of small models have settled
-SHARE_OF_BLOCK = 0.1  # that a full translator may cost
-RANK_OF_WIDTH = 8  # D / 8: half of what a block's narrowest matrix would cost
-DEEP = 16  # layers from which on every second one is translated
+LENS_STEPS = 800  # where held-out divergences of small models have converged
+SHARE_OF_BLOCK = 0.1  # largest cost of a full translator
+RANK_OF_WIDTH = 8  # D / 8: half the cost of a block's narrowest matrix
+DEEP = 16  # layers from which on only every second one is translated
 
 
 def fit_lens_and_gate(
@@ -186,7 +186,7 @@ def fit_lens_and_gate(
 
 
 def unseen_windows(model: LoadedModel, text: ScreeningText, settings: ScreeningSettings) -> Iterator[TokenSequence]:
-    """Windows of ``text`` that its lens was not fitted on: for whatever is fitted on top of it."""
+    """Windows of ``text`` that its lens was not fitted on, for fitting anything on top of it."""
     return held_out_windows(lens_plan(model, settings), lambda: iter(text.windows))
 
 
@@ -194,7 +194,7 @@ def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
     """What the lens of this model is fitted on, and how."""
     stepper = model.stepper
     stride = 1 if stepper.layers <= DEEP else 2
-    first = 1 if stride == 1 else stepper.layers % 2 or 2  # so that the last layer below the end is among them
+    first = 1 if stride == 1 else stepper.layers % 2 or 2  # so that it includes the last layer below the end
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
@@ -218,7 +218,7 @@ def _lens_rank(model: LoadedModel, plan: LensPlan) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class SplitTraces:
-    """``text``, and what the model says after every layer of it: ``own`` by its head, ``tuned`` through the lens."""
+    """``text`` with its traces: ``own`` by the model's head, ``tuned`` through the lens."""
 
     text: ScreeningText
     own: Trace
@@ -226,17 +226,17 @@ class SplitTraces:
     _ladders: dict[object, TraceReplayer] = field(default_factory=dict)
 
     def replay(self, point: OperatingPoint) -> Replay:
-        """``point`` on its trace, which is laid out once for all points that read alike."""
+        """Replay ``point`` on its trace, which is prepared once for all points with the same readout."""
         key = point.lens, point.estimator
         if key not in self._ladders:
             self._ladders[key] = TraceReplayer(self.of(point))
         return self._ladders[key].replay(point)
 
     def of(self, point: OperatingPoint) -> Trace:
-        """The trace that ``point`` is replayed on, which then knows its gate."""
+        """The trace for replaying ``point``, with its gate."""
         trace = self.own if point.lens is None else self.tuned
         if point.estimator.kind == "linear" and point.estimator not in trace.estimates:
-            (whole,) = (known for known in trace.estimates if known.kind == "linear")
+            (whole,) = (gate for gate in trace.estimates if gate.kind == "linear")
             estimates = {**trace.estimates, point.estimator: trace.estimates[whole]}
             macs = {**trace.macs_per_row, point.estimator: trace.macs_per_row[whole]}
             return replace(trace, estimates=estimates, macs_per_row=macs)
