@@ -46,6 +46,20 @@ def ident(value: object) -> str:
     return f"line {value.line}" if isinstance(value, Block) else str(value)
 
 
+# ---------------------------------------------------------------- what is named
+
+
+def test_contributings_map_names_what_is_there() -> None:
+    """Files, and in each of them the function or class that a row of the map names."""
+    _, _, chapter = PAGES["CONTRIBUTING.md"].partition("## Map")
+    rows = [line for line in chapter.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    places = re.findall(r"`((?:emad_ref|pytest_emad|suites)/[\w/]+\.\w+)(?::(\w+))?`", "\n".join(rows))
+    assert len(places) > 20, "the map was not found"
+    for file, name in places:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert not name or re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), f"{file}:{name}"
+
+
 # ---------------------------------------------------------------- what runs
 
 
@@ -212,6 +226,21 @@ def test_every_row_has_its_section() -> None:
     sections = [found["claim"] for found in claims.SECTION.finditer(PAGES["docs/claims.md"])]
     assert sorted(sections) == sorted(load_register())
     assert sections == [found["claim"] for found in claims.MARKED.finditer(PAGES["docs/claims.md"])]
+
+
+@pytest.mark.parametrize("claim", [next(iter(load_register())), "EMAD-F2", list(load_register())[-1]])
+def test_a_claim_without_a_section_gets_one_in_its_place(claim: str) -> None:
+    page = PAGES["docs/claims.md"]
+    (section,) = (found for found in claims.SECTION.finditer(page) if found["claim"] == claim)
+    added = claims.written(page[: section.start()] + page[section.end() :])
+    order = [found["claim"] for found in claims.SECTION.finditer(added)]
+    first = claim == next(iter(load_register()))  # no claim stands before it: the end of the page
+    assert order == [name for name in _order(page) if not first or name != claim] + [claim] * first
+    assert claims.written(added) == added
+
+
+def _order(page: str) -> list[str]:
+    return [found["claim"] for found in claims.SECTION.finditer(page)]
 
 
 def test_what_was_found_is_what_is_on_record() -> None:

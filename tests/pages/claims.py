@@ -1,14 +1,15 @@
 """docs/claims.md: the generated parts of each claim, from the register and the record.
 
 Generated are a claim's heading, ``### TITLE [ID]``, and the text from ``<!-- row: EMAD-F1 -->`` to
-``<!-- end of row -->``. A person writes what was found and why below it, each verdict in bold as a list item:
+``<!-- end of row -->``; a claim without a section gets one. Below it a person may write what was found and why, each
+verdict in bold as a list item:
 ``- `emad-tiny` on `world:premise`: **falsified**``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emad_ref.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, golden_folder, read_entries
@@ -24,10 +25,23 @@ Entry = Mapping[str, Any]
 
 
 def written(page: str) -> str:
-    """``page`` with every heading and marked row as register and record have it."""
+    """``page`` with every heading and marked row as register and record have it, and a section for every claim."""
     register, record = load_register(), recorded()
+    for name in register:
+        page = _with_section(page, name, list(register))
     page = HEADING.sub(lambda found: heading(register[found["claim"]]), page)
     return MARKED.sub(lambda found: f"{found['claim']}{found[2]}{row(register[found['claim']], record)}", page)
+
+
+def _with_section(page: str, name: str, order: Sequence[str]) -> str:
+    """``page`` with a section of claim ``name``; a new one goes below that of the claim before it in ``order``."""
+    ends = {found["claim"]: found.end() for found in SECTION.finditer(page)}
+    if name in ends:
+        return page
+    end = next((ends[other] for other in reversed(order[: order.index(name)]) if other in ends), len(page))
+    before, after = page[:end].rstrip("\n"), page[end:]
+    section = f"### [{name}]\n\n<!-- row: {name} -->\n<!-- end of row -->\n"
+    return f"{before}\n\n{section}{after and chr(10)}{after}"
 
 
 def heading(claim: Claim) -> str:

@@ -21,7 +21,7 @@ def recorded(page: str, folder: Path, slow: bool) -> str:
     """``page`` with its outputs as they are now."""
     outputs: list[tuple[Block, str]] = []
     listed = blocks(page)
-    for block, following in zip(listed, [*listed[1:], None], strict=True):
+    for block, following in zip(listed, [*listed, None][1:], strict=True):
         if block.mark.startswith("file: "):
             lay_down(block, folder)
         main_job = block.mark == "main-job"

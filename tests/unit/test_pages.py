@@ -50,6 +50,10 @@ stale
 """
 
 
+def test_a_page_without_blocks_is_recorded_as_it_stands(tmp_path: Path) -> None:
+    assert recorded("# Words\n", tmp_path, slow=True) == "# Words\n"
+
+
 def test_blocks_are_what_stands_between_fences() -> None:
     assert [block.language for block in blocks(PAGE)] == [
         "text",

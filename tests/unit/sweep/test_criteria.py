@@ -43,31 +43,39 @@ def traced() -> Trace:
     return take_trace(stepper(), texts(), estimators={GATE: BELOW}, rules=[saturation_point(LAYERS, lens)], lens=lens)
 
 
-def test_every_criterion_goes_from_hardly_any_token_to_all() -> None:
-    trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
-    found = criterion_points(trace, PROBES, gate, count=12)
-    assert list(found) == [signal.label for signal in swept_signals("criterion")]
-    for name, points in found.items():
-        depths = [replay(trace, point).depth for point in points]
-        assert (np.diff([depth.sum() for depth in depths]) <= 0).all(), name
-        first = min(probe for probe in PROBES if name != "saturation" or probe > 1)
-        assert set(depths[-1].tolist()) == {first}, name
-        assert np.mean(depths[0] == LAYERS) > 0.8, name
-        assert {depth for each in depths for depth in each.tolist()} <= {*PROBES, LAYERS}, name
-        assert len({point.name for point in points}) == len(points) > 2, name
-        assert {point.lens for point in points} == {trace.lens}
+@pytest.fixture(params=[signal.label for signal in swept_signals("criterion")])
+def criterion(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def test_they_decode_as_they_are_replayed() -> None:
+def test_every_signal_whose_row_says_so_is_a_criterion_and_no_other() -> None:
     trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
-    for points in criterion_points(trace, PROBES, gate, count=6).values():
-        point = replace(points[2], schedule="free_eager")
-        expected, text = replay(trace, point).depth[: trace.starts[1]], texts()[0]
-        session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[:1])])
-        depth = [int(step.depth[0, 0])]
-        for token in text.tokens[1:-1]:
-            depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))
-        assert depth == expected.tolist()
+    compared = list(criterion_points(trace, PROBES, gate, count=2))
+    assert compared == [signal.label for signal in swept_signals("criterion")]
+
+
+def test_a_criterion_goes_from_hardly_any_token_to_all(criterion: str) -> None:
+    trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
+    points = criterion_points(trace, PROBES, gate, count=12)[criterion]
+    depths = [replay(trace, point).depth for point in points]
+    assert (np.diff([depth.sum() for depth in depths]) <= 0).all()
+    first = min(probe for probe in PROBES if criterion != "saturation" or probe > 1)
+    assert set(depths[-1].tolist()) == {first}
+    assert np.mean(depths[0] == LAYERS) > 0.8
+    assert {depth for each in depths for depth in each.tolist()} <= {*PROBES, LAYERS}
+    assert len({point.name for point in points}) == len(points) > 2
+    assert {point.lens for point in points} == {trace.lens}
+
+
+def test_a_criterion_decodes_as_it_is_replayed(criterion: str) -> None:
+    trace, gate = gate_at_probes(traced(), GATE, BELOW, PROBES)
+    point = replace(criterion_points(trace, PROBES, gate, count=6)[criterion][2], schedule="free_eager")
+    expected, text = replay(trace, point).depth[: trace.starts[1]], texts()[0]
+    session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[:1])])
+    depth = [int(step.depth[0, 0])]
+    for token in text.tokens[1:-1]:
+        depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))
+    assert depth == expected.tolist()
 
 
 def test_what_is_not_on_record_is_left_out_or_refused() -> None:
