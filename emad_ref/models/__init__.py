@@ -1,1 +1,1 @@
-"""How a Transformer is walked, one layer at a time: where a family keeps its parts, K/V per layer, sizes, loading."""
+"""Models layer by layer: where a family keeps its parts, K/V per layer, sizes, loading."""

@@ -1,4 +1,4 @@
-"""The models that come with this package, by name and place. Nothing is loaded: no torch, no transformers."""
+"""Bundled models by name and folder. Nothing is loaded: no torch, no transformers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ BUNDLED_PAIR = ("emad-nano", "emad-tiny")  # small, large
 
 
 def weights_folder() -> Path:
-    """Where they lie, one folder each."""
+    """Folder of the bundled models, with one subfolder each."""
     return Path(__file__).parent / "weights"
 
 
 def bundled_names() -> tuple[str, ...]:
-    """Their names, sorted."""
+    """Names of the bundled models, sorted."""
     folder = weights_folder()
     if not folder.is_dir():
         return ()

@@ -1,10 +1,10 @@
-"""A causal language model layer by layer: the blocks of a decoder-only family, called in turn.
+"""Causal language model layer by layer: the blocks of a decoder-only family, called in turn.
 
-The blocks are the Hugging Face modules themselves: full depth is the model's own forward to the bit where the masks
-agree, and a checkpoint needs no conversion. Construction holds the model's size and its full-depth logits against
+The blocks are the Hugging Face modules themselves: full depth equals the model's own forward bit by bit if the masks
+agree, and a checkpoint needs no conversion. Construction compares the model's size and its full-depth logits with
 ``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. With a cache, blocks run their
-fused step (``models.fused_blocks``) where there is one, unless the backend is ``walked``. Steps of one token are
-captured where the device can (``models.graph_capture``), unless the backend is ``eager``.
+fused step (``models.fused_blocks``) if there is one, unless the backend is ``walked``. Steps of one token are captured
+if the device supports it (``models.graph_capture``), unless the backend is ``eager``.
 
 A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
 rotary tables on its own device, and its K and V stay there.
@@ -46,11 +46,11 @@ from emad_ref.record import Ints
 
 
 class _KVWritten(Exception):
-    """Leaves a block once its K and V are stored."""
+    """Raised to leave a block once its K and V are stored."""
 
 
 class _FillWriter(CacheWriter):
-    """A writer that ends the block: its attention and MLP never run."""
+    """A writer that ends the block, so its attention and MLP never run."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> NoReturn:
         super().update(keys, values, layer_idx)
@@ -60,18 +60,35 @@ class _FillWriter(CacheWriter):
 class CausalStepper:
     """A ``Stepper`` of one decoder-only model, on one device or spread over several (``models.placement``).
 
-    ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
-    One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
-    ``check``: compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
-    ``backend``: ``fast``: with a cache, fused steps, on CUDA as captured graphs; ``eager``: fused steps one by one;
-    ``walked``: modules alone.
-    ``device``: of the head, of token ids, states and logits. ``places``: devices of the blocks.
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention. A spread model also
+        runs
+        by itself, as ``accelerate.dispatch_model`` leaves it.
+    check : bool
+        Compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
+    backend : str
+        ``fast``: with a cache, fused steps, on CUDA as captured graphs; ``eager``: fused steps one by one; ``walked``:
+        modules alone.
 
-    Raises:
-        BadArgument: an unknown backend, a family without a row, training mode, offloaded weights, a block on
-            several devices, another attention implementation.
-        SizeMismatch: the row counts other parameters than the model holds (quantised models are exempt).
-        ModelMismatch: the walk does not reproduce the model.
+    Attributes
+    ----------
+    device : torch.device
+        Device of the head, of token ids, states and logits.
+    places : tuple of torch.device
+        Devices of the blocks.
+
+    Raises
+    ------
+    BadArgument
+        An unknown backend, a family without a row, training mode, offloaded weights, a block on several devices,
+        another
+        attention implementation.
+    SizeMismatch
+        The row counts other parameters than the model holds (quantised models are exempt).
+    ModelMismatch
+        The layers do not reproduce the model's logits.
     """
 
     def __init__(self, model: Any, *, check: bool = True, backend: str = FAST):
@@ -93,7 +110,7 @@ class CausalStepper:
             (self._state_of(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
         ]
-        # a step for each block that has one; without it a block keeps its own forward
+        # a step for each block that has one; other blocks keep their own forward
         self._steps = [fused_block(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
         self.placements: tuple[LayerPlacement, ...] = tuple(dict.fromkeys(placement for _, placement in self._blocks))
         self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(placement.device for placement in self.placements))
@@ -101,8 +118,8 @@ class CausalStepper:
         self.window: int | None = config.sliding_window if windowed else None
         self._embedding = on_home_device("embedding", model.get_input_embeddings(), self.device)
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
-        known = None if backend == WALKED or self._final_norm is None else fused_norm(self._final_norm)
-        self._norm = known or self._final_norm
+        norm = None if backend == WALKED or self._final_norm is None else fused_norm(self._final_norm)
+        self._norm = norm or self._final_norm
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
         self._positions: Any = decoder_part(config.model_type, decoder, self.anatomy.positions)
@@ -111,7 +128,7 @@ class CausalStepper:
         self.softcap: float | None = _config_number(config, self.anatomy.softcap)
         self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
         self._logits_divisor = _config_number(config, self.anatomy.logits_divisor)
-        # the first position that a table of positions, of the model or inside its blocks, has no entry for
+        # the first position without an entry in a table of positions, of the model or inside its blocks
         ends = self._positions is not None or self.anatomy.positions_inside
         self._end: int | None = self.max_positions if ends else None
         self._tables: dict[LayerPlacement, tuple[Tensor, Tensor]] = {}
@@ -123,7 +140,7 @@ class CausalStepper:
 
     @property
     def backend(self) -> str:
-        """What runs: the backend asked for, and of ``fast`` where a device could capture, whether steps are."""
+        """The running backend: as requested, and for ``fast`` on a capable device, whether steps are captured."""
         if self._graphs is None:
             return f"{self._asked}, nothing captured: {self._without}" if self._without else self._asked
         return f"{self._asked}, {self._graphs.summary}"
@@ -140,21 +157,21 @@ class CausalStepper:
 
     @property
     def head(self) -> list[Any]:
-        """What reads states out, in order."""
+        """The modules of the readout, in order."""
         return [part for part in (self._final_norm, self._project_out, self._head) if part is not None]
 
     def steps(self, first: int, last: int) -> list[tuple[FusedBlock | None, LayerPlacement]]:
-        """The fused steps of layers first+1 … last, None where a block has none, and where each reads its masks."""
+        """The fused steps of layers first+1 … last, None for a block without one, and the placement of each."""
         placements = (placement for _, placement in self._blocks[first:last])
         return list(zip(self._steps[first:last], placements, strict=True))
 
     @property
     def max_positions(self) -> int:
-        """Positions the model was made for; a table of learned positions holds no more."""
+        """Number of supported positions; a table of learned positions has no more."""
         return int(self.config.max_position_embeddings)
 
     def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
-        """An empty cache with one row per source, each None: these models read none.
+        """An empty cache with one row per source; each source is None, since these models have none.
 
         Raises:
             BadArgument: a source.
@@ -203,7 +220,7 @@ class CausalStepper:
         here: LayerPlacement | None = None
         shape = hidden.shape
         for (block, placement), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
-            if placement != here:  # looked up where it changes: in a small model every call counts
+            if placement != here:  # looked up only on a change: in a small model every call counts
                 here, hidden, inputs = placement, to_device(hidden, placement.device), None
             if step is None or cache is None:
                 hidden = block(hidden.view(shape), **prepared.arguments(placement))
@@ -232,8 +249,7 @@ class CausalStepper:
     def normed(self, hidden: Tensor) -> Tensor:
         """The head's input [..., E] of states [..., D] after any layer: final norm, output projection.
 
-        What a family divides its logits by is divided out here, so that estimates that read some rows of the head
-        need not know of it.
+        A family's divisor of logits is applied here, so estimates from some rows of the head need no special case.
         """
         if self._norm is not None:
             hidden = self._norm(hidden)
@@ -247,7 +263,7 @@ class CausalStepper:
         return self.read_out(hidden) if replayed is None else replayed
 
     def read_out(self, hidden: Tensor) -> Tensor:
-        """``logits``, operation by operation."""
+        """``logits``, one operation after the other."""
         logits: Tensor = self._head(self.normed(hidden))
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
@@ -262,14 +278,16 @@ class CausalStepper:
         return self._head.bias
 
     def rotary_table(self, placement: LayerPlacement, positions: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, where blocks read."""
+        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, on the blocks'
+        device.
+        """
         key = placement if self.anatomy.rotary_per_kind else LayerPlacement(FULL_ATTENTION, placement.device)
         if key not in self._tables or self._tables[key][0].shape[1] < positions:
-            held = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
+            size = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
             home = device_of("rotary", self.rotary) or self.device
-            # tensors made in inference mode cannot take part in a later forward outside it
+            # inference-mode tensors cannot take part in a later forward outside of it
             with torch.inference_mode(False), torch.no_grad():
-                at = torch.arange(max(positions, 2 * held), device=home)[None]
+                at = torch.arange(max(positions, 2 * size), device=home)[None]
                 like = torch.empty(0, dtype=self.dtype, device=home)
                 per_kind = (placement.kind,) if self.anatomy.rotary_per_kind else ()
                 cos, sin = self.rotary(like, at, *per_kind)
@@ -279,30 +297,32 @@ class CausalStepper:
     def signed_rotary_table(self, placement: LayerPlacement, positions: int) -> RotaryTables:
         """``rotary_table`` as fused steps take it, [1, ≥ positions, 1, 1, d]."""
         cos, sin = self.rotary_table(placement, positions)
-        held = self._signed.get(placement)
-        if held is None or held[0] is not cos:  # of this very table: it grows, and a planted stepper's is another
+        signed = self._signed.get(placement)
+        if (
+            signed is None or signed[0] is not cos
+        ):  # the cached entry belongs to this table: a table grows, and a planted stepper has another
             with torch.inference_mode(False), torch.no_grad():
-                held = self._signed[placement] = cos, signed_rotary(cos, sin)
-        return held[1]
+                signed = self._signed[placement] = cos, signed_rotary(cos, sin)
+        return signed[1]
 
     def _state_of(self, block: Any) -> Any:
-        """``block`` bare, as a function to the state alone."""
+        """``block`` without its hooks, as a function to the state alone."""
         plain = without_hooks(block)
         return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
 
     def _part(self, decoder: Any, name: str | None) -> Any:
-        """A part of the decoder, called on this stepper's device; None where the family has none."""
+        """A part of the decoder, called on this stepper's device; None if the family has none."""
         part = decoder_part(self.config.model_type, decoder, name)
         return None if part is None else on_home_device(str(name), part, self.device)
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
-        """One plain pass, and a prompt, a chunk and one token on its cache, against the model's own logits."""
+        """Compare with the model's own logits: one plain pass, and a prompt, a chunk and one token on its cache."""
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
         theirs = to_device(self.model(ids, use_cache=False).logits, self.device)
         require_agreement(self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS))
 
 
 def _config_number(config: Any, key: str | None) -> float | None:
-    """A number that the family's config may hold under ``key``."""
+    """An optional number of the family's config."""
     return None if key is None else getattr(config, key)

@@ -1,10 +1,8 @@
 """Checks of a checkpoint: its folder before a weight file is opened, and the model that was filled from it.
 
-Only plain files of the folder itself are read. A link counts as a plain file where it leads to one: the cache of the
-hub
-keeps files as links to blobs. Before loading only headers are read. After loading, tensors that are missing, left
-over or
-of another shape are refused by name, except tables that are computed today.
+Only plain files of the folder itself are read. A link to a plain file counts as one: the hub's cache keeps files as
+links to blobs. Before loading only headers are read. After loading, tensors that are missing, left over or of another
+shape are refused by name, except tables that are computed today.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
 
 COMPUTED_TABLES = re.compile(
-    r"(^|\.)(attn|attention|self_attn|self_attention)\.(masked_)?bias$"  # causal masks and the value behind them
+    r"(^|\.)(attn|attention|self_attn|self_attention)\.(masked_)?bias$"  # causal masks and their fill value
     r"|(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$"
     r"|(^|\.)embed_positions$"  # GPT-J's sines
     r"|(^|\.)position_ids$"
@@ -35,33 +33,33 @@ COMPUTED_TABLES = re.compile(
 SHOWN_TENSORS = 3
 
 
-def require_filled(name: str, model: Any, found: Mapping[str, Any]) -> None:
+def require_filled(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
     """Refuse a checkpoint that did not fill ``model``.
 
-    ``found``: as ``from_pretrained(…, output_loading_info=True)`` gives it: sets ``missing_keys``, ``unexpected_keys``,
-    and ``mismatched_keys`` of (name, shape in the file, shape in the model).
+    ``loading_info`` is the output of ``from_pretrained(…, output_loading_info=True)``: sets ``missing_keys``,
+    ``unexpected_keys``, and ``mismatched_keys`` of (name, shape in the file, shape in the model).
 
     Raises:
         BadArgument: tensors that are missing, left over, or of another shape, how many, and the first few by name; a
             head that differs from the embedding which the config says it is tied to.
     """
-    left_over = [key for key in found["unexpected_keys"] if not COMPUTED_TABLES.search(key)]
-    reshaped = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in found["mismatched_keys"]]
+    left_over = [key for key in loading_info["unexpected_keys"] if not COMPUTED_TABLES.search(key)]
+    reshaped = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in loading_info["mismatched_keys"]]
     problems = (
-        ("missing", found["missing_keys"]),
+        ("missing", loading_info["missing_keys"]),
         ("that the config leaves no place for", left_over),
         ("of another shape than the config says", reshaped),
     )
-    told = [f"{len(keys)} {what} ({_first_names(keys)})" for what, keys in problems if keys]
-    if told:
+    descriptions = [f"{len(keys)} {what} ({_first_names(keys)})" for what, keys in problems if keys]
+    if descriptions:
         raise BadArgument(
             "name",
             name,
             "a checkpoint that fills the model of its config",
-            f"tensors: {'; '.join(told)}; save weights and config together again, or fetch both",
+            f"tensors: {'; '.join(descriptions)}; save weights and config together again, or fetch both",
         )
     config = model.config.get_text_config()
-    # every T5Config says that they are tied, v1.1's too, which has a head of its own and says so by not scaling
+    # every T5Config declares tied weights; v1.1 has its own head, which shows in unscaled logits
     tied = config.tie_word_embeddings and getattr(config, "scale_decoder_outputs", True)
     if tied and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         raise BadArgument(
@@ -76,8 +74,8 @@ def require_finite_weights(name: str, model: Any) -> None:
     """Refuse weights, and tables stored beside them, that hold NaN or infinity.
 
     Raises:
-        BadArgument: the first such tensor, by name. A mask may hold infinity, but is no floating-point buffer of any
-            family that is walked.
+        BadArgument: the first such tensor, by name. A mask may hold infinity, but no supported family stores one as a
+            floating-point buffer.
     """
     for tensor, values in (*model.named_parameters(), *model.named_buffers()):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
@@ -90,19 +88,19 @@ def require_finite_weights(name: str, model: Any) -> None:
 
 
 def _first_names(keys: Collection[str]) -> str:
-    """The first few, layer 2 before layer 10."""
+    """The first few names; layer 2 before layer 10."""
     by_number = sorted(keys, key=lambda key: [int(part) if part.isdecimal() else part for part in _name_parts(key)])
     return ", ".join([*by_number[:SHOWN_TENSORS], *(["…"] if len(keys) > SHOWN_TENSORS else [])])
 
 
 def _name_parts(key: str) -> list[str]:
-    return re.split(r"(\d+)", key)  # text and numbers in turn: each place compares with its kind
+    return re.split(r"(\d+)", key)  # text and numbers in turn, so each place compares with its kind
 
 
 CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)  # in transformers' order: the first that exists is read
+WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)  # in transformers' order: the first existing one is read
 ADAPTERS = (
     "adapter_config.json",
     "adapter_model.safetensors",
@@ -114,43 +112,42 @@ MERGE_ADAPTER = (
     "merge it into the weights (peft: model.merge_and_unload().save_pretrained(DIR)) and name that folder, or move the "
     "adapter elsewhere to judge the weights without it"
 )
-# Files that hold weights, or say something of them, and change nothing that is judged; others, such as optimizer.pt,
-# belong to training.
+# Files that hold or describe weights and change no result; others, such as optimizer.pt, belong to training.
 UNREAD_FILES = re.compile(
     r"\.(safetensors|gguf|ot|h5|msgpack|onnx|pth)$|^pytorch_model.*\.bin$|\.index\.json$"
     r"|^(value_head|medusa|lm_head|pytorch_model_head).*|^modules\.json$|^quant.*config\.json$|^hf_quant_config\.json$"
 )
 READ_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 NAMED_FILES = ("configuration_files", "fast_tokenizer_files")  # lists of names that transformers chooses from
-CONFIG_PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and whatever ends in _config
+CONFIG_PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and keys that end in _config
 FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 LARGEST_HEADER = 100_000_000  # bytes, as the format says
-LARGEST_SIZE = 2**40  # of a layer, a vocabulary, a window: far beyond any, and products of a few stay cheap
-LARGEST_TABLE = 2**20  # positions of a family that computes a table for all of them when it is built
-SAMPLED = 64  # numbers per tensor that are compared where two files hold the same weights
+LARGEST_SIZE = 2**40  # of a layer, a vocabulary, a window: far beyond any real one, and products of a few stay cheap
+LARGEST_TABLE = 2**20  # positions of a family that computes a table for all of them at construction
+SAMPLED = 64  # numbers per tensor that are compared if two files hold the same weights
 
 _TORCH = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """What headers say: ``dtypes`` name → dtype as safetensors spells it, ``numbers`` name → how many it holds."""
+    """Contents of headers: ``dtypes`` name → dtype as safetensors spells it, ``numbers`` name → element count."""
 
     dtypes: dict[str, str]
     numbers: dict[str, int]
 
     @property
     def blocks(self) -> int:
-        """Layers of the deepest stack, by the first number in each name; 0 where no name has one."""
+        """Layers of the deepest stack, by the first number in each name; 0 if no name has one."""
         numbered = (re.search(r"\.(\d+)\.", name) for name in self.numbers)
-        return max((int(found[1]) + 1 for found in numbered if found), default=0)
+        return max((int(match[1]) + 1 for match in numbered if match), default=0)
 
 
 # ---------------------------------------------------------------- files
 
 
 def require_plain(name: str, folder: Path) -> None:
-    """Refuse a folder with a pipe, socket, device or broken link in it: reading such a file waits for ever or fails.
+    """Refuse a folder with a pipe, socket, device or broken link: reading such a file blocks or fails.
 
     Raises:
         BadArgument: naming the file.
@@ -160,38 +157,38 @@ def require_plain(name: str, folder: Path) -> None:
     for entry in sorted(entries, key=lambda entry: entry.name):
         try:
             kind = file_kind(entry.stat().st_mode)
-        except OSError as error:  # a link that leads nowhere, or in a circle
+        except OSError as error:  # a broken or circular link
             if not entry.name.endswith(READ_SUFFIXES):
                 continue
-            said = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
-            raise BadArgument("name", name, "a folder of plain files", said) from error
+            problem = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
+            raise BadArgument("name", name, "a folder of plain files", problem) from error
         if kind not in ("", "a folder"):
             raise BadArgument("name", name, "a folder of plain files", f"{entry.name} is {kind}: remove it")
 
 
 def require_no_adapter(name: str, folder: Path) -> None:
-    """Refuse a folder that holds an adapter, beside weights, alone, or in a subfolder of its own.
+    """Refuse a folder with an adapter, beside weights, alone, or in its own subfolder.
 
     Raises:
-        BadArgument: naming the file. The weights without it are not the model that somebody trained.
+        BadArgument: naming the file. The weights without it are not the trained model.
     """
     subfolders = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     for place in (folder, *subfolders):
-        held = next((file for file in ADAPTERS if os.path.exists(place / file)), None)  # False in one that is locked
-        if held is not None:
-            refuse_adapter(name, (place / held).relative_to(folder).as_posix())
+        adapter = next((file for file in ADAPTERS if os.path.exists(place / file)), None)  # False for a locked folder
+        if adapter is not None:
+            refuse_adapter(name, (place / adapter).relative_to(folder).as_posix())
 
 
 def refuse_adapter(name: str, file: str) -> None:
-    """Raises BadArgument, always."""
+    """Raise BadArgument, always."""
     raise BadArgument("name", name, "a whole model without an adapter", f"it holds {file}: {MERGE_ADAPTER}")
 
 
 def _file_in_folder(name: str, folder: Path, file: Any, named_in: str) -> Path:
-    """``folder/file``, of a name that stands in a file of the folder, whether it exists or not.
+    """``folder/file`` for a name from a file of the folder, whether it exists or not.
 
     Raises:
-        BadArgument: no name of a plain file in ``folder`` itself.
+        BadArgument: the name is not of a plain file in ``folder`` itself.
     """
     expected = f"names of plain files of its own folder in {named_in}"
     if not isinstance(file, str) or not file or file in (".", "..") or set(file) & {"/", "\\", "\0"}:
@@ -200,7 +197,7 @@ def _file_in_folder(name: str, folder: Path, file: Any, named_in: str) -> Path:
     try:
         kind = file_kind(path.stat().st_mode)
     except FileNotFoundError:
-        return path  # transformers says which file is missing
+        return path  # transformers names the missing file
     except OSError as error:
         raise BadArgument("name", name, expected, f"{file}: {error.strerror}; fetch or save it again") from error
     if kind:
@@ -237,14 +234,14 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
 def _read_settings(path: Path) -> dict[str, Any]:
     """A JSON object whose numbers may be of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
     try:
-        found = json.loads(read_text(path, path.name))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}")
+        settings = json.loads(read_text(path, path.name))
+        if not isinstance(settings, dict):
+            raise ValueError(f"it holds a {type(settings).__name__}")
     except (ValueError, RecursionError) as error:
         if isinstance(error, BadFile):
             raise
         raise BadFile(path.name, path, "an object of JSON", str(error), "fetch or save it again") from error
-    return found
+    return settings
 
 
 def _require_file_names(name: str, folder: Path, settings: Mapping[str, Any], file: str) -> None:
@@ -256,7 +253,7 @@ def _require_file_names(name: str, folder: Path, settings: Mapping[str, Any], fi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``folder`` and names in it: ``read`` weight files, in order; ``beside``: weight files that are not."""
+    """Weight files of ``folder`` by name: ``read``, in order, and ``beside``, which are not read."""
 
     name: str
     folder: Path
@@ -265,7 +262,7 @@ class Checkpoint:
 
     @staticmethod
     def of(name: str, folder: Path, config: Mapping[str, Any]) -> Checkpoint | None:
-        """The weight files of a folder, in transformers' order; None where there are none, or not all of them.
+        """The weight files of a folder, in transformers' order; None without a complete set.
 
         Raises:
             BadArgument, BadFile: an index that names anything but plain files of its folder; weights in one file and
@@ -278,7 +275,7 @@ class Checkpoint:
         read = _shards(name, folder, first)
         if first == SAFETENSORS and (folder / SAFETENSORS_INDEX).is_file():
             sharded = set(_shards(name, folder, SAFETENSORS_INDEX))
-            if any(file != SAFETENSORS and (folder / file).is_file() for file in sharded):  # else it is left over
+            if any(file != SAFETENSORS and (folder / file).is_file() for file in sharded):  # otherwise it is left over
                 raise BadArgument(
                     "name",
                     name,
@@ -287,20 +284,20 @@ class Checkpoint:
                 )
         if not all((folder / file).is_file() for file in read):
             return None
-        held = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-        beside = tuple(file for file in held if UNREAD_FILES.search(file) and file not in (*read, first))
-        found = Checkpoint(name, folder, read, beside)
+        files = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+        beside = tuple(file for file in files if UNREAD_FILES.search(file) and file not in (*read, first))
+        checkpoint = Checkpoint(name, folder, read, beside)
         if first in (SAFETENSORS, SAFETENSORS_INDEX):
             for file in beside:
                 if re.fullmatch(r"pytorch_model.*\.bin", file):
-                    found._require_same(file)
-        return found
+                    checkpoint._require_same(file)
+        return checkpoint
 
     def fits(self, geometry: Geometry) -> None:
         """Refuse stored tensors that are no floating-point numbers, or far too few for the sizes in the config.
 
-        A model of twice the stored numbers or layers is refused here, before it takes its memory and time. A smaller
-        difference is found name by name once the model is built.
+        A config with twice the stored numbers or layers is refused here, before it takes memory and time. Smaller
+        differences are found by name once the model is built.
 
         Raises:
             BadArgument, BadFile: also a damaged header, and a tensor that stands in two files.
@@ -327,7 +324,7 @@ class Checkpoint:
             )
 
     def headers(self) -> StoredTensors:
-        """What the headers of all files say.
+        """The merged headers of all files.
 
         Raises:
             BadArgument, BadFile: a damaged one; a tensor that stands in two files.
@@ -337,21 +334,21 @@ class Checkpoint:
         numbers: dict[str, int] = {}
         for file in self.read:
             path = self.folder / file
-            found = _bin_header(path) if path.suffix == ".bin" else _safetensors_header(self.name, path)
-            twice = next((tensor for tensor in found if tensor in dtypes), None)
+            header = _bin_header(path) if path.suffix == ".bin" else _safetensors_header(self.name, path)
+            twice = next((tensor for tensor in header if tensor in dtypes), None)
             if twice is not None:
                 raise BadArgument(
                     "name", self.name, "each tensor in one file", f"{twice} stands in two: save the checkpoint again"
                 )
-            dtypes |= {tensor: dtype for tensor, (dtype, _) in found.items()}
-            numbers |= {tensor: count for tensor, (_, count) in found.items()}
+            dtypes |= {tensor: dtype for tensor, (dtype, _) in header.items()}
+            numbers |= {tensor: count for tensor, (_, count) in header.items()}
         return StoredTensors(dtypes, numbers)
 
     def _require_same(self, other: str) -> None:
         """Refuse a .bin file whose tensors differ from the safetensors', in shape or in numbers sampled evenly."""
         try:
             theirs = torch.load(self.folder / other, map_location="cpu", weights_only=True, mmap=True)
-        except Exception:  # damaged, of old, or no weights: it is not read, and the report says so
+        except Exception:  # damaged, old, or without weights: it is not read, and the report says so
             return
         for file in self.read:
             with safe_open(self.folder / file, framework="pt") as ours:
@@ -374,16 +371,16 @@ class Checkpoint:
 
 
 def _has_equal_samples(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether numbers sampled evenly agree in the coarser of the two precisions."""
+    """Whether evenly sampled numbers agree in the coarser of the two precisions."""
     step = max(1, first.numel() // SAMPLED)
     coarser = min(first.dtype, second.dtype, key=lambda dtype: torch.finfo(dtype).bits)
     one, other = (values.flatten()[::step].to(coarser).double() for values in (first, second))
-    tolerance = 0.0 if first.dtype == second.dtype else 1e-2  # each was rounded from a third precision
+    tolerance = 0.0 if first.dtype == second.dtype else 1e-2  # both may be rounded from a third precision
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * 1e-4, equal_nan=True)
 
 
 def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
-    """``first`` itself, or the files that it lists where it is an index."""
+    """``first`` itself, or the files listed in it if it is an index."""
     path = _file_in_folder(name, folder, first, CONFIG)
     if not path.name.endswith(".index.json"):
         return (path.name,)
@@ -398,7 +395,7 @@ def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
 
 
 def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
-    """Tensor → (dtype, how many numbers)."""
+    """Tensor → (dtype, element count)."""
     with open_regular(path, "name") as file:
         size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         text = file.read(min(length, LARGEST_HEADER))
@@ -449,15 +446,15 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         BadArgument: parts of which none is a config of its own, or several are.
     """
     try:
-        found: Any = config.get_text_config()
+        part: Any = config.get_text_config()
     except ValueError as error:
         raise BadArgument("config", config.model_type, "one part that is the text model", str(error)[:120]) from error
-    if not isinstance(found, PreTrainedConfig):
-        held = next(key for key in ("text_config", *CONFIG_PARTS) if getattr(config, key, None) is found)
+    if not isinstance(part, PreTrainedConfig):
+        held = next(key for key in ("text_config", *CONFIG_PARTS) if getattr(config, key, None) is part)
         raise BadArgument(
-            f"config.{held}", _shorten(found), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
+            f"config.{held}", _shorten(part), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
         )
-    text: PreTrainedConfig = found
+    text: PreTrainedConfig = part
     return text
 
 
@@ -501,5 +498,5 @@ def _size_keys(family: ModelFamily) -> list[tuple[str, bool]]:
 
 
 def _shorten(value: object) -> object:
-    shown = repr(value)
-    return value if len(shown) <= 120 else f"{shown[:100]}…"
+    text = repr(value)
+    return value if len(text) <= 120 else f"{text[:100]}…"

@@ -1,9 +1,8 @@
-"""One row per model family: names of its modules, rules for its sizes, and whether it computes in float32.
+"""Model families: one row per family with names of its modules, rules for its sizes, and float32 computation.
 
-A row is read off the family's own ``forward``; it is names, conventions and arithmetic on a config: no tensor, no
-torch.
-A family without a row is refused. A wrong row fails when a stepper is made: the walk must give the model's own logits,
-and the sizes must add up to the model's number of parameters. ``tests/laws/test_flops.py`` holds the FLOPs against
+A row follows the family's own ``forward``; it has names, conventions and arithmetic on a config: no tensor, no torch. A
+family without a row is refused. A wrong row fails when a stepper is built: the layers must give the model's own logits,
+and the sizes must add up to the model's number of parameters. ``tests/laws/test_flops.py`` compares the FLOPs with
 PyTorch's counter.
 """
 
@@ -23,15 +22,15 @@ class Anatomy:
 
     ``positions``          learned position table [positions + offset, D], or None.
     ``rotary``             module that gives (cos, sin), or None; ``rotary_per_kind``: one table per kind of layer.
-    ``cache_keyword``      by which a block takes its cache.
-    ``positions_inside``   a block takes ``position_ids`` and turns queries and keys by a table of its own, which ends
-    at ``max_position_embeddings``.
-    ``always_masked``      a block adds its mask without asking whether there is one.
+    ``cache_keyword``      the block's keyword for its cache.
+    ``positions_inside``   a block takes ``position_ids`` and rotates queries and keys by its own table, which ends at
+                           ``max_position_embeddings``.
+    ``always_masked``      a block adds its mask unconditionally.
     ``constants``          further keyword arguments of a block, the same at every call.
     ``in_a_tuple``         a block returns its state as the first entry of a tuple.
     ``project_in/out``     between embedding width and D; the attribute may be None.
-    ``embedding_factor``   config key of what embeddings are multiplied by outside their module.
-    ``logits_divisor``     config key of what logits are divided by.
+    ``embedding_factor``   config key of a factor on embeddings outside their module.
+    ``logits_divisor``     config key of a divisor of logits.
     ``softcap``            config key of the cap on final logits: c·tanh(z/c).
     ``window_everywhere``  a config without ``layer_types`` puts its sliding window on every layer.
     """
@@ -57,7 +56,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class ModelWidths:
-    """Sizes that a family's norms and biases are counted from: ``models.geometry`` says which symbol is which."""
+    """Sizes that determine a family's norms and biases; ``models.geometry`` defines the symbols."""
 
     hidden: int
     heads: int
@@ -85,16 +84,14 @@ def _has_tied_embeddings(config: Any) -> bool:
 
 @dataclass(frozen=True)
 class SizeRules:
-    """How a config says the sizes of ``models.geometry.Geometry``.
+    """Config keys of the sizes of ``models.geometry.Geometry``.
 
-    ``gated``         whether the MLP has three matrices.
-    ``block_extras``  parameters of one block that belong to no matrix product (norms, biases); ``extras`` of the rest.
-    ``layers``, ``hidden``, ``heads``, ``head_dim``, ``intermediate``: config keys; a head width that is not there is
-    hidden / heads, an empty intermediate 4 · hidden.
-    ``kv_heads``      None where every head has its own key.
-    ``experts``, ``experts_used``: config keys of the experts of a block and of those that one token runs; None where
-    a block has one MLP.
-    ``encoder_layers`` config key of the encoder's depth; None in a decoder-only family.
+    ``gated``         whether the MLP has three matrices. ``block_extras``  parameters of one block that belong to no
+    matrix product (norms, biases); ``extras`` of the rest. ``layers``, ``hidden``, ``heads``, ``head_dim``,
+    ``intermediate``: config keys; a missing head width is hidden / heads, an empty intermediate 4 · hidden.
+    ``kv_heads``      None if every head has its own key. ``experts``, ``experts_used``: config keys of the experts of a
+    block and of those that one token runs; None if a block has one MLP. ``encoder_layers`` config key of the encoder's
+    depth; None in a decoder-only family.
     """
 
     gated: Callable[[Any], bool]
@@ -112,7 +109,7 @@ class SizeRules:
     encoder_layers: str | None = None
 
     def widths(self, config: Any) -> ModelWidths:
-        """What ``config`` says, or a SimpleNamespace with its keys."""
+        """Widths from ``config``, or from a SimpleNamespace with its keys."""
         hidden, heads = getattr(config, self.hidden), getattr(config, self.heads)
         return ModelWidths(
             hidden=hidden,
@@ -126,7 +123,7 @@ class SizeRules:
 
 @dataclass(frozen=True)
 class ConfigRequirement:
-    """What a config of the family must say to be walked: ``holds(config.key)``, else ``expected`` says what."""
+    """Condition on a config of the family: ``holds(config.key)``; ``expected`` describes it."""
 
     key: str
     holds: Callable[[Any], bool]
@@ -135,10 +132,10 @@ class ConfigRequirement:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """One family.
+    """One model family.
 
-    ``float32_inside``: its norm, softmax or router computes in float32 whatever the model's dtype.
-    ``needs``: variants of the family that are not walked are refused by these.
+    ``float32_inside``: its norm, softmax or router computes in float32 whatever the model's dtype. ``needs``:
+    requirements that exclude unsupported variants.
     """
 
     anatomy: Anatomy
@@ -148,7 +145,7 @@ class ModelFamily:
 
     @property
     def reads_a_source(self) -> bool:
-        """Whether it is an encoder-decoder, walked by ``models.seq2seq``."""
+        """Whether it is an encoder-decoder (``models.seq2seq``)."""
         return self.sizes.encoder_layers is not None
 
 
@@ -190,7 +187,7 @@ def _stablelm_block(c: Any, w: ModelWidths) -> int:
 
 
 def _falcon_block(c: Any, w: ModelWidths) -> int:
-    # the model's constructor fills in an empty number of norms: two in the new architecture, else one
+    # the model's constructor replaces an empty number of norms: two in the new architecture, else one
     parallel = c.num_ln_in_parallel_attn or (2 if c.new_decoder_architecture else 1)
     norms = (2 if not c.parallel_attn or parallel == 2 else 1) * 2 * w.hidden
     return norms + _all_biases(w) * bool(c.bias)
@@ -203,12 +200,12 @@ def _falcon_kv_heads(c: Any) -> int | None:
 
 
 def _rms_norm_parameters(c: Any, w: ModelWidths) -> int:
-    """The final RMSNorm."""
+    """Parameters of the final RMSNorm."""
     return w.hidden
 
 
 def _layer_norm_parameters(c: Any, w: ModelWidths) -> int:
-    """The final LayerNorm."""
+    """Parameters of the final LayerNorm."""
     return 2 * w.hidden
 
 
@@ -368,7 +365,7 @@ FAMILIES: dict[str, ModelFamily] = {
             ),
         ),
     ),
-    # the anatomy is the decoder's; what its blocks take stands in ``models.seq2seq``
+    # the anatomy is the decoder's; ``models.seq2seq`` passes the arguments of its blocks
     "t5": ModelFamily(
         Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None),
         SizeRules(
@@ -380,7 +377,7 @@ FAMILIES: dict[str, ModelFamily] = {
             heads="num_heads",
             head_dim="d_kv",  # heads · d_kv need not be d_model
             intermediate="d_ff",
-            # transformers calls every T5 tied; only v1.1, whose head is its own, does not scale the state before it
+            # transformers calls every T5 tied; only v1.1, with its own head, does not scale the state before it
             tied=lambda c: getattr(c, "scale_decoder_outputs", c.tie_word_embeddings),
             encoder_layers="num_layers",
         ),
@@ -398,8 +395,8 @@ def row_of(family: str) -> ModelFamily:
     if family in FAMILIES:
         return FAMILIES[family]
     if family not in added_parts("families"):
-        known = ", ".join(sorted((*FAMILIES, *added_parts("families"))))
-        raise BadArgument("model_type", family, f"one of {known}", "add its row to emad_ref/models/families.py")
+        names = ", ".join(sorted((*FAMILIES, *added_parts("families"))))
+        raise BadArgument("model_type", family, f"one of {names}", "add its row to emad_ref/models/families.py")
     theirs = load_part("families", family)
     if not isinstance(theirs, ModelFamily):
         raise BadArgument(f"families: {family}", type(theirs).__name__, "a Family", "see docs/own-claim.md")
@@ -410,7 +407,7 @@ def family_of(config: Any) -> ModelFamily:
     """The row of a text config (``model.config.get_text_config()``), or of a SimpleNamespace with its keys.
 
     Raises:
-        BadArgument: a family without a row, or a variant of one that is not walked.
+        BadArgument: a family without a row, or an unsupported variant.
     """
     family = row_of(config.model_type)
     for need in family.needs:
@@ -421,8 +418,8 @@ def family_of(config: Any) -> ModelFamily:
 
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
-ATTENTION_KERNELS = ("sdpa", "eager")  # those that take an additive mask [rows, 1, queries, keys]
-# fused steps (``models.fused_blocks``) captured where the device can (``models.graph_capture``); fused steps; modules
+ATTENTION_KERNELS = ("sdpa", "eager")  # those with an additive mask [rows, 1, queries, keys]
+# fused steps (``models.fused_blocks``) captured if possible (``models.graph_capture``); fused steps; modules
 FAST, EAGER, WALKED = BACKENDS = ("fast", "eager", "walked")
 # frequencies that depend on the longest sequence in a batch would make rows depend on their neighbours
 LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
@@ -432,8 +429,9 @@ def anatomy_of(config: Any) -> Anatomy:
     """The table row of a text config (``model.config.get_text_config()``).
 
     Raises:
-        BadArgument: a family without a row or a variant of one that is not walked, bidirectional attention, or
-            length-dependent rotary frequencies.
+        BadArgument: a family without a row or an unsupported variant, bidirectional attention, or length-dependent
+        rotary
+            frequencies.
     """
     family = family_of(config)
     if getattr(config, "use_bidirectional_attention", None):

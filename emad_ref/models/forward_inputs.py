@@ -45,7 +45,7 @@ class ForwardInputs:
         return frame
 
     def bind(self, cache: KVCache | None) -> None:
-        """Blocks read and write ``cache`` from now on."""
+        """Let blocks read and write ``cache``."""
         if (cache is not None) != self.cached:
             raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
         if cache is not None and (self._writer is None or self._writer.cache is not cache):

@@ -1,7 +1,7 @@
 """Fused blocks: blocks of known families in plain tensor operations, with a third of the calls.
 
 At batch 1 a small model spends more time entering modules than multiplying. So a forward with a cache, over one or
-several queries per row at common or own positions, runs a block's fused *step* (``FusedBlock``) where there is one:
+several queries per row at common or own positions, runs a block's fused *step* (``FusedBlock``) if there is one:
 
     NEOX_BLOCKS    GPT-NeoX, parallel and sequential
     LLAMA_BLOCKS   Llama and families that differ by norms, factors and rotary layers: Qwen2 and 3, Mistral, OLMo2, …
@@ -10,9 +10,8 @@ several queries per row at common or own positions, runs a block's fused *step* 
 ``fused_norm`` is the norm in front of the head as a function, bit-equal to its module.
 
 The modules stay the oracle: a law (``tests/laws/test_fused.py``) and the stepper's self-check compare these steps with
-them. A block that is not exactly the module that a step was written for (another layer type, a subclass, a hook, a
-quantised or replaced layer, another attention kernel) keeps its own forward. A step reads a module's parameters at
-every call, never a copy of them.
+them. A block that differs from the module of its step (another layer type, a subclass, a hook, a quantised or replaced
+layer, another attention kernel) keeps its own forward. A step reads a module's parameters at every call, never a copy.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ RotaryTables = tuple[Tensor, Tensor]
 
 
 class PackedQKV(NamedTuple):
-    """Queries, keys and values side by side in one buffer, and the views of it that a step takes.
+    """Packed QKV: queries, keys and values side by side in one buffer, with the views of it that a step uses.
 
-    ``whole`` [rows · n, all outs], or [all outs] of a token alone. ``written``: where projections go, in order.
+    ``whole`` [rows · n, all outs], or [all outs] of a single token. ``written``: targets of the projections, in order.
     ``rotated`` [rows, n, heads, k, d]: the parts that the rotary embedding changes. ``query`` [rows, heads, n,
     head_dim]; ``key``, ``value`` [rows, kv_heads, n, head_dim].
     """
@@ -52,19 +51,21 @@ class PackedQKV(NamedTuple):
 
 
 class KVWriter(Protocol):
-    """The cache as a fused step sees it: ``models.stepper.CacheWriter``, or one over buffers of its own."""
+    """The cache of a fused step: ``models.stepper.CacheWriter``, or a writer over other buffers."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
-        """Store [rows, kv_heads, n, head_dim]; what to attend over, [rows, kv_heads, keys, head_dim]."""
+        """Store [rows, kv_heads, n, head_dim]; returns the keys and values to attend over, [rows, kv_heads, keys,
+        head_dim].
+        """
         ...
 
 
 class AttentionInputs:
     """Inputs of the fused steps of one ``LayerPlacement`` in one forward.
 
-    ``writer``: the cache of the forward's rows. ``mask``: additive [rows or 1, 1, n, keys]; None where every query sees
-    every key or, for ``several`` queries, under SDPA's causal flag. ``rotary``: (cos, signed sin) [rows or 1, n, 1,
-    1, d], None where positions are embedded.
+    ``writer``: the cache of the forward's rows. ``mask``: additive [rows or 1, 1, n, keys]; None if every query sees
+    every key or, for ``several`` queries, under SDPA's causal flag. ``rotary``: (cos, signed sin) [rows or 1, n, 1, 1,
+    d], None if positions are embedded.
     """
 
     __slots__ = ("_packed", "_parts", "_stacked", "causal", "mask", "rotary", "writer")
@@ -75,13 +76,13 @@ class AttentionInputs:
         self._packed: dict[tuple[int, ...], PackedQKV] = {}
         self._parts: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
-    def packed(self, states: Tensor, sizes: tuple[int, ...], made: Callable[..., PackedQKV]) -> PackedQKV:
-        """``made(states, rotary, *sizes)``, allocated by the first block of these sizes and reused by the others.
+    def packed(self, states: Tensor, sizes: tuple[int, ...], make: Callable[..., PackedQKV]) -> PackedQKV:
+        """``make(states, rotary, *sizes)``, allocated by the first block of these sizes and reused by the others.
 
-        The cache copies what it stores, so the next block may overwrite the buffer.
+        The cache copies its entries, so the next block may overwrite the buffer.
         """
         if sizes not in self._packed:
-            self._packed[sizes] = made(states, self.rotary, *sizes)
+            self._packed[sizes] = make(states, self.rotary, *sizes)
         return self._packed[sizes]
 
     def parts(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -92,7 +93,7 @@ class AttentionInputs:
         return self._parts[sizes]
 
     def stacked(self, groups: int) -> Tensor | None:
-        """The mask of ``groups`` query heads that stand as queries of one: [rows or 1, 1, groups · n, keys]."""
+        """The mask for ``groups`` query heads folded into the queries of one: [rows or 1, 1, groups · n, keys]."""
         if self.mask is None or self.mask.shape[2] == 1:
             return self.mask
         if groups not in self._stacked:
@@ -101,7 +102,7 @@ class AttentionInputs:
 
 
 class FusedBlock(Protocol):
-    """One block over states [rows, n, D], or [D] of a token alone: writes K and V, returns the states after it."""
+    """One block over states [rows, n, D], or [D] of a single token: writes K and V, returns the states after it."""
 
     def __call__(self, states: Tensor, inputs: AttentionInputs) -> Tensor: ...
 
@@ -117,25 +118,25 @@ def rotate(states: Tensor, rotary: RotaryTables) -> Tensor:
     """Apply the rotary embedding to ``states`` [rows, n, heads, k, d], in place."""
     cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
-    if cos.dtype == states.dtype:  # not ``addcmul``: it rounds once less than the modules do
+    if cos.dtype == states.dtype:  # not ``addcmul``, which rounds once less than the modules
         return states.mul_(cos).add_(swapped.mul_(sin))
-    return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its turn
+    return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its rotation
 
 
 def rotate_single(states: Tensor, rotary: RotaryTables) -> Tensor:
-    """``rotate`` for one token in one operation less; it rounds once less than the modules do."""
+    """``rotate`` for one token with one operation less; it rounds once less than the modules."""
     cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
     return states.mul_(cos).addcmul_(swapped, sin)
 
 
 def token_shape(states: Tensor) -> tuple[int, int]:
-    """(rows, n) of ``states`` [rows, n, D], or [D] of a token alone."""
+    """(rows, n) of ``states`` [rows, n, D], or [D] of a single token."""
     return (1, 1) if states.dim() == 1 else (states.shape[0], states.shape[1])
 
 
 def buffer_for(states: Tensor, width: int) -> Tensor:
-    """[rows · n, ``width``] for what is projected from ``states`` [rows, n, D]; [``width``] for a token alone."""
+    """[rows · n, ``width``] for a projection of ``states`` [rows, n, D]; [``width``] for a single token."""
     return states.new_empty(width if states.dim() == 1 else (states.shape[0] * states.shape[1], width))
 
 
@@ -147,19 +148,19 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, inputs: AttentionInputs,
     rows, heads, queries, width = query.shape
     groups = heads // keys.shape[1]
     if groups == 1 or inputs.causal:
-        seen = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             query, keys, values, inputs.mask, is_causal=inputs.causal, scale=scale, enable_gqa=groups > 1
         )
     else:
         stacked = query.reshape(rows, keys.shape[1], groups * queries, width)
-        seen = F.scaled_dot_product_attention(stacked, keys, values, inputs.stacked(groups), scale=scale)
+        attended = F.scaled_dot_product_attention(stacked, keys, values, inputs.stacked(groups), scale=scale)
     if like.dim() == 1:
-        return seen.reshape(-1)
-    return seen.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
+        return attended.reshape(-1)
+    return attended.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
 
 
 def as_vector(hidden: Tensor) -> Tensor:
-    """``hidden`` [1, 1, D] as a vector [D] where that gains time; else, and under autograd, [rows, n, D] as it is.
+    """``hidden`` [1, 1, D] as a vector [D] if that saves time; else, and under autograd, [rows, n, D] unchanged.
 
     A vector stays one.
     """
@@ -189,32 +190,32 @@ def parameter_table(module: nn.Module) -> dict[str, Any]:
 
 
 def layer_norm(module: nn.LayerNorm) -> Pointwise:
-    """``module`` as a function, without the four calls that are made to enter it."""
+    """``module`` as a function, without the four calls to enter it."""
     width, eps, own = module.normalized_shape, module.eps, parameter_table(module)
     return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
 
 
 def activation(module: nn.Module) -> Pointwise:
-    """``module`` as a function: PyTorch's own where it does nothing but call it."""
+    """``module`` as a function: PyTorch's own if the module only calls it."""
     if type(module).__name__ == "GELUActivation":
         return gelu if getattr(module, "act", None) is F.gelu else module
     return ACTIVATIONS.get(type(module).__name__, module)
 
 
 def gelu(states: Tensor) -> Tensor:
-    """x·Φ(x), PyTorch's own kernel wherever it runs.
+    """x·Φ(x), by PyTorch's own kernel if possible.
 
     For contiguous float32 on a CPU, PyTorch calls oneDNN, which builds a primitive at every call: a fifth of the time
-    of a small model's token. It computes a transposed view of the same numbers itself.
+    of a small model's token. PyTorch computes a transposed view of the same numbers itself.
     """
-    asks = states.is_cpu and states.dtype == torch.float32 and states.is_contiguous()
-    if not asks or states.shape[-1] % 2:
+    exact = states.is_cpu and states.dtype == torch.float32 and states.is_contiguous()
+    if not exact or states.shape[-1] % 2:
         return F.gelu(states)
     transposed = states.as_strided((2, states.numel() // 2), (1, 2))
     return F.gelu(transposed).as_strided(states.shape, states.stride())
 
 
-# not those of ``nn.functional``, which ask first whether another library's tensors are at hand
+# not those of ``nn.functional``, which first check for other libraries' tensors
 ACTIVATIONS: dict[str, Pointwise] = {
     "SiLUActivation": torch._C._nn.silu,
     "SiLU": torch._C._nn.silu,
@@ -223,10 +224,10 @@ ACTIVATIONS: dict[str, Pointwise] = {
 
 
 class PackedLinear:
-    """Linear layers of these ``parameters``, over the same states [rows, n, in], or [in] of a token alone.
+    """Linear layers of these ``parameters`` over the same states [rows, n, in], or [in] of a single token.
 
-    Several tokens are multiplied with one weight after the other, as the modules do it, whose bits they keep.
-    ``sizes``: outputs of each.
+    Several tokens are multiplied with one weight after the other, as in the modules, with equal bits. ``sizes``:
+    outputs of each.
     """
 
     __slots__ = ("_joined", "_names", "_owns", "_places", "sizes")
@@ -238,7 +239,7 @@ class PackedLinear:
         self._joined = self._found()
 
     def __call__(self, states: Tensor, inputs: AttentionInputs) -> Sequence[Tensor]:
-        """What each of them makes of ``states``; of a token alone, until the forward's next block is asked."""
+        """Outputs of each layer; those of a single token stay valid until the next block of the forward."""
         if self._joined is not None and states.dim() == 1:
             whole, parts = inputs.parts(states, self.sizes)
             if self._one(states, whole):
@@ -246,19 +247,19 @@ class PackedLinear:
         return [linear(states, own) for own in self._owns]
 
     def write(self, states: Tensor, packed: PackedQKV) -> None:
-        """The same, to where ``packed`` has it."""
+        """Write the outputs into ``packed``."""
         if self._joined is None or states.dim() > 1 or not self._one(states, packed.whole):
             for own, written in zip(self._owns, packed.written, strict=True):
                 linear(states, own, written)
 
     def _one(self, states: Tensor, out: Tensor) -> bool:
-        """Whether the weights lie side by side; then what they make of a token alone is in ``out`` [all outs].
+        """Whether the weights lie side by side; then the outputs of a single token are in ``out`` [all outs].
 
-        Where they lay when the step was made is asked again at every call: a parameter put in another's place counts.
+        Addresses are compared at every call, so a replaced parameter is noticed.
         """
         places = [own[name].data_ptr() for name in self._names for own in self._owns]
         if places != self._places:
-            self._joined, self._places = self._found(), places  # in this order: another thread may ask meanwhile
+            self._joined, self._places = self._found(), places  # in this order: another thread may read meanwhile
         if self._joined is None:
             return False
         weight, *bias = self._joined
@@ -269,15 +270,15 @@ class PackedLinear:
         return True
 
     def _found(self) -> list[Tensor] | None:
-        """Weight, and bias if they have one, of all together; None where they are to be taken one by one."""
+        """Weight, and bias if any, of all layers together; None if they must be taken one by one."""
         if any(own[name] is None for name in self._names for own in self._owns):
             return None
-        found = [packed_view([own[name] for own in self._owns]) for name in self._names]
-        return None if any(each is None for each in found) else found  # type: ignore[return-value]  # just seen
+        views = [packed_view([own[name] for own in self._owns]) for name in self._names]
+        return None if any(each is None for each in views) else views  # type: ignore[return-value]  # just seen
 
 
 class NormNames(NamedTuple):
-    """Attributes of a block that hold its norms, None where it has none; ``norm`` makes one a function."""
+    """Attributes of a block that hold its norms, None without one; ``norm`` turns one into a function."""
 
     before_attention: str | None
     after_attention: str | None
@@ -287,7 +288,7 @@ class NormNames(NamedTuple):
 
 
 def llama_block(names: NormNames, block: Any) -> FusedBlock:
-    """The step of a decoder layer like Llama's."""
+    """The step of a Llama-like decoder layer."""
     attention, mlp = block.self_attn, block.mlp
     head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, activation(mlp.act_fn)
     first, after_first = (_norm_of(block, names.norm, name) for name in (names.before_attention, names.after_attention))
@@ -336,7 +337,7 @@ def llama_block(names: NormNames, block: Any) -> FusedBlock:
 
 
 def _packed_llama(states: Tensor, _rotary: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
-    """All heads of the queries, of the keys, of the values."""
+    """All heads of the queries, then of the keys, then of the values."""
     whole, tokens = buffer_for(states, queries + 2 * keys), token_shape(states)
     written = whole.split((queries, keys, keys), dim=-1)
     query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
@@ -353,13 +354,13 @@ def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> 
 
 
 def llama_norm(module: Any) -> Pointwise:
-    """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before it meets the weight."""
+    """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before the product with the weight."""
     quotient, own = _normalise(module, module.variance_epsilon), parameter_table(module)
     return lambda states: own["weight"] * quotient(states).to(states.dtype)
 
 
 def olmo2_norm(module: Any) -> Pointwise:
-    """OLMo2's RMSNorm: weight and quotient meet before the product is rounded."""
+    """OLMo2's RMSNorm: the product of weight and quotient is rounded."""
     quotient, own = _normalise(module, module.variance_epsilon), parameter_table(module)
     return lambda states: (own["weight"] * quotient(states)).to(states.dtype)
 
@@ -371,13 +372,13 @@ def gemma_norm(module: Any) -> Pointwise:
 
 
 def _normalise(module: Any, eps: float) -> Pointwise:
-    """x / √(mean x² + ε) in float32; the weight stays outside, for inside it is multiplied in another order.
+    """x / √(mean x² + ε) in float32; the weight stays outside, since inside the order of products differs.
 
-    Of a token alone (``parts.alone``), mean and ε are one product: PyTorch's own norm is seven operations on a CPU,
-    twice the time. Its sum is in another order.
+    For a single token mean and ε are one product: PyTorch's own norm is seven operations on a CPU, twice the time. Its
+    sum is in another order.
     """
     width = _width(module)
-    with torch.inference_mode(False):  # steps may be made where no gradient is, and run where one is
+    with torch.inference_mode(False):  # steps may be built without gradients and run with them
         added = torch.full((1,), eps)
 
     def quotient(states: Tensor) -> Tensor:
@@ -440,7 +441,7 @@ def gpt_neox_block(block: Any) -> FusedBlock:
         normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
         assert inputs.rotary is not None
         if torch.is_grad_enabled():
-            # each head's output is [query | key | value], so this view costs nothing
+            # each head's output is [query | key | value], so this view is free
             mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
             rotate(_rotated_part(mixed, inputs.rotary), inputs.rotary)
             query, key, value = mixed.transpose(1, 2).unbind(3)
@@ -466,7 +467,7 @@ def _packed_neox(states: Tensor, rotary: RotaryTables, heads: int, head: int) ->
 
 
 def _rotated_part(mixed: Tensor, rotary: RotaryTables) -> Tensor:
-    """What turns of queries and keys: as wide as the tables are, which the config may say narrower."""
+    """The rotated part of queries and keys: as wide as the tables, which may be narrower than a head."""
     return mixed.narrow(3, 0, 2).narrow(4, 0, rotary[0].shape[-1])
 
 
@@ -507,28 +508,28 @@ FUSED_BLOCKS: dict[str, Callable[[Any], FusedBlock | None]] = {
     **OPT_BLOCKS,
 }
 NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": layer_norm, **RMS_NORMS}
-# layers that steps compute by themselves, and those that do nothing in eval mode
+# layers that steps compute themselves, and those without effect in eval mode
 _PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
 
 
 def fused_block(block: nn.Module, kernel: str) -> FusedBlock | None:
-    """The step of ``block`` for queries with a cache under an attention ``kernel``; None where there is none."""
+    """The step of ``block`` for queries with a cache under an attention ``kernel``; None without one."""
     maker = FUSED_BLOCKS.get(type(block).__name__)
     return maker(block) if maker is not None and kernel == "sdpa" and _is_unmodified(block) else None
 
 
 def fused_norm(module: nn.Module) -> Pointwise | None:
-    """The norm in front of the head as a function of states [..., D]; None where it is not one known to the bit."""
+    """The norm in front of the head as a function of states [..., D]; None unless it is known bit by bit."""
     maker = NORMS.get(type(module).__name__)
     if maker is None or not _is_unmodified(module):
         return None
     norm = maker(module)
-    # a vector is a token alone to a step, and summed in another order
+    # a vector is a single token to a step, and summed in another order
     return lambda states: norm(states) if states.dim() > 1 else norm(states[None])[0]
 
 
 def _is_unmodified(part: nn.Module) -> bool:
-    """Only modules of the part's own source, activations, and PyTorch's; none of them hooked, patched or wrapped."""
+    """Whether it has only modules of its own source, activations, and PyTorch's; none hooked, patched or wrapped."""
     home = type(part).__module__
     if type(part) not in _PLAIN_MODULES and not home.startswith("transformers.models."):
         return False
@@ -538,7 +539,7 @@ def _is_unmodified(part: nn.Module) -> bool:
             return False
         if kind not in _PLAIN_MODULES and kind.__module__ not in (home, "transformers.activations"):
             return False
-        # a patched class computes otherwise under its old name
+        # a patched class computes something else under its old name
         if kind not in _PLAIN_MODULES and kind.forward.__module__ != kind.__module__:
             return False
     return True

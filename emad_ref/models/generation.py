@@ -1,9 +1,8 @@
 """Baselines: plain greedy decoding by a model's own ``generate``, and ``torch.compile`` that fails instead of falling
 back.
 
-A model's generation_config may hold penalties, beams, forced tokens or a kind of cache. Each would change what a
-baseline
-emits or costs, so a fresh config replaces it for the call.
+A model's generation_config may hold penalties, beams, forced tokens or a kind of cache. Each would change a baseline's
+tokens or cost, so a fresh config replaces it for the call.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from transformers import GenerationConfig
 from emad_ref.models.tokenizers import BOS, EOS, PAD, START
 
 TOKEN_ID_KEYS = frozenset({START, BOS, EOS, PAD})
-OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")  # flags of a model's config, too
+OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")  # also flags of a model's config
 MAX_SHOWN = 60  # characters of a value that a sentence shows
 
 
@@ -33,10 +32,10 @@ def greedy_generate(
     assistant: Any | None = None,
     **settings: Any,
 ) -> Tensor:
-    """int64 [rows, prompt + at most ``new``]: what ``model.generate`` gives for ``inputs``, the call's own tensors.
+    """int64 [rows, prompt + at most ``new``]: output of ``model.generate`` for ``inputs``, the call's own tensors.
 
-    ``ends``: ids that end a row; none by default, so that all rows do the same work. ``padding`` fills a row that has
-    ended: by default with its first end. ``assistant``: a model that drafts. ``settings``: of ``GenerationConfig``.
+    ``ends``: ids that end a row; none by default, so all rows do the same work. ``padding`` fills an ended row, by
+    default with its first end. ``assistant``: a model that drafts. ``settings``: of ``GenerationConfig``.
     """
     stops = sorted(ends)
     fill = padding if padding is not None else stops[0] if stops else 0
@@ -45,28 +44,28 @@ def greedy_generate(
     )
     helped = {} if assistant is None else {"assistant_model": assistant}
     with torch.inference_mode(), _default_generation_config(model, *helped.values()):
-        found: Tensor = model.generate(**inputs, generation_config=chosen, **helped)
-    return found
+        output: Tensor = model.generate(**inputs, generation_config=chosen, **helped)
+    return output
 
 
 def ignored_settings(model: Any) -> dict[str, Any]:
-    """Name → value of what the model's files say of generation beyond ids of special tokens and transformers' defaults.
+    """Name → value of the model's generation settings beyond ids of special tokens and transformers' defaults.
 
-    What ``greedy`` leaves out, and what would have changed its tokens or its work.
+    ``greedy_generate`` ignores them; they would change its tokens or its work.
     """
-    defaults, known = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
+    defaults, standard = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
     flags = {name: True for name in OUTPUT_FLAGS if getattr(model.config, name, False)}
     return flags | {
         name: value
         for name, value in sorted(model.generation_config.to_dict().items())
-        if name in known
+        if name in standard
         and not (name.startswith("_") or name in TOKEN_ID_KEYS or name == "transformers_version")
         and not (value is None or value == defaults.get(name, False))
     }
 
 
 def describe_ignored(settings: dict[str, Any]) -> str:
-    """The sentence that a run says of ``ignored_settings``; empty where there are none."""
+    """The run's sentence about ``ignored_settings``; empty if there are none."""
     if not settings:
         return ""
     listed = ", ".join(f"{name}={_shorten(value)}" for name, value in settings.items())
@@ -79,7 +78,7 @@ def _shorten(value: Any) -> str:
 
 
 def disable_collection(model: Any) -> None:
-    """Switch off what the config says to return of every layer: it costs time, and nothing here reads it."""
+    """Disable outputs of every layer that the config requests: they cost time, and nothing reads them."""
     for name in OUTPUT_FLAGS:
         if getattr(model.config, name, False):
             setattr(model.config, name, False)
@@ -87,20 +86,20 @@ def disable_collection(model: Any) -> None:
 
 @contextmanager
 def _default_generation_config(*models: Any) -> Iterator[None]:
-    """Models without settings of their own, as long as the block lasts."""
-    kept = [(model, model.generation_config) for model in models]
+    """Remove the generation settings of models for the block."""
+    configs = [(model, model.generation_config) for model in models]
     try:
         for model in models:
             model.generation_config = GenerationConfig()
         yield
     finally:
-        for model, config in kept:
+        for model, config in configs:
             model.generation_config = config
 
 
 @contextmanager
 def strict_compilation() -> Iterator[None]:
-    """What runs inside is compiled, or raises.
+    """Compile everything inside the block, or raise.
 
     Raises:
         RuntimeError: more shapes than TorchDynamo compiles one function for.

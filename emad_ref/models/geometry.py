@@ -1,20 +1,20 @@
 """Sizes of a model for FLOP formulas; from a config alone, no weights, no torch.
 
-One multiply-add counts as two; only matrix products and attention are counted, as PyTorch's own counter does. Per
-token and block, with D ``hidden``, H ``heads``, KV ``kv_heads``, hd ``head_dim``, I ``intermediate``:
+One multiply-add counts as two; only matrix products and attention are counted, as in PyTorch's own counter. Per token
+and block, with D ``hidden``, H ``heads``, KV ``kv_heads``, hd ``head_dim``, I ``intermediate``:
 
     2·D·H·hd + 4·D·KV·hd + 2·H·hd·D   projections of attention
     + {2 | 3}·2·D·I                    MLP, plain or gated
     + 4·H·hd·keys                      scores and their weighted sum
 
-and 2·E·V for a readout (E ``embedding_width``; + 2·D·E where E ≠ D). Cross-attention (T5) adds
+and 2·E·V for a readout (E ``embedding_width``; + 2·D·E if E ≠ D). Cross-attention (T5) adds
 
     4·D·H·hd                           query and output projections, per token and block
     + 4·H·hd·source keys               scores and their weighted sum
-    4·D·H·hd                           K and V of one source position, once per layer that is reached
+    4·D·H·hd                           K and V of one source position, once per reached layer
 
-and an encoder block costs what the first three lines say, per source position. In a mixture of experts the MLP counts
-once for each of the experts that a token runs, not for those it does not, and the router costs 2·D·experts.
+and an encoder block costs the first three lines, per source position. In a mixture of experts the MLP counts once for
+each expert that a token runs, and the router costs 2·D·experts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from emad_ref.models.families import family_of
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes under their names of above; ``tied``: embedding and unembedding are one table.
+    """Sizes of a model, named as above; ``tied``: embedding and unembedding are one table.
 
-    ``encoder_layers``: blocks of an encoder, of the decoder's width; 0 means that there is none, and that no block
-    attends to a source. ``layers`` are the decoder's.
-    ``experts``, ``experts_used``: MLPs of one block, and those that one token runs; 0 where there is one and no router.
-    ``block_extras``, ``extras``: parameters of one block, and of the rest, that belong to no matrix product (norms,
-    biases, learned positions); they cost no FLOPs here.
+    ``encoder_layers``: blocks of an encoder, of the decoder's width; 0 without an encoder and cross-attention.
+    ``layers`` are the decoder's. ``experts``, ``experts_used``: MLPs of one block, and those that one token runs; 0 for
+    one MLP without a router. ``block_extras``, ``extras``: parameters of one block, and of the rest, that belong to no
+    matrix product (norms, biases, learned positions); they cost no FLOPs here.
     """
 
     family: str
@@ -92,13 +91,13 @@ class Geometry:
     def parameters(self) -> int:
         """Parameters of the whole model, tied ones once."""
         tables = (1 if self.tied else 2) * self.vocabulary * self.embedding_width
-        projections = self._projection_flops()  # two matrices of D·E weights, and two FLOPs per weight
+        projections = self._projection_flops()  # two matrices of D·E weights, with two FLOPs per weight
         idle = (self.experts - self.experts_used) * self._mlp_flops()
         block = (self.block_flops() + self.cross_fill_flops() + idle) // 2 + self.block_extras
         return self.layers * block + self.encoder_flops(1, 0) // 2 + tables + projections + self.extras
 
     def _self_flops(self) -> int:
-        """Projections of self-attention and the MLP, or the router and the experts that it sends a token to."""
+        """FLOPs of the projections of self-attention and of the MLP, or of the router and the chosen experts."""
         attention = self._heads_flops(2 * self.heads + 2 * self.kv_heads)
         return attention + (self.experts_used or 1) * self._mlp_flops() + 2 * self.hidden * self.experts
 
@@ -106,7 +105,7 @@ class Geometry:
         return (3 if self.gated else 2) * 2 * self.hidden * self.intermediate
 
     def _heads_flops(self, heads: int) -> int:
-        """From the state to ``heads`` heads, or back."""
+        """FLOPs from the state to ``heads`` heads, or back."""
         return 2 * self.hidden * self.head_dim * heads
 
     def _projection_flops(self) -> int:
@@ -117,7 +116,7 @@ def geometry_of(config: Any) -> Geometry:
     """Geometry of a transformers config (its text part).
 
     Raises:
-        BadArgument: a family without a row, or a variant of one that is not walked.
+        BadArgument: a family without a row, or an unsupported variant.
     """
     return _geometry(config.get_text_config())
 
@@ -212,7 +211,7 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "llama", 4096, 32, 32, 32, 11008, 32000, False, 2048, {"rope_type": "default", "rope_theta": 10000.0}
     ),
     "llama-3.2-3b": _grouped("llama", 3072, 28, 24, 8, 8192, 128256, True, 131072, _llama3_rotary(32.0)),
-    # the text part: 32 of its 40 layers attend to text, the other 8 to an image and are skipped without one
+    # the text part: 32 of its 40 layers attend to text; the other 8 attend to an image and are skipped without one
     "llama-3.2-11b": _grouped("llama", 4096, 32, 32, 8, 14336, 128256, False, 131072, _llama3_rotary(8.0)),
     "qwen2.5-0.5b": _grouped("qwen2", 896, 24, 14, 2, 4864, 151936, True, 32768, _QWEN_ROTARY),
     "qwen2.5-1.5b": _grouped("qwen2", 1536, 28, 12, 2, 8960, 151936, True, 131072, _QWEN_ROTARY),

@@ -15,8 +15,8 @@ from emad_ref.models.kv_cache import CacheWrite, KVCache, LayerKVCache, write_en
 from emad_ref.record import Ints
 
 SMALLEST_BUCKET = 64  # positions of the smallest buffers, and keys of the smallest bucket
-MAX_GRAPHS = 256  # over one set of buffers: each takes memory, and audits that force depths meet many, each once
-MAX_IDLE = 4  # buffers that wait in a pool; the longest waiting go first
+MAX_GRAPHS = 256  # over one set of buffers: each takes memory, and audits that force depths need many once
+MAX_IDLE = 4  # idle buffers in a pool; the oldest are dropped first
 
 
 def bucket_size(positions: int) -> int:
@@ -51,19 +51,19 @@ class StepBuffers:
         self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def take(self, hidden: Tensor, frame: CacheWrite) -> None:
-        """Copy the first rows of a forward and their states; rows and positions only where they changed."""
-        wanted = frame.starts[: self._rows], frame.rows[: self._rows]
-        if self._last != wanted:
-            self._both.copy_(torch.tensor(wanted), non_blocking=True)
-            self._last = wanted
+        """Copy states and the first rows of a forward; rows and positions only if they changed."""
+        signature = frame.starts[: self._rows], frame.rows[: self._rows]
+        if self._last != signature:
+            self._both.copy_(torch.tensor(signature), non_blocking=True)
+            self._last = signature
         self.hidden.copy_(hidden[: self._rows])
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """One graph: ``replay`` gives its result; ``read`` are the addresses of the weights that it reads.
+    """One graph: ``replay`` returns its result; ``read`` has the addresses of the weights that it reads.
 
-    ``kept`` holds what else it reads: at the address of a tensor that is gone lies another one.
+    ``kept`` holds its other inputs alive: a freed tensor's address may be reused.
     """
 
     replay: Callable[[], Tensor]
@@ -74,13 +74,13 @@ class CapturedGraph:
 class KVBuffers:
     """K and V of ``rows`` sequences and ``capacity`` positions, [rows, heads, capacity, width] for each layer.
 
-    ``graphs``: (first, last, rows, bucket) → what was captured over these buffers.
+    ``graphs``: (first, last, rows, bucket) → graph captured over these buffers.
     """
 
     def __init__(self, sizes: BufferShape, rows: int, capacity: int):
         self.rows, self.capacity = rows, capacity
         shape = (2, sizes.layers, rows, sizes.heads, capacity, sizes.width)
-        # zeros, not empty: masked slots are read. Tensors of inference mode could not be written to outside it
+        # zeros, not empty: masked slots are read. Inference-mode tensors could not be written outside of it
         with torch.inference_mode(False), torch.no_grad():
             self._all = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         keys, values = self._all.unbind()
@@ -90,7 +90,7 @@ class KVBuffers:
         self._inputs: dict[int, StepBuffers] = {}
 
     def keep(self, where: tuple[int, int, int, int], captured: CapturedGraph) -> None:
-        """Hold a graph, and let go of those captured longest ago where there are too many."""
+        """Store a graph, and drop the oldest beyond the limit."""
         self.graphs[where] = captured
         while len(self.graphs) > MAX_GRAPHS:
             del self.graphs[next(iter(self.graphs))]
@@ -106,10 +106,10 @@ class KVBuffers:
         self._all.zero_()
 
     def take(self, other: KVBuffers, places: Sequence[int]) -> None:
-        """Rows at ``places`` of ``other``, in order, as far as both have room."""
-        held = min(self.capacity, other.capacity)
+        """Copy rows at ``places`` of ``other``, in order, as far as both have room."""
+        shared = min(self.capacity, other.capacity)
         rows = torch.tensor(places, device=self._all.device)
-        self._all[..., :held, :].copy_(other._all[:, :, rows, :, :held])
+        self._all[..., :shared, :].copy_(other._all[:, :, rows, :, :shared])
 
 
 class BufferPool:
@@ -117,7 +117,7 @@ class BufferPool:
 
     def __init__(self, sizes: BufferShape):
         self._sizes = sizes
-        self._idle: list[KVBuffers] = []  # the longest waiting first
+        self._idle: list[KVBuffers] = []  # the oldest first
 
     def lend(self, rows: int, positions: int) -> KVBuffers:
         """Empty buffers for ``rows`` rows and at least ``positions`` positions."""
@@ -132,11 +132,11 @@ class BufferPool:
         except torch.OutOfMemoryError:
             if not self._idle:
                 raise
-            self._idle.clear()  # and their graphs: what waits must not keep a session from its buffers
+            self._idle.clear()  # with their graphs: idle buffers must not keep memory from a session
             return KVBuffers(self._sizes, rows, capacity)
 
     def take_back(self, buffers: KVBuffers) -> None:
-        """``buffers`` may be lent again."""
+        """Return ``buffers`` to the pool."""
         self._idle.append(buffers)
         del self._idle[:-MAX_IDLE]
 
@@ -151,19 +151,19 @@ class BufferLease:
 
     def buffers(self, positions: int) -> KVBuffers:
         """The buffers, with room for at least ``positions``; growing copies K and V."""
-        held = self._held
-        if held is None or held.capacity < positions:
+        current = self._held
+        if current is None or current.capacity < positions:
             return self._move(range(self.rows), max(positions, self._capacity))
-        return held
+        return current
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows from now on, renumbered, in buffers of as many."""
+        """Keep only these rows, renumbered, in smaller buffers."""
         self.rows = len(rows)
         if self._held is not None:
             self._move(rows, self._held.capacity)
 
     def end(self) -> None:
-        """Give back what is held."""
+        """Return the buffers."""
         if self._held is not None:
             self.pool.take_back(self._held)
             self._held = None
@@ -178,7 +178,7 @@ class BufferLease:
 
 
 class StaticLayerCache(LayerKVCache):
-    """Keys and values of one layer in borrowed buffers."""
+    """Keys and values of one layer in lent buffers."""
 
     def __init__(self, number: int, rows: int, capacity: int, lease: BufferLease):
         super().__init__(number, rows, capacity)
@@ -186,33 +186,33 @@ class StaticLayerCache(LayerKVCache):
 
     def entries(self, row: int) -> tuple[Tensor, Tensor]:
         """See ``LayerKVCache.entries``."""
-        held = self._length[self._rows.index(row)]
-        if not held:
+        length = self._length[self._rows.index(row)]
+        if not length:
             raise BadArgument("row", row, "a row with entries", "nothing ran here yet")
-        buffers, layer = self._lease.buffers(held), self._number - 1
-        return buffers.keys[layer][row, :, :held], buffers.values[layer][row, :, :held]
+        buffers, layer = self._lease.buffers(length), self._number - 1
+        return buffers.keys[layer][row, :, :length], buffers.values[layer][row, :, :length]
 
     def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
-        """See ``LayerKVCache.write``: for forwards that are not captured."""
+        """See ``LayerKVCache.write``; for forwards without capture."""
         buffers, layer = self._lease.buffers(frame.keys), self._number - 1
         places = None if len(frame.rows) == buffers.rows else torch.tensor(frame.rows, device=keys.device)
-        seen = write_entries(buffers.keys[layer], buffers.values[layer], keys, values, frame, places)
+        attended = write_entries(buffers.keys[layer], buffers.values[layer], keys, values, frame, places)
         self._hold(frame)
-        return seen
+        return attended
 
     def hold(self, frame: CacheWrite) -> None:
-        """A graph has written the frame's K and V."""
+        """Record that a graph has written the frame's K and V."""
         self._hold(frame)
 
     def keep(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
-        """See ``LayerKVCache.keep``; buffers are the cache's matter."""
+        """See ``LayerKVCache.keep``; the cache handles the buffers."""
         places = [place for place, row in enumerate(self._rows) if row in set(rows)]
         self._length = tuple(self._length[place] for place in places)
         self._rows = tuple(numbers[self._rows[place]] for place in places)
 
 
 class StaticKVCache(KVCache):
-    """A cache whose buffers come from ``pool`` and go back to it with the cache."""
+    """A cache whose buffers come from ``pool`` and return to it when the cache is collected."""
 
     def __init__(self, pool: BufferPool, layers: int, rows: int, capacity: int):
         super().__init__(layers, rows, capacity)
@@ -222,16 +222,16 @@ class StaticKVCache(KVCache):
         weakref.finalize(self, lease.end)  # layers hold the lease, not the cache: only its user keeps the cache alive
 
     def holds(self, first: int, last: int) -> bool:
-        """Whether layers first+1 … last are still those that it was made with: decoders may put others there."""
+        """Whether layers first+1 … last are still the original ones: decoders may replace them."""
         return self.layers[first:last] == self._static[first:last]
 
     def hold(self, first: int, last: int, frame: CacheWrite) -> None:
-        """A graph has written K and V of layers first+1 … last."""
+        """Record that a graph has written K and V of layers first+1 … last."""
         for layer in self._static[first:last]:
             layer.hold(frame)
 
     def drop(self, rows: Ints) -> None:
         """See ``KVCache.drop``."""
-        kept = np.delete(np.arange(self.rows), np.atleast_1d(rows)).tolist()
+        remaining = np.delete(np.arange(self.rows), np.atleast_1d(rows)).tolist()
         super().drop(rows)
-        self.lease.keep(kept)
+        self.lease.keep(remaining)

@@ -1,16 +1,16 @@
 """Captured graphs: one decoding step of one token per row, replayed instead of launched kernel by kernel.
 
-At batch 1 an accelerator waits for Python longer than it multiplies. So where fused steps run with a cache, one query
-per row, the blocks between two probes are captured once and replayed from then on:
+At batch 1 an accelerator waits for Python longer than it multiplies. So if fused steps run with a cache and one query
+per row, the blocks between two probes are captured once and then replayed:
 
     one graph per   segment (first, last] × rows × bucket of keys × K/V buffers
 
 ``models.graph_buffers`` holds K/V and inputs at fixed addresses.
 
 A graph repeats addresses, shapes and every Python decision of its capture. So positions and rows are tensors, and a
-query attends to a whole *bucket* of keys, a power of two, under a mask made from its position: keys past it are
-executed, add nothing and are counted (``ForwardContext.executed``). Depths, tokens, blocks and readouts are those of
-the steps run one by one; sums over keys are in another order.
+query attends to a whole *bucket* of keys, a power of two, under a mask built from its position. Keys past it are
+executed, add nothing and are counted (``ForwardContext.executed``). Depths, tokens, blocks and readouts equal those of
+uncaptured steps; sums over keys are in another order.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
     from emad_ref.models.causal import CausalStepper
 
 
-WARM_UP_RUNS = 2  # runs before a capture: the first chooses kernels and makes workspaces, the second finds them made
+WARM_UP_RUNS = 2  # runs before a capture: the first chooses kernels and allocates workspaces, the second reuses them
 
 
 class GraphCaptureError(EmadError):
-    """The device, or a library on it, refused a capture."""
+    """Raised if the device, or a library on it, refuses a capture."""
 
 
 class CaptureEngine(Protocol):
     """Captures on one device."""
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """What does to the tensors that ``function`` closes over what one call of it does now.
+        """Capture one call of ``function`` as a graph over the tensors that it closes over; returns its replay.
 
-        Each call gives the same tensor, which is valid until anything of this engine is replayed or captured.
-        ``function`` runs several times in between: running it twice must be running it once.
+        Each replay returns the same tensor, which is valid until this engine replays or captures again. ``function``
+        runs several times during the capture, so it must be idempotent.
 
         Raises:
-            GraphCaptureError: it cannot be.
+            GraphCaptureError: the capture fails.
         """
         ...
 
@@ -73,7 +73,7 @@ class CudaCaptureEngine:
     def __init__(self, device: torch.device):
         self._device = device
         self._pool: Any = None
-        self._first: torch.cuda.CUDAGraph | None = None  # a pool is given up with the last of its graphs
+        self._first: torch.cuda.CUDAGraph | None = None  # a pool is freed with the last of its graphs
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """See ``CaptureEngine.capture``."""
@@ -81,12 +81,12 @@ class CudaCaptureEngine:
             before = torch.cuda.current_stream()
             try:
                 return self._captured(function, before)
-            except RuntimeError as error:  # PyTorch's word for whatever CUDA and its libraries refuse
+            except RuntimeError as error:  # PyTorch raises it for every refusal of CUDA and its libraries
                 raise GraphCaptureError(
                     f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
                 ) from error
             finally:
-                torch.cuda.set_stream(before)  # a capture that failed leaves its own stream behind
+                torch.cuda.set_stream(before)  # a failed capture leaves its own stream current
 
     def _captured(self, function: Callable[[], Tensor], before: torch.cuda.Stream) -> Callable[[], Tensor]:
         aside = torch.cuda.Stream()
@@ -98,7 +98,7 @@ class CudaCaptureEngine:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # other threads, an energy meter's say, go on with what a capture forbids
+        # other threads, such as an energy meter, continue with calls that a capture forbids
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
         self._first = self._first or graph
@@ -112,14 +112,14 @@ class CudaCaptureEngine:
 
 CAPTURE_ENGINES: dict[str, Callable[[torch.device], CaptureEngine]] = {
     "cuda": CudaCaptureEngine
-}  # kind of device → what captures there
+}  # kind of device → its engine
 
 
 ParameterPlace = tuple[dict[str, Any], str]  # a module's table of parameters, and a name in it
 
 
 def parameter_places(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
-    """Of every parameter of some modules."""
+    """Places of every parameter of these modules."""
     return [
         (module._parameters, name)
         for part in parts
@@ -130,12 +130,12 @@ def parameter_places(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
 
 
 def parameter_addresses(places: Iterable[ParameterPlace]) -> tuple[int, ...]:
-    """Where they lie now: another number where a parameter was put in another's place, or got other data."""
+    """Current addresses of the parameters; a replaced parameter or new data changes one."""
     return tuple([table[name].data_ptr() for table, name in places])
 
 
 def has_no_hooks(parts: Sequence[Any]) -> bool:
-    """Whether these are modules that do what their class does, nothing hung on them; the last one multiplies."""
+    """Whether these modules behave as their classes, without hooks; the last one is a linear layer."""
     if not all(isinstance(part, nn.Module) for part in parts) or type(parts[-1]) is not nn.Linear:
         return False
     return not any(
@@ -146,7 +146,7 @@ def has_no_hooks(parts: Sequence[Any]) -> bool:
 
 
 class _BucketWriter:
-    """What fused steps see as their cache: stores at the rows' positions, gives a bucket of keys and values."""
+    """Cache of captured fused steps: stores at the rows' positions, returns a bucket of keys and values."""
 
     def __init__(self, buffers: KVBuffers, inputs: StepBuffers, keys: int):
         self._keys, self._values, self._inputs, self._bucket = buffers.keys, buffers.values, inputs, keys
@@ -156,19 +156,19 @@ class _BucketWriter:
         return self._put(self._keys[layer_idx], keys), self._put(self._values[layer_idx], values)
 
     def _put(self, buffer: Tensor, states: Tensor) -> Tensor:
-        at, seen = self._inputs, buffer.narrow(2, 0, self._bucket)
+        at, bucket = self._inputs, buffer.narrow(2, 0, self._bucket)
         if self._whole:
             buffer.scatter_(2, at.positions[:, None, None, None].expand_as(states), states)
-            return seen
-        # an index before and one after the slice: what is put there is [rows, kv_heads, head_dim]
+            return bucket
+        # an index before and one after the slice: the values are [rows, kv_heads, head_dim]
         buffer[at.places, :, at.positions] = states[:, :, 0]
-        return seen.index_select(0, at.places)
+        return bucket.index_select(0, at.places)
 
 
 class CapturedSegment:
     """Layers first+1 … last of ``stepper`` over the rows of ``inputs``, against ``keys`` keys of ``buffers`` each.
 
-    Called, it gives h_last [rows, 1, D] of ``inputs.hidden``, and writes K and V; called twice, it has done no more.
+    A call returns h_last [rows, 1, D] of ``inputs.hidden`` and writes K and V; it is idempotent.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class CapturedSegment:
         self._inputs, self._writer = inputs, _BucketWriter(buffers, inputs, keys)
         self._dtype, self._window = stepper.dtype, stepper.window
         placements = {placement for _, placement in self._steps}
-        # as long as the graph: a table that grows is another one
+        # lives as long as the graph: a grown table is a new tensor
         self._rotary: dict[LayerPlacement, RotaryTables | None] = {
             placement: None if stepper.rotary is None else stepper.signed_rotary_table(placement, keys)
             for placement in placements
@@ -202,31 +202,31 @@ class CapturedSegment:
         return AttentionInputs(self._writer, self._mask(placement), rotary, several=False)
 
     def _mask(self, placement: LayerPlacement) -> Tensor:
-        """Additive [rows, 1, 1, keys]: as ``stepper.attention_mask``, of positions that are known when it runs."""
+        """Additive [rows, 1, 1, keys]: as ``stepper.attention_mask``, from positions known at replay."""
         here = self._inputs.positions[:, None]
-        seen = self._slots <= here
+        visible = self._slots <= here
         if placement.kind == SLIDING_ATTENTION and self._window is not None:
-            seen = seen & (self._slots > here - self._window)
-        mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
-        return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)[:, None, None]
+            visible = visible & (self._slots > here - self._window)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device)
+        return mask.masked_fill_(~visible, torch.finfo(self._dtype).min)[:, None, None]
 
 
 def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
-    """All of them: where a block has none, nothing is captured (``capture.make_graphs``)."""
+    """All steps; nothing is captured if a block has none (``make_graphs``)."""
     present = [(step, placement) for step, placement in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
 
 
 class CapturedReadouts:
-    """Of one stepper. ``able``: whether its norm and head are such that a graph does what they do."""
+    """Captured readouts of one stepper. ``able``: whether a graph can run its norm and head."""
 
     def __init__(self, stepper: CausalStepper, engine: CaptureEngine):
         self._engine, self.able = engine, has_no_hooks(stepper.head)
         self._places = parameter_places(stepper.head) if self.able else []
-        self._states: dict[int, Tensor] = {}  # [states, D], where graphs read them
+        self._states: dict[int, Tensor] = {}  # [states, D], inputs of the graphs
         self._graphs: dict[int, CapturedGraph] = {}
 
     def logits(self, stepper: CausalStepper, hidden: Tensor) -> Tensor:
@@ -234,11 +234,11 @@ class CapturedReadouts:
         *shape, width = hidden.shape
         states = self._still(hidden.numel() // width, width, hidden)
         states.copy_(hidden.reshape(states.shape))
-        read, found = parameter_addresses(self._places), self._graphs.get(len(states))
-        if found is None or found.read != read:
+        read, captured = parameter_addresses(self._places), self._graphs.get(len(states))
+        if captured is None or captured.read != read:
             replay = self._engine.capture(partial(stepper.read_out, states))
-            found = self._graphs[len(states)] = CapturedGraph(replay, read, states)
-        return found.replay().view(*shape, -1).clone()
+            captured = self._graphs[len(states)] = CapturedGraph(replay, read, states)
+        return captured.replay().view(*shape, -1).clone()
 
     def _still(self, count: int, width: int, like: Tensor) -> Tensor:
         if count not in self._states:
@@ -247,15 +247,15 @@ class CapturedReadouts:
         return self._states[count]
 
 
-MAX_CAPTURED_ROWS = 16  # of a captured step; a batch of more hides what launching takes
+MAX_CAPTURED_ROWS = 16  # of a captured step; larger batches hide the launch time
 
 
 class GraphCaptureWarning(UserWarning):
-    """Graphs were wanted, and steps run one by one."""
+    """Warning that steps run one by one although graphs were requested."""
 
 
 class StepGraphs:
-    """The graphs of one stepper. ``refused``: why nothing is captured any more; empty as long as it is."""
+    """The graphs of one stepper. ``refused``: why nothing is captured any more, else empty."""
 
     def __init__(self, stepper: CausalStepper, engine: CaptureEngine):
         geometry = stepper.geometry
@@ -276,11 +276,11 @@ class StepGraphs:
 
     @property
     def summary(self) -> str:
-        """For reports, after the backend's name."""
+        """Text for reports, after the backend's name."""
         return f"nothing captured: {self.refused}" if self.refused else "captured graphs"
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
-        """One whose steps can be captured."""
+        """A cache whose steps can be captured."""
         stepper = self._owner()
         assert stepper is not None, "asked by its own stepper"
         return StaticKVCache(self.pool, stepper.layers, rows, capacity)
@@ -288,18 +288,18 @@ class StepGraphs:
     def run(
         self, stepper: CausalStepper, hidden: Tensor, first: int, last: int, frame: ForwardContext, cache: KVCache
     ) -> Tensor | None:
-        """As ``Stepper.run``, of a frame and a cache that were looked at; None where it is to run one by one.
+        """As ``Stepper.run``, for a checked frame and cache; None if the step must run uncaptured.
 
-        Says in ``frame.executed`` how many keys each query is executed against.
+        ``frame.executed`` is set to the number of keys per query.
         """
         frame.executed = frame.keys
         if not isinstance(cache, StaticKVCache) or not self._takes(stepper, first, last, frame, cache):
             return None
         keys, buffers, rows = bucket_size(frame.keys), cache.lease.buffers(frame.keys), len(frame.rows)
         read = parameter_addresses(chain.from_iterable(self._places[first:last]))
-        known = buffers.graphs.get((first, last, rows, keys))
-        # soon some rows leave, and no token is to wait for that capture: it is made with the first
-        counts = (rows,) if known is not None and known.read == read else range(1, rows + 1)
+        graph = buffers.graphs.get((first, last, rows, keys))
+        # some rows leave soon, and no token should wait for that capture: it is made with the first
+        counts = (rows,) if graph is not None and graph.read == read else range(1, rows + 1)
         try:
             for count in counts:
                 buffers.inputs(count).take(hidden, frame)
@@ -307,14 +307,14 @@ class StepGraphs:
         except GraphCaptureError as reason:
             self._refuse(str(reason))
             return None
-        # graphs share memory: the next replay of any of them may overwrite this one's result
+        # graphs share memory: the next replay of any of them may overwrite this result
         result = captured.replay().clone()
         cache.hold(first, last, frame)
         frame.executed = keys
         return result
 
     def logits(self, stepper: CausalStepper, hidden: Tensor) -> Tensor | None:
-        """As ``Stepper.logits``; None where it is to run by itself."""
+        """As ``Stepper.logits``; None if the readout must run uncaptured."""
         few = 0 < hidden.numel() <= MAX_CAPTURED_ROWS * hidden.shape[-1] and hidden.dtype == stepper.dtype
         if not few or not self._readouts.able or not self._may(stepper):
             return None
@@ -340,7 +340,7 @@ class StepGraphs:
     def _may(self, stepper: CausalStepper) -> bool:
         return (
             not self.refused
-            and self._owner() is stepper  # a copy may have other tables, or other blocks
+            and self._owner() is stepper  # a copy may have other tables or blocks
             and not torch.is_grad_enabled()
             and not torch._C._len_torch_dispatch_stack()
         )
@@ -356,12 +356,12 @@ class StepGraphs:
         read: tuple[int, ...],
     ) -> CapturedGraph:
         """The graph of this segment over weights at ``read``. Raises GraphCaptureError."""
-        found = buffers.graphs.get((first, last, rows, keys))
-        if found is None or found.read != read:
+        graph = buffers.graphs.get((first, last, rows, keys))
+        if graph is None or graph.read != read:
             segment = CapturedSegment(stepper, first, last, buffers, buffers.inputs(rows), keys)
-            found = CapturedGraph(self._engine.capture(segment), read, segment)
-            buffers.keep((first, last, rows, keys), found)
-        return found
+            graph = CapturedGraph(self._engine.capture(segment), read, segment)
+            buffers.keep((first, last, rows, keys), graph)
+        return graph
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason
@@ -372,9 +372,9 @@ class StepGraphs:
 
 
 def make_graphs(stepper: CausalStepper, backend: str) -> tuple[StepGraphs | None, str]:
-    """The graphs of a stepper that is made, and why there are none where its device has an engine; else "".
+    """The graphs of a finished stepper, and why there are none although its device has an engine, else "".
 
-    ``backend``: the one asked for.
+    ``backend``: the requested one.
     """
     make = CAPTURE_ENGINES.get(stepper.device.type)
     if make is None or backend != FAST:

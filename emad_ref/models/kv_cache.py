@@ -1,12 +1,12 @@
 """K/V per layer, each layer with its own rows and its own valid length per row.
 
 Slot = position: the key of a row's token at position p lies in slot p of every layer that ran it. Nothing is padded on
-the left, and slots at or above a row's length hold nothing that a mask lets through (a ragged prompt's padding, say),
-so that rollback by any number of tokens per row only lowers lengths.
+the left. Slots at or above a row's length are always masked (a ragged prompt's padding, say), so a rollback by any
+number of tokens per row only lowers lengths.
 
-Under adaptive depth layers hold different numbers of tokens. A block that runs for position p needs exactly p entries
-of that row below it; anything else would attend to wrong or missing keys and give silently wrong logits, so it raises
-``MissingEntry`` instead. Under the monotone schedule (EMAD) it never does: that is the claim "no K/V repair".
+Under adaptive depth layers hold different numbers of tokens. A block at position p needs exactly p entries of that row
+below it. Anything else would attend to wrong or missing keys and give silently wrong logits, so it raises
+``MissingEntry``. Under the monotone schedule (EMAD) it never does: that is the claim "no K/V repair".
 
 This module knows no model, no mask and no depth rule.
 """
@@ -25,7 +25,7 @@ from emad_ref.record import Ints, Work
 
 
 class MissingEntry(EmadError):
-    """A layer does not hold exactly the entries of all earlier positions of a row.
+    """Raised if a layer does not hold exactly the entries of all earlier positions of a row.
 
     ``layer`` counts from 1; ``held`` is the row's length there, None if the layer gave the row up.
     """
@@ -40,7 +40,7 @@ class MissingEntry(EmadError):
 
 
 class CacheWrite(Protocol):
-    """What the cache reads of a frame: which rows write, where each starts, and what each holds afterwards.
+    """Interface of a frame for the cache: rows that write, their start, and their length afterwards.
 
     ``rows``, ``starts``, ``ends`` have one entry per row; ``start`` is the common start, None if rows differ;
     ``queries`` the width n of the chunk, padding included; ``keys`` the slots every query is executed against.
@@ -60,9 +60,10 @@ class CacheWrite(Protocol):
 def write_entries(
     held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, frame: CacheWrite, places: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Put [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; what its queries attend over.
+    """Write [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; returns the keys and values to attend
+    over.
 
-    ``places`` int64 [rows] of the frame's rows in the buffers; None where they are all of them.
+    ``places`` int64 [rows] of the frame's rows in the buffers; None if they are all of them.
     """
     if places is not None:
         # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
@@ -83,12 +84,12 @@ def write_entries(
 class LayerKVCache:
     """Keys and values of one layer, [rows, kv_heads, capacity, head_dim], for the session rows it still serves.
 
-    They lie on the device that wrote them: the one of the layer's weights.
+    They lie on the device of the layer's weights.
     """
 
     def __init__(self, number: int, rows: int, capacity: int):
         self._number, self._capacity = number, capacity
-        # tuples: one comparison with the frame's decides the common case, and frames can hand theirs over
+        # tuples: one comparison with the frame's covers the common case, and frames can hand theirs over
         self._rows: tuple[int, ...] = tuple(range(rows))
         self._length: tuple[int, ...] = (0,) * rows
         self._keys: Tensor | None = None
@@ -109,22 +110,22 @@ class LayerKVCache:
         place = self._rows.index(row)
         if self._keys is None or self._values is None:
             raise BadArgument("row", row, "a row with entries", "nothing ran here yet")
-        held = self._length[place]
-        return self._keys[place, :, :held], self._values[place, :, :held]
+        length = self._length[place]
+        return self._keys[place, :, :length], self._values[place, :, :length]
 
     def require(self, frame: CacheWrite) -> None:
         """Raise MissingEntry unless every row of the frame holds exactly the entries below its first position."""
         if self._rows == frame.rows and self._length == frame.starts:
             return
-        held = dict(zip(self._rows, self._length, strict=True))
+        lengths = dict(zip(self._rows, self._length, strict=True))
         for row, start in zip(frame.rows, frame.starts, strict=True):
-            if held.get(row) != start:
-                raise MissingEntry(self._number, row, start, held.get(row))
+            if lengths.get(row) != start:
+                raise MissingEntry(self._number, row, start, lengths.get(row))
 
     def write(self, keys: Tensor, values: Tensor, frame: CacheWrite) -> tuple[Tensor, Tensor]:
-        """Store [rows, kv_heads, n, head_dim] at the frame's slots; returns what its queries attend over.
+        """Store [rows, kv_heads, n, head_dim] at the frame's slots; returns the keys and values to attend over.
 
-        That is [rows, kv_heads, frame.keys, head_dim]: a view of the buffer where all served rows take part.
+        These are [rows, kv_heads, frame.keys, head_dim]: a view of the buffer if all served rows take part.
         """
         if self._keys is None or self._values is None or self._keys.shape[2] < frame.keys:
             self._make_room(keys, frame.keys)
@@ -133,16 +134,18 @@ class LayerKVCache:
         places: Tensor | None = None
         if self._rows != frame.rows:
             places = torch.tensor([self._rows.index(row) for row in frame.rows], device=keys.device)
-        seen = write_entries(self._keys, self._values, keys, values, frame, places)
+        attended = write_entries(self._keys, self._values, keys, values, frame, places)
         self._hold(frame)
-        return seen
+        return attended
 
     def truncate(self, length: Sequence[int]) -> None:
         """Forget entries from ``length[session row]`` on."""
-        self._length = tuple(min(held, length[row]) for row, held in zip(self._rows, self._length, strict=True))
+        self._length = tuple(
+            min(entry_count, length[row]) for row, entry_count in zip(self._rows, self._length, strict=True)
+        )
 
     def keep(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
-        """Serve only these session rows from now on, calling each by its new number."""
+        """Serve only these session rows, renumbered."""
         places = [i for i, row in enumerate(self._rows) if row in set(rows)]
         if len(places) < len(self._rows) and self._keys is not None and self._values is not None:
             index = torch.tensor(places, dtype=torch.int64, device=self._keys.device)
@@ -156,7 +159,9 @@ class LayerKVCache:
             self._length = frame.ends
         else:
             ends = dict(zip(frame.rows, frame.ends, strict=True))
-            self._length = tuple(ends.get(r, held) for r, held in zip(self._rows, self._length, strict=True))
+            self._length = tuple(
+                ends.get(r, entry_count) for r, entry_count in zip(self._rows, self._length, strict=True)
+            )
 
     def _make_room(self, like: Tensor, slots: int) -> None:
         if self._keys is None or self._values is None:
@@ -170,7 +175,7 @@ class LayerKVCache:
 class KVCache:
     """K/V of one batch of sequences: session rows 0 … rows−1, ``layers`` layers.
 
-    ``layers[i]`` belongs to layer i + 1. Buffers are made at the first write and grow by doubling.
+    ``layers[i]`` belongs to layer i + 1. Buffers are allocated at the first write and grow by doubling.
 
     Raises:
         BadArgument: fewer than one layer, row or slot.
@@ -182,10 +187,10 @@ class KVCache:
                 raise BadArgument(name, value, "at least 1")
         self.rows = rows
         self.layers = [LayerKVCache(i + 1, rows, capacity) for i in range(layers)]
-        self._caps: tuple[int, ...] | None = None  # of the last ``free``: the same caps again have nothing to free
+        self._caps: tuple[int, ...] | None = None  # of the last ``free``: equal caps have nothing to free
 
     def source_work(self) -> Work:
-        """What was executed for sources since the cache was made: nothing where there is no encoder."""
+        """Work executed for sources since the cache was opened; empty without an encoder."""
         return Work.none(len(self.layers))
 
     def require(self, first: int, last: int, frame: CacheWrite) -> None:
@@ -195,34 +200,34 @@ class KVCache:
 
     def truncate(self, length: Ints) -> None:
         """Forget, in every layer, entries from absolute position ``length`` [rows] on; shorter layers stay."""
-        wanted = self._per_row(length, "length", 0)
+        lengths = self._per_row(length, "length", 0)
         for layer in self.layers:
-            layer.truncate(wanted)
+            layer.truncate(lengths)
 
     def free(self, caps: Ints) -> None:
         """Give up the K/V above each row's cap [rows] for good: layers > cap never serve the row again."""
-        wanted = tuple(self._per_row(caps, "caps", 0))
-        if wanted == self._caps:
+        new_caps = tuple(self._per_row(caps, "caps", 0))
+        if new_caps == self._caps:
             return
-        self._caps = wanted
+        self._caps = new_caps
         same = {row: row for row in range(self.rows)}
-        for number, layer in enumerate(self.layers[min(wanted) :], start=min(wanted) + 1):
-            layer.keep([row for row in range(self.rows) if wanted[row] >= number], same)
+        for number, layer in enumerate(self.layers[min(new_caps) :], start=min(new_caps) + 1):
+            layer.keep([row for row in range(self.rows) if new_caps[row] >= number], same)
 
     def drop(self, rows: Ints) -> None:
         """Remove session rows; the remaining keep their order and are renumbered from 0.
 
         Raises:
-            BadArgument: a row that is not there, or all of them.
+            BadArgument: a row that does not exist, or all of them.
         """
         gone = set(np.atleast_1d(np.asarray(rows, dtype=np.int64)).tolist())
-        kept = [row for row in range(self.rows) if row not in gone]
-        if not gone <= set(range(self.rows)) or not kept:
+        remaining = [row for row in range(self.rows) if row not in gone]
+        if not gone <= set(range(self.rows)) or not remaining:
             raise BadArgument("rows", sorted(gone), f"some, not all, of 0–{self.rows - 1}", "make a new cache instead")
-        numbers = {row: i for i, row in enumerate(kept)}
+        numbers = {row: i for i, row in enumerate(remaining)}
         for layer in self.layers:
-            layer.keep(kept, numbers)
-        self.rows = len(kept)
+            layer.keep(remaining, numbers)
+        self.rows = len(remaining)
 
     def _per_row(self, values: Ints, name: str, least: int) -> list[int]:
         values = np.asarray(values)
@@ -232,7 +237,7 @@ class KVCache:
 
 
 def _grow(buffer: Tensor, slots: int) -> Tensor:
-    rows, heads, held, width = buffer.shape
-    bigger = buffer.new_zeros(rows, heads, max(slots, 2 * held), width)
-    bigger[:, :, :held] = buffer
+    rows, heads, entry_count, width = buffer.shape
+    bigger = buffer.new_zeros(rows, heads, max(slots, 2 * entry_count), width)
+    bigger[:, :, :entry_count] = buffer
     return bigger

@@ -1,6 +1,6 @@
-"""Names → weights: bundled, on the hub, in a local folder, random of a known geometry, or constructed as a control.
+"""Loading by name: bundled, on the hub, in a local folder, random of a known geometry, or a constructed control.
 
-The only place that loads a model. What a name means, in this order:
+The only place that loads a model. Meanings of a name, in this order:
 
     control:identity-upper   a random 12-layer GPT-NeoX whose blocks above layer 4 do nothing
     random:NAME              the geometry of a published or bundled model with seeded random weights
@@ -12,8 +12,8 @@ The only place that loads a model. What a name means, in this order:
 
 Code from a repository is never run; weights come from safetensors, in one file or in shards, or from .bin files read
 weights-only. A hub model is read at one commit, which its provenance names. ``device="auto"`` leaves the placement to
-accelerate: the accelerators of this machine, or the CPU where there is none. What it spreads over several is walked
-like any other (``models.placement``).
+accelerate: the accelerators of this machine, or the CPU without one. A model spread over several devices runs layer by
+layer like any other (``models.placement``).
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ HUB: dict[str, str] = {
 }
 CONTROLS = ("control:identity-upper",)
 IDENTITY_ABOVE = 4  # layers of the control above this one do nothing
-AUTO = "auto"  # the device that leaves placement to accelerate
+AUTO = "auto"  # device name that leaves placement to accelerate
 LOG_IN = "log in (`hf auth login`, or HF_TOKEN in the environment)"
-# Of whichever library the hub's client uses for HTTP: also what is raised when a connection breaks off.
+# Errors of the HTTP library behind the hub's client, also raised when a connection breaks off.
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
-REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; a gated repository is also a hidden one
+REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; a gated repository is also a hidden one
     (GatedRepoError, f"it is gated: accept its terms on its page of the hub, then {LOG_IN}"),
     (RepositoryNotFoundError, f"the hub has no such repository, or it is private: check the name, or {LOG_IN}"),
     (RevisionNotFoundError, "it has no such branch, tag or commit"),
@@ -113,23 +113,34 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; a 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-_LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, what to tell of the files
+_LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts about the files
 
 
 class ModelUnavailable(EmadError):
-    """Weights that could not be had: not there, not allowed, or no network."""
+    """Raised for weights that are missing, forbidden, or unreachable without a network."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to be walked.
+    """A loaded model.
 
-    ``model`` a transformers causal or encoder-decoder LM in eval mode; ``tokenizer`` None where there is none (random
-    weights of a published geometry, weights stored alone; ``provenance["tokenizer_missing"]`` says why);
-    ``fingerprint`` sha256 over config, weights and tokenizer, the same on every device; ``trained`` False for random
-    weights, about which quality claims say nothing; ``provenance`` plain JSON values; ``special_tokens``: where a text
-    begins and ends; ``remarks``: what a run says of the model's files, ids that they disagree about and settings that
-    baselines leave out.
+    Attributes
+    ----------
+    model : transformers.PreTrainedModel
+        A causal or encoder-decoder LM in eval mode.
+    tokenizer : transformers tokenizer or None
+        None for random weights of a published geometry and for weights stored alone;
+        ``provenance["tokenizer_missing"]`` says why.
+    fingerprint : str
+        sha256 over config, weights and tokenizer, the same on every device.
+    trained : bool
+        False for random weights, to which quality claims do not apply.
+    provenance : dict
+        Plain JSON values.
+    special_tokens : SpecialTokens
+        Tokens that begin and end a text.
+    remarks : tuple of str
+        A run's remarks on the model's files: ids that they disagree about, settings that baselines ignore.
     """
 
     name: str
@@ -145,23 +156,23 @@ class LoadedModel:
 
     @cached_property
     def stepper(self) -> Stepper:
-        """The model's one stepper, checked against the model when first asked for."""
+        """The model's one stepper, checked against the model on first use."""
         if _is_encoder_decoder(self.model.config):
             return Seq2SeqStepper(self.model)
         return CausalStepper(self.model, backend=self.provenance["backend"])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a report and a golden say of the model, plain JSON values: which it is, and ``provenance``.
+        """Facts about the model for a report and a golden, plain JSON values: its identity, and ``provenance``.
 
-        ``ran``: by what it was walked, where its stepper says more than the backend that was asked for.
+        ``ran``: the running backend, if its stepper names more than the requested one.
         """
         stepper = vars(self).get("stepper")
-        asked = self.provenance["backend"]
-        ran = stepper.backend if isinstance(stepper, CausalStepper) else asked
+        requested = self.provenance["backend"]
+        ran = stepper.backend if isinstance(stepper, CausalStepper) else requested
         return {
             **self.provenance,
-            **({} if ran == asked else {"ran": ran}),
+            **({} if ran == requested else {"ran": ran}),
             "name": self.name,
             "fingerprint": self.fingerprint,
             "layers": self.geometry.layers,
@@ -175,7 +186,7 @@ class LoadedModel:
     def opening(self) -> int | None:
         """The id that opens every sequence: beginning of text, else end of text, else None (``models.tokenizers``).
 
-        In an encoder-decoder it is the decoder's start token: the whole of a usual decoder prompt.
+        In an encoder-decoder it is the decoder's start token: usually the whole decoder prompt.
         """
         return self.special_tokens.opening
 
@@ -187,7 +198,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class _ModelSource:
-    """Where a name leads. ``place``: folder or hub id; ``hub_id`` set for the hub only."""
+    """Source of a name. ``place``: folder or hub id; ``hub_id`` is set for the hub only."""
 
     kind: str
     place: str
@@ -195,7 +206,7 @@ class _ModelSource:
 
 
 def known_names() -> tuple[str, ...]:
-    """Every name that needs no path and no owner."""
+    """Every name without a path or owner."""
     return (*bundled.bundled_names(), *HUB, *CONTROLS)
 
 
@@ -208,28 +219,48 @@ def load(
     seed: int = 0,
     backend: str = FAST,
 ) -> LoadedModel:
-    """Load a model by name (see the module's docstring).
+    """Load a model by name; the module's docstring lists the names.
 
-    ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
-    branch, tag or commit, which may also stand behind the name: ``NAME@REVISION``; ``seed`` draws random weights.
-    ``device`` as torch names it, or ``auto``. ``backend``: how a decoder-only model is walked (``families.BACKENDS``);
-    an encoder-decoder is by its modules.
+    Parameters
+    ----------
+    name : str
+        Bundled or short name, folder, hub repository, ``random:NAME`` or ``control:NAME``.
+    device : str or torch.device
+        As torch names it, or ``auto``.
+    dtype : torch.dtype or None
+        None means float32, the reference precision, whatever the checkpoint's own.
+    revision : str or None
+        Branch, tag or commit on the hub; ``NAME@REVISION`` in the name is equivalent.
+    seed : int
+        Seed of random weights.
+    backend : str
+        How a decoder-only model runs (``families.BACKENDS``); an encoder-decoder always runs by its modules.
 
-    Raises:
-        BadArgument: an unknown name or backend, a family that cannot be walked, a revision for something not on the
-            hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without
-            accelerate or without room for the model, a checkpoint that does not fill the model (``models.checkpoint``),
-            weights that hold NaN or infinity, files that transformers cannot read; an adapter, stored integers, a
-            config that its weight files do not fit (``models.checkpoint``), a tokenizer of another model, ids of
-            special tokens that mean nothing (``models.tokenizers``).
-        ModelUnavailable: weights that cannot be had.
+    Returns
+    -------
+    LoadedModel
+        Model, tokenizer, fingerprint and provenance.
+
+    Raises
+    ------
+    BadArgument
+        An unknown name or backend; an unsupported family; a revision for something not on the hub, two different ones
+        or
+        an empty one; a device that this machine lacks; ``auto`` without accelerate or without room for the model; a
+        checkpoint that does not fill the model, an adapter, stored integers or a config that the weight files do not
+        fit
+        (``models.checkpoint``); weights with NaN or infinity; files that transformers cannot read; a tokenizer of
+        another
+        model, or invalid ids of special tokens (``models.tokenizers``).
+    ModelUnavailable
+        The weights are missing, forbidden or unreachable.
     """
     require_backend(backend)
     source, revision = _source_and_revision(name, revision)
     precision = dtype or torch.float32
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
-    model, tokenizer, told = _MAKERS[source.kind](source, name, precision, commit, seed)
+    model, tokenizer, file_facts = _MAKERS[source.kind](source, name, precision, commit, seed)
     if precision == torch.float64 and geometry_of(model.config).experts:
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     model, placement = _place(name, model.to(dtype=precision).eval(), device)
@@ -259,7 +290,7 @@ def load(
             "device": str(device),
             "placement": placement,
             "backend": WALKED if _is_encoder_decoder(model.config) else backend,
-            **told,
+            **file_facts,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
@@ -273,12 +304,12 @@ def load(
 
 @cache
 def _log_once(name: str, remark: str) -> None:
-    """Log ``remark`` once: a run loads its model again for every decoder that is lent a copy."""
+    """Log ``remark`` once: a run loads its model again for every decoder with a copy."""
     log.warning("%s: %s", name, remark)
 
 
 def _require_device(device: str | torch.device) -> None:
-    """Before anything is read. CPU-only builds of torch assert where others raise."""
+    """Check the device before anything is read. CPU-only builds of torch assert where others raise."""
     if device == AUTO:
         if find_spec("accelerate") is None:
             raise BadArgument("device", AUTO, "the package accelerate", "pip install accelerate, or name a device")
@@ -286,17 +317,16 @@ def _require_device(device: str | torch.device) -> None:
     try:
         torch.ones(1, device=device).item()  # meta holds no numbers
         place = torch.device(device)
-        if place.type == "cpu" and place.index:  # torch computes on any of them, as if there were several
+        if place.type == "cpu" and place.index:  # torch accepts any index, although there is one CPU
             raise RuntimeError("there is one cpu")
     except (RuntimeError, AssertionError) as error:
         raise BadArgument("device", str(device), "a device of this machine", _first_line(error)) from error
 
 
 def _place(name: str, model: Any, device: str | torch.device) -> tuple[Any, dict[str, str]]:
-    """The model where it will run, and module → device as accelerate spread it ("" stands for all of it).
+    """The model on its device, and module → device as accelerate spread it ("" means all of it).
 
-    Layers that do not fit are not offloaded: their weights would come and go at every step, and no time would mean
-    anything.
+    Layers that do not fit are not offloaded: their weights would move at every step, and times would be meaningless.
     """
     if device != AUTO:
         return model.to(device=device), {"": str(device)}
@@ -317,7 +347,7 @@ def _place(name: str, model: Any, device: str | torch.device) -> tuple[Any, dict
 def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
     """sha256, hex, over the config, every parameter's name, shape, dtype and bytes, and the tokenizer.
 
-    About a second per GB. Paths, library versions and the device do not enter.
+    About a second per GB. Paths, library versions and the device are not included.
     """
     digest = hashlib.sha256()
     config = model.config.to_dict()
@@ -336,9 +366,9 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
 
 
 def _source_and_revision(name: str, given: str | None) -> tuple[_ModelSource, str | None]:
-    """Where a name leads, and the revision that is asked for in it or beside it."""
+    """The source of a name, and the revision in the name or the argument."""
     plain, at, behind = name.rpartition("@")
-    if not at or Path(name).is_dir():  # a folder's name may hold an @
+    if not at or Path(name).is_dir():  # a folder's name may contain an @
         source, revision = _source_of(name), given
     elif not behind:
         raise BadArgument("name", name, "a branch, tag or commit of the hub behind the @", "e.g. pythia-410m@step3000")
@@ -373,7 +403,7 @@ def _source_of(name: str) -> _ModelSource:
 
 
 def _commit_of(source: _ModelSource, name: str, revision: str | None) -> str:
-    """The commit that a branch, tag or nothing stands for; config, weights and tokenizer are all read from it."""
+    """The commit of a branch, tag or the default; config, weights and tokenizer are all read from it."""
     where = _hub_arguments(source, revision)
     try:
         path = _wrap_errors(source, name, lambda: hf_hub_download(source.place, CONFIG, **where))
@@ -385,91 +415,91 @@ def _commit_of(source: _ModelSource, name: str, revision: str | None) -> str:
 
 
 def _hub_arguments(source: _ModelSource, revision: str | None) -> dict[str, Any]:
-    """Arguments that every request to the hub takes; none for a folder."""
+    """Arguments of every request to the hub; empty for a folder."""
     if source.hub_id is None:
         return {}
     return {"revision": revision, "local_files_only": not is_hub_reachable()}
 
 
 def _load_stored(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
-    """Model and tokenizer from a folder or the hub, and what to tell of the files."""
+    """Model and tokenizer from a folder or the hub, and facts about the files."""
     where = _hub_arguments(source, commit)
     folder = _folder_of(source, commit)
     _wrap_errors(source, name, lambda: require_plain(name, folder))
     _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
-    if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # not every file of it is here yet
+    if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not all here yet
         refuse_adapter(name, ADAPTERS[0])
     settings = read_config(name, folder) if (folder / CONFIG).is_file() else {}
     config = _wrap_errors(
         source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where)
     )
     _wrap_errors(source, name, lambda: _require_config(config))  # before gigabytes are fetched
-    held = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
-    model, found = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
-    require_filled(name, model, found)
-    if held is None or source.hub_id is not None:  # files were fetched a moment ago, which may come before others
-        held = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
-    told = {
-        "weights": [] if held is None else list(held.read),
-        "unread": [] if held is None else list(held.beside),
+    checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
+    model, filling = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
+    require_filled(name, model, filling)
+    if checkpoint is None or source.hub_id is not None:  # the files were fetched just now, and may precede others
+        checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
+    file_facts = {
+        "weights": [] if checkpoint is None else list(checkpoint.read),
+        "unread": [] if checkpoint is None else list(checkpoint.beside),
         "code_not_run": str(settings.get("auto_map") or ""),
         "tokenizer_loses": "",
     }
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
-        return model, None, told
+        return model, None, file_facts
     tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where))
-    told["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
-    if told["tokenizer_loses"]:
-        _log_once(name, told["tokenizer_loses"])
-    return model, tokenizer, told
+    file_facts["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
+    if file_facts["tokenizer_loses"]:
+        _log_once(name, file_facts["tokenizer_loses"])
+    return model, tokenizer, file_facts
 
 
 def _folder_of(source: _ModelSource, commit: str | None) -> Path:
-    """Where the files lie: of the hub the cache's folder of this commit, as far as they were fetched."""
+    """Folder of the files: for the hub, the cache's folder of this commit, as far as it is fetched."""
     if source.hub_id is None:
         return Path(source.place)
     return Path(hf_hub_download(source.hub_id, CONFIG, revision=commit, local_files_only=True)).parent
 
 
 def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
-    """The weight files of the folder, which fit ``config``; None where there are none, or not all of them yet."""
-    held = Checkpoint.of(name, folder, settings)
-    if held is not None:
-        held.fits(geometry_of(config))
-    return held
+    """The weight files of the folder, checked against ``config``; None without a complete set."""
+    checkpoint = Checkpoint.of(name, folder, settings)
+    if checkpoint is not None:
+        checkpoint.fits(geometry_of(config))
+    return checkpoint
 
 
 def _require_config(whole: Any) -> None:
-    """Transformers takes any whole number for the length of its tables."""
+    """Check sizes: transformers accepts any whole number for the length of its tables."""
     config = text_config(whole)
     anatomy_of(config)
     require_sizes(config)
     for name in ("max_position_embeddings", "n_positions"):
-        if getattr(config, name, 2) < 2:  # a token and the one that follows it
+        if getattr(config, name, 2) < 2:  # a token and its successor
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
     if not getattr(config, "return_dict", True):  # logits have no name then
         raise BadArgument("config.return_dict", False, "true", "mend config.json")
 
 
 def _declared_config(source: _ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
-    """What config.json itself says, without defaults of the class; None where there is no such file.
+    """The content of config.json, without defaults of the class; None without such a file.
 
-    A generation_config.json that cannot be read is refused: transformers goes on without it.
+    An unreadable generation_config.json is refused, because transformers would ignore it.
     """
     if source.kind in ("random", "control"):
         return None
     where = _hub_arguments(source, commit)
     if _is_stored(source, "generation_config.json", where):
         _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where))
-    said: dict[str, Any] = _wrap_errors(
+    declared: dict[str, Any] = _wrap_errors(
         source, name, lambda: PreTrainedConfig.get_config_dict(source.place, **where)[0]
     )
-    return said
+    return declared
 
 
 def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model, and which of its tensors the files did not fill: ``filling`` refuses those by name."""
-    found: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
+    """The model, and the tensors that the files did not fill; ``require_filled`` refuses those by name."""
+    loaded: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
         place,
         config=config,
         dtype=dtype,
@@ -479,7 +509,7 @@ def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, 
         ignore_mismatched_sizes=True,
         **where,
     )
-    return found
+    return loaded
 
 
 def _is_encoder_decoder(config: Any) -> bool:
@@ -517,7 +547,7 @@ def _tokenizer(place: str, **where: Any) -> Any:
 
 
 def _wrap_errors(source: _ModelSource, name: str, action: Callable[[], Any]) -> Any:
-    """Run one ``from_pretrained``; every way it fails for want of files, or by what they hold, becomes one error."""
+    """Run one ``from_pretrained``; every failure for missing or unusable files becomes one error."""
     try:
         return action()
     except EmadError:
@@ -544,7 +574,7 @@ def _wrap_errors(source: _ModelSource, name: str, action: Callable[[], Any]) -> 
         raise BadArgument(
             "name", name, "weights that hold tensors and nothing else", "convert them to safetensors"
         ) from error
-    except Exception as error:  # config, weights and tokenizer are anybody's: a damaged one raises whatever it raises
+    except Exception as error:  # config, weights and tokenizer may be damaged in any way, and raise anything
         raise BadArgument(
             "name",
             name,
@@ -554,9 +584,11 @@ def _wrap_errors(source: _ModelSource, name: str, action: Callable[[], Any]) -> 
 
 
 def _describe_refusal(error: Exception) -> str:
-    """What the hub's refusal means and what to do, where it is one; transformers wraps what the hub's client raised."""
-    told = (sentence for kind, sentence in REFUSALS if isinstance(error, kind) or isinstance(error.__cause__, kind))
-    sentence = next(told, "")
+    """Meaning and remedy of the hub's refusal, if it is one; transformers wraps the client's exception."""
+    sentences = (
+        sentence for kind, sentence in REFUSALS if isinstance(error, kind) or isinstance(error.__cause__, kind)
+    )
+    sentence = next(sentences, "")
     return sentence and f": {sentence}"
 
 
@@ -580,7 +612,7 @@ def _load_random(source: _ModelSource, name: str, dtype: torch.dtype, commit: st
 def _with_random_weights(config: Any, seed: int) -> Any:
     """Weights under which every layer changes the state about as much as it passes on.
 
-    The usual initialisation (standard deviation 0.02) makes blocks nearly the identity: a decoder that skips a layer
+    The usual initialisation (standard deviation 0.02) makes blocks nearly the identity, so a decoder that skips a layer
     would go unnoticed.
     """
     with torch.random.fork_rng(devices=[]):

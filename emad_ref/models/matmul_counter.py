@@ -1,14 +1,13 @@
-"""What was really multiplied with a model's weights: rows through every matrix of every block, and through the head.
+"""Observed matrix products with a model's weights: rows through every matrix of every block, and through the head.
 
-PyTorch hands every operation to a dispatch mode before it runs, whoever asks for it: a module, a hook, a hand-written
-step. One operand of a matrix product that lies inside a weight of a watched model is that weight (or a slice or
-transpose of it), the other holds the rows. A product with a slice counts by the slice's share, so that Q, K and V taken
-one by one from a packed matrix are one row each; one with several weights that lie side by side is a row through each
-of them. Only matrices that every token of a block passes are watched: no experts, which see some tokens, and no K and V
-of a source, which see none.
+PyTorch passes every operation to a dispatch mode before it runs: of a module, a hook, or a hand-written step. If one
+operand of a matrix product lies inside a weight of a watched model, it is that weight (or a slice or transpose), and
+the other holds the rows. A product with a slice counts by the slice's share, so Q, K and V taken one by one from a
+packed matrix are one row each. A product with several weights side by side is a row through each of them. Only matrices
+that every token of a block passes are watched: no experts, which see some tokens, and no K and V of a source.
 
-It cannot see weights that were copied, packed or quantised, other processes, kernels that are not PyTorch's, replayed
-graphs, other threads. What it has not seen was not shown to be absent.
+Not observable are weights that were copied, packed or quantised, other processes, kernels outside PyTorch, replayed
+graphs, and other threads. An unobserved product is not shown to be absent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from emad_ref.models.families import anatomy_of
 from emad_ref.models.stepper import decoder_part
 from emad_ref.record import HEAD
 
-MATRIX_PRODUCTS = {  # operation → which of its arguments are multiplied; the inner size is the last of the first one's
+MATRIX_PRODUCTS = {  # operation → indices of its factors; the inner size is the last of the first one's
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), (1, 2)),
 }
@@ -35,9 +34,9 @@ CROSS_ATTENTION_KV = (".EncDecAttention.k.", ".EncDecAttention.v.")
 
 @dataclass(frozen=True)
 class WatchedMatrix:
-    """A weight of block ``layer`` (``HEAD``: of the head), [out, in], and where its bytes lie.
+    """A weight of block ``layer`` (``HEAD``: of the head), [out, in], and the addresses of its bytes.
 
-    From ``start`` on, one output is ``out_step`` bytes from the next, one input ``in_step``.
+    From ``start`` on, outputs are ``out_step`` bytes apart, inputs ``in_step``.
     """
 
     layer: int
@@ -53,18 +52,18 @@ class WatchedMatrix:
 
     @property
     def after(self) -> int:
-        """Where one output more would lie."""
+        """Address after the last output."""
         return self.start + self.shape[0] * self.out_step
 
     def goes_on(self, other: WatchedMatrix) -> bool:
-        """Whether ``other``'s outputs are this one's, continued: one operand may reach over both."""
+        """Whether ``other``'s outputs continue this one's, so that one operand may span both."""
         alike = (self.out_step, self.in_step, self.shape[1]) == (other.out_step, other.in_step, other.shape[1])
         return alike and other.start == self.after
 
 
 @dataclass(frozen=True)
 class MatrixChain:
-    """Weights side by side, each going on where the one before it ends."""
+    """Weights side by side, each starting where the previous one ends."""
 
     matrices: tuple[WatchedMatrix, ...]
 
@@ -73,7 +72,7 @@ class MatrixChain:
         return self.matrices[0].start
 
     def met(self, operand: Tensor) -> dict[WatchedMatrix, float]:
-        """What share of ``operand`` each weight is; none where it begins elsewhere."""
+        """Share of each weight that ``operand`` covers; empty if it begins elsewhere."""
         first = self.matrices[0]
         at, item = operand.data_ptr() - self.start, operand.element_size()
         last = self.matrices[-1].after - self.start - first.out_step + (first.shape[1] - 1) * first.in_step
@@ -94,7 +93,7 @@ class MatrixChain:
 
 
 class MatmulCounter(TorchDispatchMode):
-    """As a context: counts what meets the weights of ``models``, transformers LMs of our families, on this thread."""
+    """Context that counts products with the weights of ``models``, transformers LMs of our families, on this thread."""
 
     def __init__(self, *models: Any):
         super().__init__()
@@ -104,7 +103,7 @@ class MatmulCounter(TorchDispatchMode):
         self._met: dict[tuple[int, str], float] = defaultdict(float)  # multiply-adds
 
     def rows(self) -> dict[tuple[int, str], float]:
-        """(layer, name of the matrix within its block) → rows that were multiplied with it."""
+        """(layer, name of the matrix within its block) → rows multiplied with it."""
         return {(each.layer, each.name): self._met[each.layer, each.name] / each.elements for each in self._matrices}
 
     def __torch_dispatch__(
@@ -112,13 +111,13 @@ class MatmulCounter(TorchDispatchMode):
     ) -> Any:
         operands = MATRIX_PRODUCTS.get(func.overloadpacket.__name__)
         if operands is None:
-            with self:  # a composite operation may hold products
-                made = func.decompose(*args, **(kwargs or {}))
-            return func(*args, **(kwargs or {})) if made is NotImplemented else made
+            with self:  # a composite operation may contain products
+                result = func.decompose(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {})) if result is NotImplemented else result
         product = func(*args, **(kwargs or {}))
-        met = [shares for at in operands if (shares := self._weights_in(args[at]))]
-        if len(met) == 1:  # two weights multiplied with each other are no token's
-            for matrix, share in met[0].items():
+        weight_shares = [shares for at in operands if (shares := self._weights_in(args[at]))]
+        if len(weight_shares) == 1:  # a product of two weights belongs to no token
+            for matrix, share in weight_shares[0].items():
                 self._met[matrix.layer, matrix.name] += share * product.numel() * args[operands[0]].shape[-1]
         return product
 
@@ -128,7 +127,7 @@ class MatmulCounter(TorchDispatchMode):
 
 
 def _chains(matrices: Iterable[WatchedMatrix]) -> Iterator[MatrixChain]:
-    """Of ``matrices`` in the order of their starts."""
+    """Chains of ``matrices``, which are sorted by start."""
     chain: tuple[WatchedMatrix, ...] = ()
     for matrix in matrices:
         if chain and not chain[-1].goes_on(matrix):

@@ -1,4 +1,4 @@
-"""Where a model came from: how to load the same weights again, and the folder of safetensors that holds them."""
+"""Origin of a model: how to load the same weights again, and the folder of its safetensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from emad_ref.models.loading import LoadedModel, load
 
 
 class FingerprintMismatch(EmadError):
-    """A model that was loaded a second time is not the one that was loaded first."""
+    """Raised if a model loaded again differs from the first."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Where a model came from, what it was made to, and which it has to be: no tensor, so that it travels."""
+    """Origin, settings and fingerprint of a model: no tensor, so it can be pickled."""
 
     name: str
     device: str
@@ -34,15 +34,15 @@ class ModelSpec:
 
     @staticmethod
     def of(loaded: LoadedModel) -> ModelSpec:
-        said = loaded.provenance
-        made = {key: said[key] for key in ("device", "dtype", "revision", "backend")}
-        return ModelSpec(loaded.name, seed=said["seed"] or 0, fingerprint=loaded.fingerprint, **made)
+        provenance = loaded.provenance
+        settings = {key: provenance[key] for key in ("device", "dtype", "revision", "backend")}
+        return ModelSpec(loaded.name, seed=provenance["seed"] or 0, fingerprint=loaded.fingerprint, **settings)
 
     def load(self) -> LoadedModel:
-        """The same model from the same place, in the same precision and backend, on the same kind of device.
+        """Load the same model from the same place, with the same precision, backend and kind of device.
 
         Raises:
-            FingerprintMismatch: its fingerprint is another by now.
+            FingerprintMismatch: its fingerprint has changed.
         """
         dtype = getattr(torch, self.dtype)
         again = load(
@@ -65,25 +65,26 @@ class ModelSpec:
 _LOAD_LOCK = Lock()
 
 
-def load_cached(whence: ModelSpec) -> LoadedModel:
-    """The model, loaded when first asked for and kept until another one is: what a worker reads unit after unit by.
+def load_cached(spec: ModelSpec) -> LoadedModel:
+    """Load a model on first use and cache the last one: a worker reads unit after unit with it.
 
-    By one thread at a time: transformers patches its classes while it loads, and two loads at once leave them patched.
+    One thread at a time: transformers patches its classes while it loads, and two simultaneous loads leave them
+    patched.
     """
     with _LOAD_LOCK:
-        return _load_last(whence)
+        return _load_last(spec)
 
 
 @lru_cache(maxsize=1)
-def _load_last(whence: ModelSpec) -> LoadedModel:
-    return whence.load()
+def _load_last(spec: ModelSpec) -> LoadedModel:
+    return spec.load()
 
 
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 def stored_folder(loaded: LoadedModel) -> Path | None:
-    """The absolute folder that the model was read from, where it holds config.json and safetensors; else None."""
+    """The absolute folder of the model, if it holds config.json and safetensors; else None."""
     folder = _source_folder(loaded)
     if (
         folder is None

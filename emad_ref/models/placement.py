@@ -1,13 +1,12 @@
-"""Parts of a model on several devices: where each lies, and the one way a tensor gets from one to the next.
+"""Placement of a model's parts on several devices, and the transfer of tensors between them.
 
-The walk moves hidden states itself, once where two neighbouring blocks lie on different devices (``to_device``). What
-accelerate hangs on every module of a model that it spreads looks at every argument of every layer of every block:
-0.08 ms per block and token in Python, as long as a small block takes on an accelerator. So blocks are walked ``bare``,
-on the same weights, while the model itself keeps its hooks: its own forward and ``generate``, which we are compared
-with, are those that its user has.
+The stepper moves hidden states itself, once where two neighbouring blocks lie on different devices (``to_device``).
+accelerate's hooks on every module check every argument of every layer of every block. That takes 0.08 ms per block and
+token in Python, as long as a small block takes on an accelerator. So the stepper runs blocks without hooks, on the same
+weights. The model itself keeps its hooks: its own forward and ``generate``, our baselines, are those of its user.
 
-None of this has met two accelerators. On a CPU ``tests/laws/test_placement.py`` runs whole decodings on tensors that
-carry a device's name and refuse any operation that two devices share; where a machine has two, the same laws run there.
+This has not been run on two accelerators. On a CPU ``tests/laws/test_placement.py`` runs whole decodings on tensors
+that carry a device's name and refuse any operation across devices; on a machine with two, the same laws run there.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from emad_ref.errors import BadArgument
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``: itself where it is there already."""
+    """``tensor`` on ``device``; unchanged if it is there already."""
     return tensor if tensor.device == device else tensor.to(device)
 
 
 def device_of(name: str, part: nn.Module) -> torch.device | None:
-    """The device that all weights and buffers of ``part`` lie on; None where it has none.
+    """The device of all weights and buffers of ``part``; None without any.
 
     Raises:
         BadArgument: several devices, or weights that are not in memory.
@@ -52,16 +51,16 @@ def on_home_device(name: str, part: nn.Module, home: torch.device) -> Any:
 
 
 def without_hooks(part: Any) -> Any:
-    """``part`` without accelerate's hooks, on the same weights; ``part`` itself where there are none.
+    """``part`` without accelerate's hooks, on the same weights; ``part`` itself without hooks.
 
-    Only hooks that move what comes in are taken off, and only where they wrap the class's own forward.
+    Only hooks that move inputs are removed, and only if they wrap the class's own forward.
     """
     hooked = [module for module in part.modules() if "_hf_hook" in vars(module)]
     return _copy_without_hooks(part) if hooked and all(map(_has_only_moving_hook, hooked)) else part
 
 
 def _has_only_moving_hook(module: nn.Module) -> bool:
-    mover = import_module("accelerate.hooks").AlignDevicesHook  # whoever hung up the hook has imported it
+    mover = import_module("accelerate.hooks").AlignDevicesHook  # already imported with the hook
     hook, wrapped = vars(module)["_hf_hook"], vars(module).get("_old_forward")
     return type(hook) is mover and not hook.offload and getattr(wrapped, "__func__", None) is type(module).forward
 

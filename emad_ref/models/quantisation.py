@@ -1,11 +1,11 @@
-"""An int8 copy of a model: weights of the blocks in eight bits, activations quantised as they come.
+"""An int8 copy of a model: weights of the blocks in eight bits, activations quantised dynamically.
 
 EMAD, "Composability": depth is orthogonal to quantisation.
 
-PyTorch's dynamic quantisation on the CPU: one scale per tensor of activations, so that what a token gets depends on
-what else is in the forward. Decoding one token at a time is then not one plain pass, and the copy's own token-by-token
-full depth is its reference (``calibration.trace.trace_stepwise``). Embedding, norms and head stay as they are: the
-readout is the same instrument in both.
+PyTorch's dynamic quantisation on the CPU has one scale per tensor of activations, so the result for a token depends on
+the other tokens of the forward. Decoding one token at a time then differs from one plain pass, and the copy's own
+token-by-token full depth is its reference (``calibration.trace.trace_stepwise``). Embedding, norms and head stay
+unchanged, so both have the same readout.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def int8_copy(loaded: LoadedModel) -> LoadedModel:
         raise BadArgument("model", f"{weight.dtype} on {weight.device}", "float32 on the CPU", "load it so")
     model = copy.deepcopy(loaded.model)
     decoder, anatomy = model.get_decoder(), anatomy_of(model.config.get_text_config())
-    with warnings.catch_warnings():  # the maintained successor, torchao, is a dependency of its own, and for GPUs
+    with warnings.catch_warnings():  # its maintained successor, torchao, is another dependency, and for GPUs
         warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated", DeprecationWarning)
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         blocks = quantize_dynamic(getattr(decoder, anatomy.blocks), {nn.Linear}, dtype=torch.qint8)
@@ -50,6 +50,6 @@ def int8_copy(loaded: LoadedModel) -> LoadedModel:
         fingerprint=hashlib.sha256(f"int8 {loaded.fingerprint}".encode()).hexdigest(),
         provenance={**loaded.provenance, "quantised": "int8 dynamic, blocks only"},
     )
-    # cached steps and a plain pass differ by quantisation noise: the walk was checked on the original
+    # cached steps and a plain pass differ by quantisation noise: the layers were checked on the original
     int8.__dict__["stepper"] = CausalStepper(model, check=False)
     return int8

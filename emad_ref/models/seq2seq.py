@@ -1,4 +1,4 @@
-"""T5 walked: the encoder once per source, the decoder one layer at a time, on the surface of ``Stepper``.
+"""T5 layer by layer: the encoder once per source, the decoder one layer at a time, as a ``Stepper``.
 
     cache = stepper.open(sources)                        # encoder states [rows, s, D], computed here and only here
     frame = stepper.frame(positions, cache)
@@ -6,16 +6,16 @@
     hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j decoder blocks
     logits = stepper.logits(hidden)                      # lm_head(c · norm(h_j)), the readout at any depth
 
-c is D^-½ where the head is the embedding's table (T5), else 1 (v1.1). A block attends to its own earlier positions and
-to the source. K and V of the source depend on the encoder alone: a layer gets them for a row when the row first runs
-there, so layers that are never reached cost nothing, and a K/V-only pass (``fill``) owes nothing to the source. The
-relative position bias belongs to block 0 and serves all blocks: once per frame; cross-attention has none.
+c is D^-½ if the head is the embedding's table (T5), else 1 (v1.1). A block attends to its own earlier positions and to
+the source. K and V of the source depend on the encoder alone: a layer computes them for a row when the row first runs
+there, so unreached layers cost nothing, and a K/V-only pass (``fill``) does not need the source. The relative position
+bias belongs to block 0 and serves all blocks, once per frame; cross-attention has none.
 
-Layers are the decoder's. The first decoding step of a row is the last position of its decoder prompt, which is as a
-rule the start token alone: position 0, whose logits give the first new token, is already subject to the rule.
+Layers are the decoder's. The first decoding step of a row is the last position of its decoder prompt, usually the start
+token alone: position 0, whose logits give the first new token, is already subject to the rule.
 
-Sources may differ in length: they are padded on the right and masked, in the encoder and in cross-attention. The cache
-tallies what was executed for sources; no exits, no sampling here. Call under ``torch.inference_mode()``.
+Sources of different lengths are padded on the right and masked, in the encoder and in cross-attention. The cache counts
+the work executed for sources; there are no exits and no sampling here. Call under ``torch.inference_mode()``.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from emad_ref.record import Ints, Work
 
 @dataclass(frozen=True)
 class EncodedSources:
-    """What the encoder made of some sources.
+    """Encoder output for some sources.
 
-    ``states`` [rows, s, D], s the longest; ``lengths`` positions that are no padding, one per row.
+    ``states`` [rows, s, D], s the longest; ``lengths`` positions without padding, one per row.
     """
 
     states: Tensor
@@ -67,7 +67,7 @@ class EncodedSources:
 
     @property
     def width(self) -> int:
-        """s: the keys that cross-attention is executed against, padding included."""
+        """s: the keys of cross-attention, padding included."""
         return self.states.shape[1]
 
     def take(self, rows: Sequence[int]) -> EncodedSources:
@@ -88,18 +88,18 @@ class CrossAttentionCache:
         return np.array(self._rows, dtype=np.int64)
 
     def missing(self, rows: tuple[int, ...]) -> list[int]:
-        """Those of ``rows`` that are not held."""
+        """The ``rows`` without entries."""
         return [] if rows == self._rows else [row for row in rows if row not in self._rows]
 
     def add(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
-        """Hold these rows too."""
+        """Add these rows."""
         if self._keys is not None and self._values is not None:
             keys, values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
-        held = (*self._rows, *rows)
-        order = sorted(range(len(held)), key=held.__getitem__)
-        if order != list(range(len(held))):
+        rows_now = (*self._rows, *rows)
+        order = sorted(range(len(rows_now)), key=rows_now.__getitem__)
+        if order != list(range(len(rows_now))):
             keys, values = keys[order], values[order]
-        self._rows, self._keys, self._values = tuple(held[i] for i in order), keys, values
+        self._rows, self._keys, self._values = tuple(rows_now[i] for i in order), keys, values
 
     def keys(self, rows: tuple[int, ...]) -> Tensor:
         """[rows, heads, s, d_kv] of held rows."""
@@ -110,25 +110,25 @@ class CrossAttentionCache:
         return self._of(self._values, rows)
 
     def keep(self, numbers: dict[int, int]) -> None:
-        """Hold only the rows that ``numbers`` names, each by its new number there; order must not change."""
+        """Keep only the rows that ``numbers`` names, renumbered; the order must not change."""
         places = [i for i, row in enumerate(self._rows) if row in numbers]
         if len(places) < len(self._rows) and self._keys is not None and self._values is not None:
             self._keys = self._keys[places] if places else None
             self._values = self._values[places] if places else None
         self._rows = tuple(numbers[self._rows[i]] for i in places)
 
-    def _of(self, held: Tensor | None, rows: tuple[int, ...]) -> Tensor:
-        assert held is not None, "a block runs after its cross-attention K and V were filled"
-        return held if rows == self._rows else held[[self._rows.index(row) for row in rows]]
+    def _of(self, buffer: Tensor | None, rows: tuple[int, ...]) -> Tensor:
+        assert buffer is not None, "a block runs after its cross-attention K and V were filled"
+        return buffer if rows == self._rows else buffer[[self._rows.index(row) for row in rows]]
 
 
 class Seq2SeqKVCache(KVCache):
-    """K/V of one batch of decoders, what the encoder made of their sources, and a tally of what sources cost.
+    """K/V of one batch of decoders, the encoder output for their sources, and the work executed for sources.
 
-    ``cross[i]`` holds the sources' K and V of layer i + 1. Executed so far, padding included, rows dropped since too:
+    ``cross[i]`` holds the sources' K and V of layer i + 1. Executed so far, padding and dropped rows included:
     ``encoder_tokens`` positions and ``encoder_context`` Σ queries × keys (per encoder layer) of the encoder;
-    ``cross_fills`` int64 [L] source positions projected to K and V, ``cross_context`` int64 [L] Σ queries × source
-    keys of the decoder's blocks.
+    ``cross_fills`` int64 [L] source positions projected to K and V, ``cross_context`` int64 [L] Σ queries × source keys
+    of the decoder's blocks.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int, encoded: EncodedSources | None = None):
@@ -160,10 +160,10 @@ class Seq2SeqKVCache(KVCache):
         before = self.rows
         super().drop(rows)
         gone = set(np.atleast_1d(np.asarray(rows, dtype=np.int64)).tolist())
-        kept = [row for row in range(before) if row not in gone]
-        self.encoded = None if self.encoded is None else self.encoded.take(kept)
+        remaining = [row for row in range(before) if row not in gone]
+        self.encoded = None if self.encoded is None else self.encoded.take(remaining)
         for cross in self.cross:
-            cross.keep({row: i for i, row in enumerate(kept)})
+            cross.keep({row: i for i, row in enumerate(remaining)})
 
 
 class _DecoderInputs:
@@ -173,21 +173,24 @@ class _DecoderInputs:
         encoded = cache.encoded
         assert encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
         self._frame, self._flagged, self.cache = frame, stepper.kernel == "sdpa", cache
-        bias, seen = stepper.position_bias(self._distances(stepper.places[0])), _BlockCache(cache, frame)
+        bias, block_cache = stepper.position_bias(self._distances(stepper.places[0])), _BlockCache(cache, frame)
         self.arguments = {
-            device: self._given(to_device(bias, device), encoded, stepper.dtype, seen) for device in stepper.places
+            device: self._given(to_device(bias, device), encoded, stepper.dtype, block_cache)
+            for device in stepper.places
         }
 
-    def _given(self, bias: Tensor, encoded: EncodedSources, dtype: torch.dtype, seen: _BlockCache) -> dict[str, Any]:
+    def _given(
+        self, bias: Tensor, encoded: EncodedSources, dtype: torch.dtype, block_cache: _BlockCache
+    ) -> dict[str, Any]:
         """Keyword arguments of the blocks on one device, that of ``bias``."""
         return {
             "attention_mask": attention_mask(self._frame, None, dtype, bias.device, flagged=self._flagged),
             "position_bias": bias,
-            # that it is there makes a block attend to a source; its values are read by ``_reach``, not by the block
+            # its presence makes a block attend to a source; ``_reach`` reads its values, the block does not
             "encoder_hidden_states": encoded.states,
             "encoder_attention_mask": self._source_mask(encoded, bias.device),
             "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], self._frame.queries, encoded.width),
-            "past_key_values": seen,
+            "past_key_values": block_cache,
         }
 
     def _distances(self, device: torch.device) -> Tensor:
@@ -196,17 +199,17 @@ class _DecoderInputs:
         return (here[:, :, None] - torch.arange(self._frame.keys, device=device)).clamp_(min=0)
 
     def _source_mask(self, encoded: EncodedSources, device: torch.device) -> Tensor | None:
-        """Additive mask [rows, 1, 1, s]; None where no source is padded."""
+        """Additive mask [rows, 1, 1, s]; None if no source is padded."""
         lengths = [encoded.lengths[row] for row in self._frame.rows]
         if min(lengths) == encoded.width:
             return None
-        seen = torch.arange(encoded.width) < torch.tensor(lengths)[:, None]
-        mask = torch.zeros(seen.shape, dtype=encoded.states.dtype)
-        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None].to(device)
+        visible = torch.arange(encoded.width) < torch.tensor(lengths)[:, None]
+        mask = torch.zeros(visible.shape, dtype=encoded.states.dtype)
+        return mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)[:, None, None].to(device)
 
 
 class _CrossAttentionEntries:
-    """Cross-attention's half, one layer: K and V of the frame's rows."""
+    """Cross-attention entries of one layer: K and V of the frame's rows."""
 
     def __init__(self, layer: CrossAttentionCache, rows: tuple[int, ...]):
         self._layer, self._rows = layer, rows
@@ -221,7 +224,7 @@ class _CrossAttentionEntries:
 
 
 class _BlockCache(EncoderDecoderCache):
-    """What a T5 block sees as its cache; the block asks for this class, but only for the four names below."""
+    """Cache interface of a T5 block; the block checks for this class, but uses only the four names below."""
 
     def __init__(self, cache: Seq2SeqKVCache, frame: ForwardContext):
         self.self_attention_cache: Any = CacheWriter(cache, frame)
@@ -232,21 +235,28 @@ class _BlockCache(EncoderDecoderCache):
         self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Read where a block makes its own position bias; ours is given."""
+        """Read only if a block computes its own position bias; ours is passed in."""
         return 0
 
 
 class Seq2SeqStepper:
-    """A ``Stepper`` of one T5: a cache belongs to sources.
+    """A ``Stepper`` of one T5; its caches belong to sources.
 
-    ``model``: a ``T5ForConditionalGeneration`` in eval mode, T5 or v1.1, with sdpa or eager attention.
-    ``check``: compare full-depth logits with the model's own, over sources and decoder inputs of 2 rows.
+    Parameters
+    ----------
+    model : transformers.T5ForConditionalGeneration
+        In eval mode, T5 or v1.1, with sdpa or eager attention.
+    check : bool
+        Compare full-depth logits with the model's own, over sources and decoder inputs of 2 rows.
 
-    Raises:
-        BadArgument: another family, training mode, offloaded weights, a block on several devices, another attention
-            implementation.
-        SizeMismatch: the row counts other parameters than the model holds.
-        ModelMismatch: the walk does not reproduce the model.
+    Raises
+    ------
+    BadArgument
+        Another family, training mode, offloaded weights, a block on several devices, another attention implementation.
+    SizeMismatch
+        The row counts other parameters than the model holds.
+    ModelMismatch
+        The layers do not reproduce the model's logits.
     """
 
     def __init__(self, model: Any, *, check: bool = True):
@@ -280,7 +290,7 @@ class Seq2SeqStepper:
 
     @property
     def max_positions(self) -> int:
-        """No table of positions ends: distances beyond the last bucket share it."""
+        """Unlimited: distances beyond the last bucket share it."""
         return maxsize
 
     def encode(self, sources: Sequence[Ints | None]) -> EncodedSources:
@@ -313,7 +323,7 @@ class Seq2SeqStepper:
     def frame(
         self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
     ) -> ForwardContext:
-        """See ``Stepper.frame``; a cache from ``open`` is needed, for it holds the sources.
+        """See ``Stepper.frame``; the cache must come from ``open``, which gives it the sources.
 
         Raises:
             BadArgument: other shapes or values, or a cache without sources.
@@ -349,8 +359,8 @@ class Seq2SeqStepper:
     def fill(self, hidden: Tensor, layer: int, frame: ForwardContext, cache: KVCache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
-        Executes the norm and the key and value projections of self-attention. Cross-attention owes nothing: its K and
-        V do not depend on the decoder.
+        Executes the norm and the key and value projections of self-attention. K and V of cross-attention do not depend
+        on the decoder, so they need no filling.
 
         Raises:
             BadArgument: no such layer, or a frame of another cache.
@@ -384,17 +394,17 @@ class Seq2SeqStepper:
         return self._head.bias
 
     def position_bias(self, distances: Tensor) -> Tensor:
-        """[rows, heads, n, keys] bias on scores, of block 0 and on its device, where ``distances`` int64 ≥ 0 are."""
+        """[rows, heads, n, keys] bias on scores, of block 0 and on its device, for ``distances`` int64 ≥ 0."""
         return self._bias.relative_attention_bias(self._bucket_table(distances.shape[2])[distances]).permute(0, 3, 1, 2)
 
     def _bucket_table(self, positions: int) -> Tensor:
         """int64 [≥ positions] bucket of each distance: not a weight, so it may be kept between forwards."""
         if self._buckets is None or len(self._buckets) < positions:
-            held = FIRST_TABLE // 2 if self._buckets is None else len(self._buckets)
-            # tensors made in inference mode cannot take part in a later forward outside it
+            size = FIRST_TABLE // 2 if self._buckets is None else len(self._buckets)
+            # inference-mode tensors cannot take part in a later forward outside of it
             with torch.inference_mode(False):
                 self._buckets = self._bias._relative_position_bucket(
-                    -torch.arange(max(positions, 2 * held), device=self.places[0]),
+                    -torch.arange(max(positions, 2 * size), device=self.places[0]),
                     bidirectional=False,
                     num_buckets=self._bias.relative_attention_num_buckets,
                     max_distance=self._bias.relative_attention_max_distance,
@@ -402,7 +412,7 @@ class Seq2SeqStepper:
         return self._buckets
 
     def _reach(self, number: int, rows: tuple[int, ...], cache: Seq2SeqKVCache, encoded: EncodedSources) -> None:
-        """Give the cross-attention of layer ``number`` + 1 the sources of the rows that are new to it."""
+        """Add the sources of new rows to the cross-attention of layer ``number`` + 1."""
         missing = cache.cross[number].missing(rows)
         if not missing:
             return
@@ -428,7 +438,9 @@ class Seq2SeqStepper:
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
-        """One pass, and one cached step after a prompt, over sources of two lengths, against the model's own logits."""
+        """Compare with the model's own logits: one pass, and one cached step after a prompt, over sources of two
+        lengths.
+        """
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
         lengths = [CHECKED_TOKENS - 5 * row for row in range(CHECKED_ROWS)]
         mask = torch.arange(CHECKED_TOKENS, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
@@ -443,7 +455,7 @@ class Seq2SeqStepper:
 def _matching_inputs(
     frame: ForwardContext, cache: KVCache | None
 ) -> tuple[_DecoderInputs, Seq2SeqKVCache, EncodedSources]:
-    """What ``frame`` prepared, and ``cache`` as what it is, if they belong together."""
+    """Prepared inputs of ``frame``, and the typed ``cache``, after a check that they belong together."""
     prepared = frame.prepared
     if not isinstance(prepared, _DecoderInputs) or prepared.cache is not cache or prepared.cache.encoded is None:
         raise BadArgument("cache", cache, "the cache that the frame was made for")

@@ -1,19 +1,18 @@
-"""Whether a model is still what it was: its weights, buffers, hooks and settings, sealed once and looked at again.
+"""Snapshots of a model: its weights, buffers, hooks and settings, sealed once and compared later.
 
-The judge's own model is the oracle and every baseline. A decoder is lent a copy; whoever changes the judge's found it
-through the interpreter, and whatever is measured from then on is about another model. What a seal holds, by module:
+The judge's own model is the oracle and every baseline. A decoder gets a copy. Code that changes the judge's model must
+have reached it through the interpreter, and all later measurements would be of another model. A seal holds, by module:
 
-weights, buffers   dtype, shape, strides, device and a digest of the bytes
-hooks              of every kind, as objects
-methods            those that the instance itself shadows (``forward``, …), and its class's own ``forward``
-training, config   the flag; the model's config and generation config, attention kernel included
+weights, buffers   dtype, shape, strides, device and a digest of the bytes hooks              of every kind, as objects
+methods            those that the instance itself shadows (``forward``, …), and its class's own ``forward`` training,
+config   the flag; the model's config and generation config, attention kernel included
 
-Bytes are digested piece by piece. A model of at most ``AT_ONCE`` bytes is read whole at every look; of a larger one
-each tensor's first piece and a share of the others that moves on from look to look: a change of whole matrices shows at
-once, one of a single number after as many looks as there are shares.
+Bytes are digested piece by piece. A model of at most ``AT_ONCE`` bytes is read whole each time. For a larger one each
+tensor's first piece is read, and a share of the others that moves on from time to time: a change of whole matrices
+shows at once, a change of a single number after at most as many comparisons as there are shares.
 
-``ProcessSnapshot`` are what any code of the process can change for all models: threads, default dtype, precision flags,
-hooks on all modules, functions that every step calls, the clocks.
+``ProcessSnapshot`` holds process-wide state that any code can change for all models: threads, default dtype, precision
+flags, hooks on all modules, functions that every step calls, the clocks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PIECE = 1 << 22  # bytes digested at a time
 BYTES_PER_CHECK = {
     "cpu": 1 << 28,
     "accelerator": 1 << 34,
-}  # bytes read at one look: 0.1 s of CRC-32, as much of a reduction
+}  # bytes read per comparison: 0.1 s of CRC-32, or of a reduction
 MAX_NAMED = 3  # differences that a complaint lists
 HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -43,11 +42,11 @@ NamedTensors = list[tuple[str, Tensor]]
 
 
 class ModelMutatedError(EmadError):
-    """The judge's own model, or what it runs in, is no longer what it was."""
+    """Raised if the judge's own model, or its process, has changed."""
 
 
 class ModelSnapshot:
-    """What ``model`` is now; ``broken`` says, whenever asked, what has changed since."""
+    """Snapshot of ``model``; ``broken`` describes later changes."""
 
     def __init__(self, model: nn.Module):
         self._model, self._looks = model, 0
@@ -55,7 +54,7 @@ class ModelSnapshot:
         self._digests = {name: _digests(tensor) for name, tensor in _named_tensors(model)}
 
     def broken(self) -> str:
-        """The first differences by the names of their tensors or modules; "" where there is none."""
+        """The first differences by the names of their tensors or modules; "" without any."""
         changed = [*_changed_names(self._shown, _visible_state(self._model)), *self._rewritten()]
         more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
         return ", ".join(changed[:MAX_NAMED]) + more
@@ -67,7 +66,7 @@ class ModelSnapshot:
         for name, tensor in present:
             sealed = self._digests[name]
             chosen = range(len(sealed)) if shares == 1 else sorted({0, *range(turn, len(sealed), shares)})
-            if any(found != sealed[at] for at, found in _digests_at(tensor, chosen)):
+            if any(digest != sealed[at] for at, digest in _digests_at(tensor, chosen)):
                 yield name
 
 
@@ -76,10 +75,10 @@ def _named_tensors(model: nn.Module) -> NamedTensors:
 
 
 def _shares(tensors: NamedTensors) -> int:
-    """In how many looks all bytes are read once."""
-    held = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+    """Number of comparisons that read all bytes once."""
+    total = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
     at_once = BYTES_PER_CHECK["cpu" if all(tensor.device.type == "cpu" for _, tensor in tensors) else "accelerator"]
-    return -(-held // at_once) if held else 1
+    return -(-total // at_once) if total else 1
 
 
 # ------------------------------------------------------------ bytes
@@ -98,7 +97,7 @@ def _digests_at(tensor: Tensor, pieces: Any) -> Iterator[tuple[int, int]]:
 
 
 def _weighted_sum(piece: Tensor) -> int:
-    """Σ bᵢ·wᵢ mod 2⁶⁴ over odd weights wᵢ, where the bytes lie: any one byte that changes changes it."""
+    """Σ bᵢ·wᵢ mod 2⁶⁴ over odd weights wᵢ, on the bytes' device: any changed byte changes it."""
     weights = torch.arange(1, 2 * len(piece), 2, dtype=torch.int64, device=piece.device) * 0x5851F42D4C957F2D
     return int((piece.to(torch.int64) * weights).sum())
 
@@ -107,30 +106,30 @@ def _weighted_sum(piece: Tensor) -> int:
 
 
 def _visible_state(model: nn.Module) -> dict[str, Any]:
-    """Name of a tensor, module or setting → what stands there, comparable; objects are compared as themselves."""
-    shown: dict[str, Any] = {}
+    """Name of a tensor, module or setting → comparable state; objects compare by identity."""
+    state: dict[str, Any] = {}
     for name, tensor in _named_tensors(model):
-        shown[name] = (tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
+        state[name] = (tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride())
     for name, module in model.named_modules():
         where = name or "the model"
-        shown[f"{where} (training mode)"] = module.training
-        shown[f"{where} (class)"] = _Identity(type(module), type(module).forward)
+        state[f"{where} (training mode)"] = module.training
+        state[f"{where} (class)"] = _Identity(type(module), type(module).forward)
         for kind in HOOK_KINDS:
-            shown[f"{where} ({kind.strip('_').replace('_', ' ')})"] = _Identity(*getattr(module, kind).values())
+            state[f"{where} ({kind.strip('_').replace('_', ' ')})"] = _Identity(*getattr(module, kind).values())
         for method in sorted(name for name in vars(module) if callable(getattr(type(module), name, None))):
-            shown[f"{where} ({method})"] = _Identity(vars(module)[method])
+            state[f"{where} ({method})"] = _Identity(vars(module)[method])
     for name in ("config", "generation_config"):
         if (config := getattr(model, name, None)) is not None:
             kernel = getattr(config, "_attn_implementation", None)
-            shown[name] = (json.dumps(config.to_dict(), sort_keys=True, default=str), kernel)
-    return shown
+            state[name] = (json.dumps(config.to_dict(), sort_keys=True, default=str), kernel)
+    return state
 
 
 class _Identity:
-    """Objects that equal none but themselves: one hook in place of another is a change."""
+    """Objects compared by identity: one hook in place of another is a change."""
 
     def __init__(self, *objects: object):
-        self.objects = objects  # held: the address of one that is gone could be another's
+        self.objects = objects  # keeps them alive: a freed object's address could be reused
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Identity) or len(self.objects) != len(other.objects):
@@ -149,7 +148,7 @@ def _changed_names(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 # ------------------------------------------------------------ the process
 
 
-SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {  # what it is called → (read, put back)
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {  # name → (read, restore)
     "torch.set_num_threads": (torch.get_num_threads, torch.set_num_threads),
     "torch.set_default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "torch.use_deterministic_algorithms": (
@@ -162,7 +161,9 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {  # what
 GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
 )  # fmt: skip
-WATCHED_FUNCTIONS: tuple[tuple[str, Any], ...] = (  # what every block, the head or the stopwatch calls by its name
+WATCHED_FUNCTIONS: tuple[
+    tuple[str, Any], ...
+] = (  # functions that every block, the head or the stopwatch calls by name
     *((name, time) for name in ("perf_counter", "process_time", "sleep")),
     *((name, F) for name in ("linear", "layer_norm", "scaled_dot_product_attention", "softmax")),
     *((name, nn.Module) for name in ("__call__", "_call_impl", "_wrapped_call_impl")),
@@ -171,7 +172,7 @@ WATCHED_FUNCTIONS: tuple[tuple[str, Any], ...] = (  # what every block, the head
 
 
 class ProcessSnapshot:
-    """What the process is set to now. Gradient mode is left out: the judge runs under ``inference_mode``."""
+    """State of the process. Gradient mode is left out: the judge runs under ``inference_mode``."""
 
     def __init__(self) -> None:
         self._settings = {name: read() for name, (read, _) in SETTINGS.items()}
@@ -179,7 +180,7 @@ class ProcessSnapshot:
         self._functions = [(name, owner, getattr(owner, name)) for name, owner in WATCHED_FUNCTIONS]
 
     def restored(self) -> str:
-        """Puts back what has changed, and says what that was; "" where nothing was."""
+        """Restore what has changed, and describe it; "" without changes."""
         changed = []
         for name, (read, put_back) in SETTINGS.items():
             if (now := read()) != self._settings[name]:

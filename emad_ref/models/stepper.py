@@ -1,6 +1,6 @@
-"""The layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
+"""Layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
 
-    cache = stepper.open(sources)                        # one row per source; None where the model reads none
+    cache = stepper.open(sources)                        # one row per source; None if the model reads none
     frame = stepper.frame(positions, cache)              # [rows, n] positions of one forward
     hidden = stepper.embed(tokens, frame)                # [rows, n, D]
     hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j blocks
@@ -27,7 +27,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.record import Ints
 
-FIRST_TABLE = 256  # positions a table starts with that a stepper keeps between forwards; it doubles
+FIRST_TABLE = 256  # initial positions of a table that a stepper keeps between forwards; it doubles
 
 
 class ForwardContext:
@@ -77,13 +77,13 @@ class ForwardContext:
         return self._slots[device]
 
     def distinct_slots(self, device: torch.device) -> Tensor:
-        """int64 [rows, n] positions on ``device``, or [1, n] where all rows have the same."""
+        """int64 [rows, n] positions on ``device``, or [1, n] if all rows have the same."""
         slots = self.slots(device)
         return slots if self.start is None else slots[:1]
 
 
 class CacheWriter:
-    """The cache as a block sees it: ``update`` stores at the forward's positions and returns all K and V to attend to.
+    """Cache of a block: ``update`` stores at the forward's positions and returns all K and V to attend to.
 
     It holds its context weakly: contexts hold their inputs, and in a cycle K/V would wait for the garbage collector.
     """
@@ -100,12 +100,28 @@ class CacheWriter:
 class Stepper(Protocol):
     """One model, layer by layer.
 
-    ``device``, ``dtype``: the head's; token ids go in there, states and logits come out there. ``places``: devices of
-    the blocks. ``layers``: L, the decoder's blocks. ``vocabulary``: V. ``geometry``: sizes, for FLOPs.
-    ``max_positions``: positions the model was made for. ``kernel``: of its attention, ``sdpa`` or ``eager``.
-    ``softcap``: cap c on logits, c·tanh(z/c), or None.
-    ``unembedding`` [V, E] rows of the head, ``unembedding_bias`` [V] or None: logits are
-    softcap(normed(h) · unembeddingᵀ + unembedding_bias).
+    Attributes
+    ----------
+    device, dtype : torch.device, torch.dtype
+        The head's; token ids go in there, states and logits come out there.
+    places : tuple of torch.device
+        Devices of the blocks.
+    layers : int
+        L, the decoder's blocks.
+    vocabulary : int
+        V.
+    geometry : Geometry
+        Sizes, for FLOPs.
+    max_positions : int
+        Number of supported positions.
+    kernel : str
+        Attention kernel, ``sdpa`` or ``eager``.
+    softcap : float or None
+        Cap c on logits, c·tanh(z/c).
+    unembedding : Tensor [V, E]
+        Rows of the head.
+    unembedding_bias : Tensor [V] or None
+        Logits are softcap(normed(h) · unembeddingᵀ + unembedding_bias).
     """
 
     @property
@@ -132,7 +148,7 @@ class Stepper(Protocol):
     def unembedding_bias(self) -> Tensor | None: ...
 
     def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> KVCache:
-        """An empty cache with one row per source, int64 [s ≥ 1], or None in a model that reads none.
+        """An empty cache with one row per source, int64 [s ≥ 1], or None for a model without sources.
 
         Raises:
             BadArgument: a source that the model cannot read, or a missing one.
@@ -198,7 +214,7 @@ def forward_context(
     end: int | None,
     prepare: Callable[[ForwardContext], Any],
 ) -> ForwardContext:
-    """``Stepper.frame``; ``end``: the first position that the model has no entry for, if any. Raises BadArgument."""
+    """``Stepper.frame``; ``end``: the first unsupported position, if any. Raises BadArgument."""
     positions = np.asarray(positions)
     if positions.ndim != 2 or 0 in positions.shape:
         raise BadArgument("positions", positions.shape, "shape [rows ≥ 1, n ≥ 1]")
@@ -239,13 +255,13 @@ def attention_mask(
     flagged: bool,
     always: bool = False,
 ) -> Tensor | None:
-    """Additive mask [rows or 1, 1, n, keys]; None where attending to everything or SDPA's causal flag is right.
+    """Additive mask [rows or 1, 1, n, keys]; None if full attention or SDPA's causal flag is correct.
 
     A query at position p sees slots s ≤ p and, in a window of w, s > p − w. ``flagged``: no mask over several queries
-    means SDPA's causal flag. ``always``: a mask even where None would be right.
+    means SDPA's causal flag. ``always``: a mask even if None would be correct.
     """
     windowed = window is not None and frame.keys > window
-    # SDPA's flag aligns query i with key i, so it is only right when there is nothing before the chunk
+    # SDPA's flag aligns query i with key i, so it is only correct without earlier positions
     unmasked = frame.queries == 1 or (flagged and frame.start == 0)
     if frame.start is not None and not windowed and unmasked and not always:
         return None
@@ -255,11 +271,11 @@ def attention_mask(
         return later.triu_(frame.start + 1)
     here = frame.distinct_slots(device)
     there = torch.arange(frame.keys, device=device)
-    seen = there <= here[:, :, None]
+    visible = there <= here[:, :, None]
     if window is not None and windowed:
-        seen &= there > here[:, :, None] - window
-    mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~seen, lowest)[:, None]
+        visible &= there > here[:, :, None] - window
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(~visible, lowest)[:, None]
 
 
 CHECKED_ROWS, CHECKED_TOKENS = 2, 12
@@ -269,7 +285,7 @@ CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2
 
 
 class ModelMismatch(EmadError):
-    """Walking the layers does not give the model's own logits; ``relative`` is max |Δ| / max |logit|."""
+    """Raised if the layers do not give the model's own logits; ``relative`` is max |Δ| / max |logit|."""
 
     def __init__(self, family: str, relative: float, tolerance: float):
         self.relative = relative
@@ -281,7 +297,7 @@ class ModelMismatch(EmadError):
 
 
 class SizeMismatch(EmadError):
-    """The row's sizes do not add up to the model's parameters: every FLOP count would be another model's.
+    """Raised if the row's sizes do not add up to the model's parameters: FLOP counts would be wrong.
 
     ``counted`` by the row, ``held`` by the model, tied ones once.
     """
@@ -296,7 +312,7 @@ class SizeMismatch(EmadError):
 
 
 def require_usable(model: Any, kernel: str) -> None:
-    """Raises BadArgument for training mode, and for attention that takes no additive mask."""
+    """Raise BadArgument for training mode, and for attention without an additive mask."""
     if model.training:
         raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
     if kernel not in ATTENTION_KERNELS:
@@ -310,16 +326,16 @@ def require_backend(name: str) -> None:
 
 def require_size(model: Any, geometry: Geometry) -> None:
     """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``count_parameters``."""
-    held = count_parameters(model)
-    if held is not None and held != geometry.parameters():
-        raise SizeMismatch(geometry.family, geometry.parameters(), held)
+    parameters = count_parameters(model)
+    if parameters is not None and parameters != geometry.parameters():
+        raise SizeMismatch(geometry.family, geometry.parameters(), parameters)
 
 
 def count_parameters(model: Any) -> int | None:
-    """Parameters of ``model``, tied ones once, or of its text part where it also reads images or sound.
+    """Parameters of ``model``, tied ones once, or of its text part if it also reads images or sound.
 
-    None where weights are quantised: they are packed in buffers or objects, not in parameters. Such a model declares it
-    in its config, or has modules whose ``weight`` is a method (PyTorch's own int8 layers).
+    None for quantised weights: they are packed in buffers or objects, not in parameters. Such a model declares it in
+    its config, or has modules whose ``weight`` is a method (PyTorch's own int8 layers).
     """
     config = model.config.get_text_config()
     if getattr(model.config, "quantization_config", None) is not None:
@@ -347,7 +363,7 @@ def require_agreement(
 
 
 def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: float) -> None:
-    """Raise ModelMismatch unless two float64 tensors of logits differ by ``tolerance`` of the largest at most."""
+    """Raise ModelMismatch unless two float64 tensors of logits differ by at most ``tolerance`` of the largest."""
     same = mine.shape == theirs.shape
     relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
     if not relative <= tolerance:  # NaN too
@@ -360,7 +376,7 @@ def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache
 
 
 def decoder_part(family: str, decoder: Any, name: str | None) -> Any | None:
-    """``decoder.name``; None where the family has no such part.
+    """``decoder.name``; None if the family has no such part.
 
     Raises:
         BadArgument: a decoder without the part that the row names.

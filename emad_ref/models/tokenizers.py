@@ -1,13 +1,12 @@
-"""Checks of a tokenizer against its model, and the special tokens that count.
+"""Checks of a tokenizer against its model, and the special tokens in use.
 
     opening   generation_config, config, tokenizer: the first that declares a beginning-of-text token; else an end
     ends      every end that any of the three declares, an int or a list
     padding   the first of the three that declares one
 
-The order is that of transformers. In an encoder-decoder the opening is the decoder's start token. Of a config file
-only
-what it says counts: transformers fills in defaults of the class, whatever the tokenizer. An opening must be a special
-token of the tokenizer and must not have another role. ``remarks`` name what was left out and where files disagree.
+The order is that of transformers. In an encoder-decoder the opening is the decoder's start token. Only explicit entries
+of a config file count: transformers fills in defaults of the class, whatever the tokenizer. An opening must be a
+special token of the tokenizer without another role. ``remarks`` name ignored ids and disagreements of files.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ REMEDY = "use the tokenizer that the model was trained with"
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """A text that two tokenizers share where they read every text alike."""
+    """A text that is equal for two tokenizers that read every text alike."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return str(backend.to_str())
-    told = {
+    identity = {
         "class": type(tokenizer).__name__,
         "vocabulary": sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])),
         "settings": {key: str(value) for key, value in sorted(tokenizer.init_kwargs.items()) if "path" not in key},
     }
-    return json.dumps(told)
+    return json.dumps(identity)
 
 
 def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
-    """Refuse a tokenizer that cannot be the model's; what it loses of a sample, in words, or "".
+    """Refuse a tokenizer that cannot be the model's; returns its loss on a sample in words, or "".
 
     Parameters
     ----------
@@ -51,7 +50,7 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
     Raises
     ------
     BadArgument: it gives no token for plain text, ids without a row, or cannot read its own tokens back. Special tokens
-        without a row are let through, for no text gives them: a padding token is often added and never trained.
+        without a row are accepted, since no text gives them: a padding token is often added and never trained.
     """
     try:
         ids = list(tokenizer.encode(SAMPLE, add_special_tokens=False))
@@ -60,24 +59,24 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
             number for number, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         outside = {number for number in tokenizer.get_vocab().values() if not 0 <= number < rows} - special
-    except Exception as error:  # a damaged one raises whatever its backend raises
-        said = f"{type(error).__name__}: {str(error)[:120]}; {REMEDY}"
-        raise BadArgument("name", name, "a tokenizer that reads plain text", said) from error
+    except Exception as error:  # a damaged one raises any exception of its backend
+        problem = f"{type(error).__name__}: {str(error)[:120]}; {REMEDY}"
+        raise BadArgument("name", name, "a tokenizer that reads plain text", problem) from error
     if not ids:
         raise BadArgument("name", name, "a tokenizer that reads plain text", f"it gives no token for it: {REMEDY}")
     highest = max(ids)
     if outside or not 0 <= highest < rows:
-        said = f"{len(outside)} of its tokens have others, up to {max([*outside, highest])}: {REMEDY}"
-        raise BadArgument("name", name, f"a tokenizer whose ids are rows of the embedding, 0–{rows - 1}", said)
+        problem = f"{len(outside)} of its tokens have others, up to {max([*outside, highest])}: {REMEDY}"
+        raise BadArgument("name", name, f"a tokenizer whose ids are rows of the embedding, 0–{rows - 1}", problem)
     if _without_spaces(back) == _without_spaces(SAMPLE):
         return ""
     return f"the tokenizer loses text: {SAMPLE[:43]!r} comes back as {str(back)[:60]!r}"
 
 
 def describe_loss_above_chance(loss_nats: float, vocabulary: int) -> str:
-    """What a mean loss per token above ln V means, in words; "" where it is not above.
+    """Meaning of a mean loss per token above ln V, in words; "" if it is not above.
 
-    No refusal: untrained weights, or a text of another language, do as badly.
+    This is no refusal: untrained weights, or a text in another language, do as badly.
     """
     if not loss_nats > math.log(vocabulary):
         return ""
@@ -89,22 +88,22 @@ def describe_loss_above_chance(loss_nats: float, vocabulary: int) -> str:
 
 
 def _without_spaces(text: str) -> str:
-    """What has to come back: most tokenizers normalise spaces on purpose."""
+    """The text that must come back: most tokenizers normalise spaces on purpose."""
     return "".join(str(text).split())
 
 
 START, BOS, EOS, PAD = "decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"
-PARTS = ("decoder", "generator", "text_config")  # of a composite config, as transformers looks for them
+PARTS = ("decoder", "generator", "text_config")  # parts of a composite config, in transformers' order
 FILES = ("generation_config", "config")
 TOKENIZER = "tokenizer"
-DeclaredToken = tuple[str, int]  # who declares it, the id
+DeclaredToken = tuple[str, int]  # declaring file, id
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
     """``opening`` the id that opens every sequence, or None; ``ends`` ids that end a text; ``padding`` or None.
 
-    ``remarks``: sentences about ids that were left out, and about files that disagree.
+    ``remarks``: sentences about ignored ids, and about files that disagree.
     """
 
     opening: int | None
@@ -121,18 +120,18 @@ class SpecialTokens:
 def special_tokens_of(
     model: Any, tokenizer: Any | None = None, declared: Mapping[str, Any] | None = None
 ) -> SpecialTokens:
-    """The ids that count for ``model``, a transformers model.
+    """The special tokens of ``model``, a transformers model.
 
-    ``declared``: what config.json says, where it was read from a file; None: all that ``model.config`` holds.
+    ``declared``: the content of config.json, if it was read from a file; None: all of ``model.config``.
 
     Raises:
         BadArgument: an id that is no whole number, an opening outside the vocabulary, an encoder-decoder without a
             start token or with one that is no special token of the tokenizer.
     """
     config = model.config
-    said = config.to_dict() if declared is None else declared
+    settings = config.to_dict() if declared is None else declared
     reading = _TokenDeclarations(
-        config.get_text_config().vocab_size, model.generation_config.to_dict(), said, tokenizer
+        config.get_text_config().vocab_size, model.generation_config.to_dict(), settings, tokenizer
     )
     ends = reading.ends()
     opening = reading.start() if config.is_encoder_decoder else reading.opening(ends)
@@ -153,40 +152,40 @@ class _TokenDeclarations:
 
     def ends(self) -> list[DeclaredToken]:
         """Every declared end inside the vocabulary, in order of precedence."""
-        found = [each for each in self._declared(EOS) if self._is_inside(EOS, each)]
-        ordinary = {token: who for who, token in reversed(found) if who != TOKENIZER and not self._is_special(token)}
+        inside = [each for each in self._declared(EOS) if self._is_inside(EOS, each)]
+        ordinary = {token: who for who, token in reversed(inside) if who != TOKENIZER and not self._is_special(token)}
         for token, who in ordinary.items():
-            shown = self._shown(token)
-            self._remark(f"{who}.{EOS} names {shown}, no special token of the tokenizer: texts end there, too")
-        by = {who: {i for other, i in found if other == who} for who, _ in found}
+            token_text = self._shown(token)
+            self._remark(f"{who}.{EOS} names {token_text}, no special token of the tokenizer: texts end there, too")
+        by = {who: {i for other, i in inside if other == who} for who, _ in inside}
         if any(not later <= earlier for earlier, later in zip([*by.values()], [*by.values()][1:], strict=False)):
             each = "; ".join(f"{who} {', '.join(map(self._shown, sorted(ids)))}" for who, ids in by.items())
             self._remark(f"ends of a text differ ({each}): a text ends at each of them")
-        return found
+        return inside
 
     def opening(self, ends: Sequence[DeclaredToken]) -> int | None:
-        """A beginning-of-text token that is one to the tokenizer, too; else the first end that may open a text."""
+        """A beginning-of-text token that is also one to the tokenizer; else the first end that may open a text."""
         refused: dict[int, str] = {}
-        taken: DeclaredToken | None = None
+        chosen: DeclaredToken | None = None
         for who, token in self._declared(BOS):
             if who == TOKENIZER and not self._is_inside(BOS, (who, token)):
                 continue  # added to the tokenizer, and never trained
             self._require_inside(who, BOS, token)
             if why := self._why_no_opening(token):
                 refused.setdefault(token, f"{who}.{BOS} is {self._shown(token)}, {why}")
-            elif taken is None:
-                taken = who, token
+            elif chosen is None:
+                chosen = who, token
         spare = next((each for each in ends if not self._why_no_opening(each[1], end=True)), None)
-        found = taken or spare
-        opens = "texts open with no token" if found is None else f"texts open with {self._shown(found[1])}"
+        best = chosen or spare
+        opens = "texts open with no token" if best is None else f"texts open with {self._shown(best[1])}"
         for why in refused.values():
             self._remark(f"{why}: left out, {opens}")
-        if taken is not None:
-            self._compare_opening(*taken, set(refused))
-        return None if found is None else found[1]
+        if chosen is not None:
+            self._compare_opening(*chosen, set(refused))
+        return None if best is None else best[1]
 
     def _compare_opening(self, who: str, token: int, refused: Collection[int]) -> None:
-        """Say so where another file, or the tokenizer, says something else of ``token``, which ``who`` declares."""
+        """Remark if another file, or the tokenizer, disagrees about ``token``, which ``who`` declares."""
         self._compare(BOS, (who, token), refused)
         own = self._own(BOS)
         if who != TOKENIZER and self._tokenizer is not None and token != own:
@@ -213,8 +212,8 @@ class _TokenDeclarations:
         return token
 
     def padding(self) -> int | None:
-        found = [each for each in self._declared(PAD) if self._is_inside(PAD, each)]
-        return found[0][1] if found else None
+        inside = [each for each in self._declared(PAD) if self._is_inside(PAD, each)]
+        return inside[0][1] if inside else None
 
     # ------------------------------------------------------------ what is declared
 
@@ -228,20 +227,20 @@ class _TokenDeclarations:
 
     def _own(self, name: str) -> int | None:
         """The tokenizer's id of that role."""
-        found = getattr(self._tokenizer, name, None)
-        return found if isinstance(found, int) else None
+        token_id = getattr(self._tokenizer, name, None)
+        return token_id if isinstance(token_id, int) else None
 
-    def _compare(self, name: str, taken: DeclaredToken, refused: Collection[int] = ()) -> None:
-        """Say so where a file of lower precedence declares another id."""
+    def _compare(self, name: str, chosen: DeclaredToken, refused: Collection[int] = ()) -> None:
+        """Remark if a file of lower precedence declares another id."""
         for who, token in self._declared(name):
-            if who not in (TOKENIZER, taken[0]) and token != taken[1] and token not in refused:
-                first, second = self._shown(taken[1]), self._shown(token)
-                self._remark(f"{taken[0]}.{name} is {first}, {who}.{name} is {second}: the first is taken")
+            if who not in (TOKENIZER, chosen[0]) and token != chosen[1] and token not in refused:
+                first, second = self._shown(chosen[1]), self._shown(token)
+                self._remark(f"{chosen[0]}.{name} is {first}, {who}.{name} is {second}: the first is taken")
 
     # ------------------------------------------------------------ what an id is
 
     def _why_no_opening(self, token: int, *, end: bool = False) -> str:
-        """Why no text may open with ``token``; empty where one may. ``end``: said of an end of a text."""
+        """Why no text may open with ``token``; empty if one may. ``end``: phrase for an end of a text."""
         if self._tokenizer is None:
             return ""
         if not self._is_special(token):
@@ -254,7 +253,7 @@ class _TokenDeclarations:
         return "" if role is None else f"the tokenizer's {role}_token"
 
     def _is_special(self, token: int) -> bool:
-        """Whether it is a special token of the tokenizer; of a model without one, whether nothing speaks against it."""
+        """Whether it is a special token of the tokenizer; without a tokenizer, whether nothing contradicts it."""
         if self._tokenizer is None or token in self._tokenizer.all_special_ids:
             return True
         added = self._tokenizer.added_tokens_decoder.get(token)
@@ -291,7 +290,7 @@ def _token_ids(name: str, value: Any, *, several: bool) -> list[int]:
     """The ids that one entry of a file declares.
 
     Raises:
-        BadArgument: it holds anything else.
+        BadArgument: the entry holds anything else.
     """
     listed = value if several and isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
@@ -300,13 +299,13 @@ def _token_ids(name: str, value: Any, *, several: bool) -> list[int]:
 
 
 def require_decoder_only(loaded: LoadedModel) -> None:
-    """Raises BadArgument for an encoder-decoder, which does not continue documents."""
+    """Raise BadArgument for an encoder-decoder, which does not continue documents."""
     if loaded.model.config.is_encoder_decoder:
         raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
 
 
 def required_tokenizer(loaded: LoadedModel) -> Any:
-    """Raises BadArgument where the model came without one."""
+    """The tokenizer. Raises BadArgument if the model has none."""
     if loaded.tokenizer is None:
         raise BadArgument("model", loaded.name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
     return loaded.tokenizer

@@ -1,6 +1,4 @@
-"""Memory layout of weights: by columns where that speeds up products with few tokens, packed side by side, on large
-pages.
-"""
+"""Memory layout of weights: by columns if that speeds up products with few tokens, packed, on large pages."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 PAGE = 2 << 20  # bytes of a large page on x86-64 and most of Arm
-LARGE = 2 * PAGE  # from where on a weight gets pages of its own: less than a third of them lies idle
-_ON_LARGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone
+LARGE = 2 * PAGE  # from this size on a weight gets its own pages: less than a third of them is unused
+_ON_LARGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
 def fills_large_pages(values: int) -> bool:
@@ -23,47 +21,47 @@ def fills_large_pages(values: int) -> bool:
 
 
 def allocate(values: int) -> Callable[[int, int], Tensor]:
-    """Memory of its own for ``values`` float32 numbers, at the begin of a large page if they are many.
+    """Allocate separate memory for ``values`` float32 numbers, aligned to a large page if they are many.
 
-    As a function: (first number, how many) → a tensor over them, with a storage of its own; each keeps the memory.
+    Returns a function (first number, count) → a tensor over them with its own storage; each keeps the memory alive.
     """
-    held, first = (
+    memory, first = (
         _allocate_large_pages(values)
         if fills_large_pages(values) and _ON_LARGE_PAGES
         else (np.empty(values, np.float32), 0)
     )
-    return lambda at, count: torch.frombuffer(held, dtype=torch.float32, count=count, offset=first + 4 * at)
+    return lambda at, count: torch.frombuffer(memory, dtype=torch.float32, count=count, offset=first + 4 * at)
 
 
 def is_page_aligned(weight: Tensor) -> bool:
-    """Whether a float32 ``weight`` lies where ``allocate`` would begin it."""
+    """Whether a float32 ``weight`` starts where ``allocate`` would start it."""
     return _ON_LARGE_PAGES is None or not fills_large_pages(weight.numel()) or weight.data_ptr() % PAGE == 0
 
 
 def _allocate_large_pages(values: int) -> tuple[Any, int]:
-    """A buffer, and the byte of it where a large page begins and ``values`` numbers have room from."""
+    """A buffer, and the offset in it at which a large page starts and ``values`` numbers fit."""
     assert _ON_LARGE_PAGES is not None
-    held = mmap.mmap(-1, values * 4 + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    held.madvise(_ON_LARGE_PAGES)
-    return held, -torch.frombuffer(held, dtype=torch.uint8, count=1).data_ptr() % PAGE
+    memory = mmap.mmap(-1, values * 4 + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(_ON_LARGE_PAGES)
+    return memory, -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % PAGE
 
 
-# children that one module asks about the same states, in every family of ours that names them so
+# children that a module applies to the same states, in every family of ours with these names
 PACKED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 RUN_GAP = 64  # numbers
 LONG_RUN, CACHE_STRIDE = (
     2048,
     512,
-)  # numbers: from where on a gap costs a token alone nothing; where runs meet in the cache
+)  # numbers: from this size on a gap costs a single token nothing; smaller runs share a cache line
 
 
 def packable_layers(model: nn.Module) -> Iterator[tuple[nn.Linear, ...]]:
     """Linear layers of ``model`` over the same states, all with a bias or all without, none twice."""
     for module in model.modules():
         for names in PACKED_NAMES:
-            found = [layer for name in names if type(layer := getattr(module, name, None)) is nn.Linear]
-            if len(found) == len(names) and _has_equal_inputs(found):
-                yield tuple(found)
+            linear_layers = [layer for name in names if type(layer := getattr(module, name, None)) is nn.Linear]
+            if len(linear_layers) == len(names) and _has_equal_inputs(linear_layers):
+                yield tuple(linear_layers)
 
 
 def pack_weights(layers: Sequence[nn.Linear]) -> None:
@@ -76,11 +74,11 @@ def pack_weights(layers: Sequence[nn.Linear]) -> None:
 
 
 def column_major(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same weights [out, in], or biases [out], side by side in memory of their own; as they are if they lie so.
+    """The same weights [out, in], or biases [out], side by side in their own memory; unchanged if they lie so.
 
-    Each is over a storage of its own, which reaches to the end of all.
+    Each has its own storage, which reaches to the end of all.
     """
-    total, width = sum(map(len, parts)), parts[0].numel() // len(parts[0])  # 1 of biases
+    total, width = sum(map(len, parts)), parts[0].numel() // len(parts[0])  # 1 for biases
     run = (
         total + RUN_GAP
         if fills_large_pages(total * width) and total >= LONG_RUN and total % CACHE_STRIDE == 0
@@ -98,7 +96,7 @@ def column_major(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def packed_view(parts: Sequence[Tensor]) -> Tensor | None:
-    """[all outs, in] over weights [out, in], or [all outs] over biases [out], that lie side by side; else None."""
+    """[all outs, in] over weights [out, in], or [all outs] over biases [out], if they lie side by side; else None."""
     first, total = parts[0], sum(map(len, parts))
     inputs, run = (first.shape[1], first.stride(1)) if first.dim() > 1 else (1, total)
     if first.stride(0) != 1 or run < total:
@@ -110,7 +108,7 @@ def packed_view(parts: Sequence[Tensor]) -> Tensor | None:
         address += len(part) * part.element_size()
     reach = first.storage_offset() + (inputs - 1) * run + total
     if reach * first.element_size() > first.untyped_storage().nbytes():
-        return None  # neighbours by chance
+        return None  # neighbours by coincidence
     return first.detach().as_strided((total, *first.shape[1:]), first.stride())
 
 
@@ -120,7 +118,9 @@ def _has_equal_inputs(layers: Sequence[nn.Linear]) -> bool:
 
 
 def lay_out_weight(weight: Tensor) -> Tensor:
-    """``weight`` [out, in] of a linear layer, by columns if out ≥ in, else by rows; float32 on a CPU, or as it is."""
+    """``weight`` [out, in] of a linear layer, by columns if out ≥ in, else by rows; unchanged unless float32 on a
+    CPU.
+    """
     if not _can_move(weight):
         return weight
     return column_major([weight])[0] if _is_tall([weight]) else _row_major(weight)
@@ -128,7 +128,7 @@ def lay_out_weight(weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def lay_out_weights(model: nn.Module) -> None:
-    """Lay the weights of all linear layers out, in place; those that embeddings share, read by rows, stay by rows."""
+    """Lay out the weights of all linear layers in place; those shared with embeddings stay by rows."""
     embeddings = {id(each.weight): each for each in model.modules() if isinstance(each, nn.Embedding)}
     for embedding in embeddings.values():
         if _can_move(embedding.weight):
@@ -146,7 +146,7 @@ def lay_out_weights(model: nn.Module) -> None:
 
 
 def _is_tall(weights: Sequence[Tensor]) -> bool:
-    """Whether weights that lie side by side have at least as many outputs as inputs."""
+    """Whether weights side by side have at least as many outputs as inputs."""
     return sum(map(len, weights)) >= weights[0].shape[1]
 
 
@@ -155,7 +155,7 @@ def _can_move(weight: Tensor) -> bool:
 
 
 def _row_major(weight: Tensor) -> Tensor:
-    """``weight`` contiguous, on large pages if it fills two; itself if it lies so already."""
+    """``weight`` contiguous, on large pages if it fills two; unchanged if it lies so already."""
     if weight.is_contiguous() and is_page_aligned(weight):
         return weight
     return allocate(weight.numel())(0, weight.numel()).view(weight.shape).copy_(weight)
