@@ -1,9 +1,9 @@
-"""Check the answers that a verdict reads, and the requests that were timed, after they were given.
+"""Check the answers that a verdict used, and the timed requests, after the fact.
 
-A decoder may be right wherever an audit asks, and wrong in the batches by which quality, work or energy is read, or
-hurry where it is timed. So code that reads answers for a verdict asks through ``AuditedDecoder``, which keeps a few
-requests and sessions, and what was made while a clock ran is judged as it is; nothing is decoded anew. Which answers,
-and which of their rows, the operating system's entropy decides once the answer is there, so no seed predicts them.
+A decoder may be right in every audit, and wrong in the batches behind quality, work or energy, or cut corners while
+timed. So code that reads answers for a verdict uses ``AuditedDecoder``, which keeps a few requests and sessions.
+Outputs from a timed run are judged unchanged; nothing is decoded again. The operating system's entropy selects answers
+and rows once the answers are there, so no seed predicts them.
 
 Ties are excused, however many: a few hundred tokens cannot show a share of 1 % (METHODS, "Tolerances").
 """
@@ -26,24 +26,24 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session, Step
 from emad_ref.record import Floats, Ints, Record, Work
 
-KEPT_REQUESTS = 8  # and half as many sessions
-JUDGED_ROWS = 2  # of each request that is kept, the last among them
-EXACT_SCHEDULES = ("monotone", "free_eager", "free_deferred")  # under which every state is the model's own
-# How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
-# not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
-# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their
-# weights and K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
+KEPT_REQUESTS = 8  # half as many sessions
+JUDGED_ROWS = 2  # of each kept request, including the last
+EXACT_SCHEDULES = ("monotone", "free_eager", "free_deferred")  # schedules under which every state is the model's own
+# Largest ratio of a time ratio to a work ratio. If every kind of work costs time, and a part of the time does not
+# depend on depth, a time ratio lies below the largest ratio of any kind of work: sums of non-negative parts differ by
+# no more than their most different part. Running fewer layers also finds more of their weights and K/V in caches. The
+# factor of one and a half leaves room for that, and for noise.
 MAX_UNEXPLAINED_SPEEDUP = 1.5
 
 EmittedRows = Sequence[Ints]  # [rows] of new tokens
 
 
 def _all_excused(check: str, tally: Tally, prefix: str = "") -> Finding:
-    """The finding of a check whose ties are excused, however many."""
+    """The finding of a check that excuses any number of ties."""
     if tally.complaint is None:
         return Finding(check, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
-    seen = f" ({tally.n} positions compared, {tally.ties} ties)" if prefix else ""
-    return Finding(check, False, f"{prefix}{tally.complaint}{seen}", tally.n, tally.ties)
+    counts = f" ({tally.n} positions compared, {tally.ties} ties)" if prefix else ""
+    return Finding(check, False, f"{prefix}{tally.complaint}{counts}", tally.n, tally.ties)
 
 
 # ---------------------------------------------------------------- answers that a verdict reads
@@ -51,7 +51,7 @@ def _all_excused(check: str, tally: Tally, prefix: str = "") -> Finding:
 
 @dataclass(frozen=True, eq=False)
 class AnsweredRequest:
-    """What ``generate`` returned for ``prompts``, ``max_new`` and ``stop``."""
+    """Output of ``generate`` for ``prompts``, ``max_new`` and ``stop``."""
 
     prompts: Sequence[Prompt]
     max_new: int
@@ -60,10 +60,10 @@ class AnsweredRequest:
 
 
 class AuditedDecoder:
-    """``wrapped`` at ``point``, with what ``finding`` needs of its answers kept on the way.
+    """``wrapped`` at ``point``, with a sample of its answers kept for ``finding``.
 
-    ``reference``: makes a decoder at ``point`` that is known to be right, for schedules whose states above an exit are
-    made up: of these the lens says nothing.
+    ``reference``: makes a trusted decoder at ``point``, for schedules whose states above an exit are approximate, which
+    the lens cannot reproduce.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class AuditedDecoder:
         record = self.wrapped.generate(prompts, max_new, stop)
         self._asked += 1
         place = self._place(self._asked, KEPT_REQUESTS)
-        if place is not None:  # copies, in case the decoder goes on writing into what it has returned
-            kept = AnsweredRequest(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
-            self._answers[place : place + 1] = [kept]
+        if place is not None:  # copies, since the decoder may overwrite a returned array
+            answered = AnsweredRequest(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
+            self._answers[place : place + 1] = [answered]
         return record
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
@@ -113,9 +113,9 @@ class AuditedDecoder:
     def finding(self) -> Finding:
         """Judge the answers so far.
 
-        Of kept requests all rows are complete and end where they must; of some, always the last among them, every token
-        is the argmax at the depth claimed for it, and depths are the rule's; the work of the first request is what its
-        rows imply. Of one row of kept sessions depths, signals and logits are the rule's.
+        All rows of kept requests are complete and end at the right token. For some rows, always including the last,
+        every token is the argmax at its claimed depth, and depths follow the rule; the work of the first request
+        matches its rows. For one row of each kept session depths, signals and logits follow the rule.
         """
         tally = Tally("answers", needed=0)
         judge = Judge(tally, None, self.point, tally.allow(self._tolerance, self.capabilities.logit_noise))
@@ -129,10 +129,10 @@ class AuditedDecoder:
 
     # ------------------------------------------------------------ private
 
-    def _place(self, number: int, kept: int) -> int | None:
-        """Where the ``number``-th of equally likely things is kept, ``kept`` of all of them; None: nowhere."""
-        place = number - 1 if number <= kept else self._draw.randrange(number)
-        return place if place < kept else None
+    def _place(self, number: int, capacity: int) -> int | None:
+        """Reservoir sampling: the place of the ``number``-th item among ``capacity`` places; None: dropped."""
+        place = number - 1 if number <= capacity else self._draw.randrange(number)
+        return place if place < capacity else None
 
     def _judge_answer(self, judge: Judge, answer: AnsweredRequest, *, counted: bool) -> None:
         prompts, record, point = answer.prompts, answer.record, self.point
@@ -145,7 +145,7 @@ class AuditedDecoder:
             judge_work(judge, record, trajectories, readouts)
 
     def _judge_row(self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None) -> None:
-        """One row's depths, signals and, where there are any, logits and ``emitted`` tokens."""
+        """Judge one row's depths, signals and, if shown, logits and ``emitted`` tokens."""
         if self.point.schedule not in EXACT_SCHEDULES:
             self._compare_with_reference(judge, trajectory, prompt, emitted)
             return
@@ -157,7 +157,7 @@ class AuditedDecoder:
     def _compare_with_reference(
         self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None
     ) -> None:
-        """The same, position by position beside the decoder that is known to be right; up to a tie of a depth."""
+        """Judge one row position by position against the trusted decoder, up to a tie of a depth."""
         tally, tolerance, point, first = judge.tally, judge.tolerance, self.point, trajectory.first
         session, step = self._reference().start([Prompt(trajectory.tokens[: first + 1], prompt.source)])
         signals: list[Floats] = []
@@ -196,7 +196,7 @@ def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float)
 
 
 class RecordedSession:
-    """``wrapped``, with all that it shows of ``row`` kept, as long as every token's logits are shown."""
+    """``wrapped``, with everything it shows of ``row`` kept, as long as it shows every token's logits."""
 
     def __init__(self, wrapped: Session, prompts: Sequence[Prompt], row: int, step: Step):
         self.wrapped, self.prompt = wrapped, copy.deepcopy(prompts[row])
@@ -226,7 +226,7 @@ class RecordedSession:
         return step
 
     def deepen(self, length: Ints) -> Step:
-        self._is_kept, self._steps = False, []  # depths that were shown are no longer those taken
+        self._is_kept, self._steps = False, []  # the shown depths are no longer those taken
         return self.wrapped.deepen(length)
 
     def rollback(self, length: Ints) -> None:
@@ -235,8 +235,8 @@ class RecordedSession:
         if self._is_kept and length[self._row] < prompt:
             self._is_kept = False
         elif self._is_kept:
-            kept = int(length[self._row])
-            del self._tokens[kept:], self._steps[kept - prompt + 1 :]
+            length_kept = int(length[self._row])
+            del self._tokens[length_kept:], self._steps[length_kept - prompt + 1 :]
 
     def commit(self, length: Ints) -> None:
         self.wrapped.commit(length)
@@ -252,7 +252,7 @@ class RecordedSession:
 
     @property
     def trajectory(self) -> Trajectory | None:
-        """What was kept of the row; None where there is nothing."""
+        """The kept part of the row; None if there is nothing."""
         if not self._steps:
             return None
         depth, signal, logits, chosen = (np.array(column) for column in zip(*self._steps, strict=True))
@@ -270,9 +270,9 @@ class RecordedSession:
 
 @dataclass(frozen=True, eq=False)
 class TimedRequest:
-    """One request as timed: ``prompts`` [rows], and what each arm made of them.
+    """One request as timed: ``prompts`` [rows], and each arm's output.
 
-    ``records``: arm → its record; ``emitted``: arm that keeps none, such as the model's ``generate`` → its tokens.
+    ``records``: arm → its record; ``emitted``: arm without records, such as the model's ``generate`` → its tokens.
     """
 
     prompts: Sequence[Prompt]
@@ -286,23 +286,24 @@ def timed_lengths(emitted: Mapping[str, Sequence[EmittedRows]], rows: int, new: 
     with tally:
         for arm, requests in emitted.items():
             for request, each in enumerate(requests):
-                found = [len(tokens) for tokens in each]
+                lengths = [len(tokens) for tokens in each]
                 tally.require(
-                    found == [new] * rows, f"{arm}, request {request}: {found} new tokens, but {new} in each of {rows}"
+                    lengths == [new] * rows,
+                    f"{arm}, request {request}: {lengths} new tokens, but {new} in each of {rows}",
                 )
-                tally.n += sum(found)
+                tally.n += sum(lengths)
     return tally.finding()
 
 
 def no_faster_than_work(
     arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
 ) -> Finding:
-    """Whether the work that ``arm`` left out explains how much faster it is than ``full``, full depth.
+    """Whether the work that ``arm`` skipped explains its speed-up over ``full``, full depth.
 
     Args:
         seconds: arm → [pairs], of one decoder at a point and at full depth; the median ratio over pairs counts, which a
             pause of the machine in one of them does not move.
-        executed: arm → [pairs, kinds] work of each kind, NaN where it cannot be told.
+        executed: arm → [pairs, kinds] work of each kind, NaN if unknown.
     """
     pairs = len(seconds[arm])
     ratios = executed[full].sum(axis=0) / np.maximum(executed[arm].sum(axis=0), 1.0)
@@ -328,14 +329,14 @@ def timed_requests(
     counted: bool,
     rows: Collection[int] | None = None,
 ) -> Finding:
-    """Whether the tokens, depths and work of ``timed`` are what they are said to be.
+    """Whether the tokens, depths and work of ``timed`` match the claims.
 
     Args:
         points: at which each arm with records decodes; the others decode at full depth.
-        new: tokens asked for in each row.
+        new: tokens requested per row.
         tolerance: largest honest difference of a logit, by arm.
         counted: whether the decoder counts its work.
-        rows: those held against the lens where a batch has many; None: all.
+        rows: compared with the lens if a batch has many; None: all.
 
     Raises:
         BadArgument: as ``judge_record``.

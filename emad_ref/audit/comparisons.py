@@ -1,16 +1,14 @@
-"""A signal is compared with its threshold as both are given: ≤ at equality, in float32 or wider, threshold by layer.
+"""Check the comparison of a signal with its threshold: ≤ at equality, in float32 or wider, threshold by layer.
 
-The decoder's own word is held against itself, so that no tolerance is needed: from the signals that it reports, and the
-thresholds that it was given, follow the depths that it may take. First it reads all signals of some prompts under
-thresholds that nothing passes. Then thresholds are put where a careless comparison errs, at each probe near the row
-that comes nearest to firing:
+The check needs no tolerance, because it compares the decoder with itself: the reported signals and the given thresholds
+determine the allowed depths. First it reads all signals of some prompts under thresholds that no signal passes. Then it
+puts thresholds where a careless comparison errs, at each probe near the row that comes nearest to firing:
 
 below  the threshold lies a little beyond the signal: rounded to fewer digits the two are equal, and the token stops
-equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
-above  the token stops by a little: with a threshold or signal rounded the other way it does not
+equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise) above  the token stops by a
+little: with a threshold or signal rounded the other way it does not
 
-Discriminating are the careless comparisons (``CARELESS_COMPARISONS``) under which some token's depth would be another
-one.
+Discriminating are the careless comparisons (``CARELESS_COMPARISONS``) that would change some token's depth.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def comparisons(
     Raises:
         Unsupported: the decoder declines the signal.
     """
-    tally, shown = Tally("comparisons", needed), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
+    tally, power = Tally("comparisons", needed), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
     probes = tuple(range(1, layers, max(1, -(-(layers - 1) // MOST_PROBES))))
     with tally:
         for prompts in batches:
@@ -97,13 +95,13 @@ def comparisons(
             for how, thresholds in _near_thresholds(read, signal).items():
                 point = _comparison_point(layers, probes, round_float32(thresholds).tolist(), signal)
                 with opened(point) as decoder:
-                    shown += _judge_comparisons(tally, how, point, *_start_depths(decoder, prompts))
-                    shown += _judge_comparisons(tally, how, point, *_generate_depths(decoder, prompts))
-            if shown.all():
+                    power += _judge_comparisons(tally, how, point, *_start_depths(decoder, prompts))
+                    power += _judge_comparisons(tally, how, point, *_generate_depths(decoder, prompts))
+            if power.all():
                 break
-        tally.discriminating = int((shown > 0).sum())
+        tally.discriminating = int((power > 0).sum())
         tally.notes += [
-            f"{name} would not have shown" for name, n in zip(CARELESS_COMPARISONS, shown, strict=True) if n == 0
+            f"{name} would not have shown" for name, n in zip(CARELESS_COMPARISONS, power, strict=True) if n == 0
         ]
     return tally.finding()
 
@@ -136,20 +134,20 @@ def _generate_depths(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints,
 def _judge_comparisons(tally: Tally, how: str, point: OperatingPoint, depth: Ints, signal: Floats) -> NDArray[np.int64]:
     """Tokens that would have betrayed each careless comparison, after requiring depths that an honest one gives."""
     threshold = np.array(point.thresholds[0], dtype=np.float64)
-    given = [_compared_depths(point, signal, threshold, *each) for each in HONEST_COMPARISONS]
-    right = np.logical_or.reduce([depth == each for each in given])
+    expected = [_compared_depths(point, signal, threshold, *each) for each in HONEST_COMPARISONS]
+    right = np.logical_or.reduce([depth == each for each in expected])
     tally.n += len(depth)
     if not right.all():
         row = int(np.argmin(right))
-        at = min(int(depth[row]), int(given[0][row]))
+        at = min(int(depth[row]), int(expected[0][row]))
         which = point.probes.index(at) if at in point.probes else 0
         tally.require(
             False,
-            f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth {given[0][row]}: "
+            f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth {expected[0][row]}: "
             f"after layer {point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
         )
     careless = CARELESS_COMPARISONS.values()
-    return np.array([(_compared_depths(point, signal, threshold, *each) != given[0]).sum() for each in careless])
+    return np.array([(_compared_depths(point, signal, threshold, *each) != expected[0]).sum() for each in careless])
 
 
 def _compared_depths(

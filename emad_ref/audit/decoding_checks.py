@@ -61,9 +61,9 @@ def decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuat
 
 
 def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
-    """One session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at depths of the rule's choosing.
+    """Judge one session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at the rule's depths.
 
-    A row alone is fed token by token, several rows at once also by as many as a feed may hold.
+    A row alone is fed token by token; several rows also in the widest allowed feeds.
     """
     widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
     with Transcript(judge, decoder, prompts) as transcript:
@@ -89,8 +89,8 @@ def generation(
     """Check greedy ``generate`` on all ``prompts`` together, on the first alone, and with a stop token.
 
     A decoder may be honest in ``feed`` and emit full-depth tokens in ``generate``, so its record is judged by itself.
-    The stop token of the last run is one that the first row emitted half-way, so that stopping is really exercised.
-    Discriminating are tokens that are not full depth's argmax: where depth makes no difference the check has no power.
+    The last run's stop token is one that the first row emitted half-way, so stopping is exercised. Discriminating are
+    tokens that are not full depth's argmax: if depth makes no difference the check has no power.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("generation", under_test, needed if point.adaptive else 0, judges_work=True)
@@ -112,13 +112,13 @@ def judge_record(
     *,
     rows: Collection[int] | None = None,
 ) -> None:
-    """One record of ``generate``: complete, depths the rule's, tokens the argmax there, work what they imply.
+    """Judge one record of ``generate``: complete, depths by the rule, tokens the argmax there, work as implied.
 
-    ``rows``: which of them are held against the lens, for a batch of many; None: all. Everything else, the ledger
-    included, is required of every row all the same.
+    ``rows``: those compared with the lens, for a batch of many; None: all. Everything else, the ledger included, is
+    required of every row.
 
     Raises:
-        BadArgument: some rows only of a point whose readouts the lens has to count.
+        BadArgument: only some rows of a point whose readouts the lens has to count.
     """
     point = judge.point
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, point)
@@ -156,9 +156,9 @@ def read_record(
     for row, (prompt, emitted, reason) in enumerate(zip(prompts, record.emitted, record.stop, strict=True)):
         first = next((at for at, token in enumerate(emitted) if int(token) in stop), None)
         length, why = (max_new, "length") if first is None else (first + 1, "stop token")
-        found, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
+        emission, expected = f"{len(emitted)} tokens and {reason!r}", f"{length} tokens and {why!r}"
         tally.require(
-            found == expected, f"row {row}: {found}, but max_new={max_new} and the stop tokens give {expected}"
+            emission == expected, f"row {row}: {emission}, but max_new={max_new} and the stop tokens give {expected}"
         )
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
@@ -167,7 +167,7 @@ def read_record(
 def _row_trajectory(
     tally: Tally, record: Record, row: int, prompt: Ints, emitted: Ints, point: OperatingPoint
 ) -> Trajectory:
-    """The kept tokens of one row as a trajectory: the prompt, then every emitted token but the last, each fed once."""
+    """The tokens of one row as a trajectory: the prompt, then every emitted token but the last, each fed once."""
     table = record.tokens
     mine = table.kept_of(row)
     history = np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(emitted[:-1], dtype=np.int64)])
@@ -194,7 +194,7 @@ def _row_trajectory(
 
 
 def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadouts]) -> None:
-    """The record's work is what its decisions imply, its prompt part what the prompts imply."""
+    """Check that the record's work matches its decisions, and its prompt part the prompts."""
     tally, point = judge.tally, judge.point
     tally.require(
         record.work is not None and set(record.work) == {0},
@@ -206,10 +206,12 @@ def judge_work(judge: Judge, record: Record, trajectories: list[Trajectory], rea
         return
     models = set(record.prompt_work)
     tally.require(models == {0}, f"prompt work of models {sorted(models)}, but work of model 0")
-    spent, owed = record.prompt_work[0].tokens, sum(trajectory.first for trajectory in trajectories)
-    deepest = np.where(np.arange(point.layers) < point.ceiling, owed, 0)
-    holds = np.array_equal(spent, deepest) if len(trajectories) == 1 else bool((spent >= deepest).all())
-    tally.require(holds, f"prompt_work.tokens per layer {spent.tolist()}, but the prompts imply {deepest.tolist()}")
+    spent, expected = record.prompt_work[0].tokens, sum(trajectory.first for trajectory in trajectories)
+    deepest = np.where(np.arange(point.layers) < point.ceiling, expected, 0)
+    is_consistent = np.array_equal(spent, deepest) if len(trajectories) == 1 else bool((spent >= deepest).all())
+    tally.require(
+        is_consistent, f"prompt_work.tokens per layer {spent.tolist()}, but the prompts imply {deepest.tolist()}"
+    )
 
 
 # ---------------------------------------------------------------- rows of a batch
@@ -240,12 +242,12 @@ def rows(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, 
 
 
 def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[Trajectory, Ints]) -> None:
-    """(trajectory, tokens emitted) equal to the end, or to a tie; after a tie each run is judged on its own."""
+    """Compare two (trajectory, emitted tokens) to the end, or to a tie; after a tie each run is judged on its own."""
     (batched, tokens), (single, own) = together, alone
     shared = min(len(tokens), len(own))
     differ = (batched.depth[:shared] != single.depth[:shared]) | (tokens[:shared] != own[:shared])
     if not differ.any():
-        # same tokens, same endings: read_record has held both lengths against max_new and the stop tokens
+        # same tokens, same endings: read_record has checked both lengths against max_new and the stop tokens
         judge.tally.n += shared
         return
     at = int(np.argmax(differ))
@@ -262,7 +264,7 @@ def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[
 def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int) -> bool:
     """Whether a comparison at or before ``at``, or the two best logits at ``at``, lie within the tolerance.
 
-    Up to there both runs have the same history, but the depth that each took at ``at`` is its own.
+    Both runs share their history up to there, but each has its own depth at ``at``.
     """
     point, tolerance = judge.point, judge.tolerance
     near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
@@ -275,11 +277,11 @@ def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int
 
 @dataclass(frozen=True)
 class ReplayedDocument:
-    """What replay gives for one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
+    """Replay of one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
 
-    One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token
-    p + 1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the row of the point's thresholds that
-    each belongs to, int64 [m], and other rows that the tolerance allows; (): all belong to the first.
+    One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token p +
+    1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the threshold row of each, int64 [m], and
+    other rows that the tolerance allows; (): all use the first.
 
     Raises:
         BadArgument: arrays that do not fit the document.
@@ -297,9 +299,9 @@ class ReplayedDocument:
         if decided_positions < 1:
             raise BadArgument("tokens", len(self.tokens), "a document with a token to predict after adaptive_from")
         named = [(name, getattr(self, name)) for name in ("depth", "nll_nats", "signal")]
-        for name, held in [*named, *(("rows", one) for one in self.rows)]:
-            if len(held) != decided_positions:
-                raise BadArgument(name, held.shape, f"{decided_positions} entries, one per decided position")
+        for name, array in [*named, *(("rows", one) for one in self.rows)]:
+            if len(array) != decided_positions:
+                raise BadArgument(name, array.shape, f"{decided_positions} entries, one per decided position")
 
 
 def bridge(
@@ -313,14 +315,14 @@ def bridge(
 ) -> Finding:
     """Check that teacher-forced depths and NLL on ``replayed`` documents equal replay's.
 
-    Only then do replay's verdicts hold for the decoder. Each document is opened at its first decided position and fed
-    its own tokens. ``tolerance`` in nats and logits, raised to the decoder's declared noise and to what float32 traces
-    can hold; an NLL may be off by twice as much (its logit and the normaliser). Where a tie moved a depth, NLL is not
+    Replay's verdicts hold for the decoder only then. Each document is opened at its first decided position and fed its
+    own tokens. ``tolerance`` in nats and logits, raised to the decoder's declared noise and to the precision of float32
+    traces. An NLL may be off by twice as much (its logit and the normaliser). If a tie moved a depth, NLL is not
     compared. Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: however many.
     """
     tally = Tally("bridge", needed if point.adaptive else 0, excuses_ties)
     allowed = tally.allow(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
-    judge = Judge(tally, None, point, allowed)  # replay takes the place of the lens
+    judge = Judge(tally, None, point, allowed)  # replay replaces the lens
     with tally:
         for number, document in enumerate(replayed):
             opening = document.adaptive_from + 1
@@ -336,7 +338,7 @@ def bridge(
 
 
 def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocument) -> None:
-    """Depths equal replay's up to the first threshold tie, NLL wherever depths are equal."""
+    """Compare depths with replay's up to the first threshold tie, and NLL at equal depths."""
     tally, point, rows = judge.tally, judge.point, document.rows or (np.zeros(len(document.depth), dtype=np.int64),)
     untied = ~np.logical_or.accumulate(is_tied(point, document.signal, rows, judge.tolerance))
     same = trajectory.depth == document.depth
@@ -346,9 +348,9 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
         tally.require(False, f"{trajectory.place(at)}: {complaint}")
     assert trajectory.logits is not None, "a transcript shows its logits"
     target = document.tokens[document.adaptive_from + 1 :]
-    found = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
-    with np.errstate(invalid="ignore"):  # a next token that both have pruned is lost in both
-        off = np.where(same & (found != document.nll_nats), np.abs(found - document.nll_nats), 0.0)
+    nll = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
+    with np.errstate(invalid="ignore"):  # a next token that both have pruned has infinite loss in both
+        off = np.where(same & (nll != document.nll_nats), np.abs(nll - document.nll_nats), 0.0)
     allowed = 2 * judge.tolerance * emission_noise(point)
     at = int(np.argmax(~(off <= allowed)))
     tally.require(

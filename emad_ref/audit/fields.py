@@ -1,12 +1,11 @@
 """Check that a decoder honours every field of an operating point, or declines the point.
 
-A *variant* is a point that uses a field. The decoder is opened at each; it may decline (``Unsupported``). If it
-decodes, a session and a ``generate`` are held against the lens at that point, or, where the lens does not know the
-states, against the reference decoder. Thresholds are quantiles of the signals on the very tokens that are fed, chosen
-so that a decoder which ignores the field decides otherwise somewhere. Where none are found a note names the field.
+A *variant* is a point that uses a field. The decoder is opened at each and may decline (``Unsupported``). If it
+decodes, a session and a ``generate`` are compared with the lens at that point, or with the reference decoder if the
+lens does not know the states. Thresholds are quantiles of the signals on the fed tokens, chosen so that a decoder which
+ignores the field decides otherwise somewhere. If there are none, a note names the field.
 
-``tests/unit/audit/test_fields.py`` walks the dataclasses of ``point``: a field, or a value of one, without a variant
-fails it.
+``tests/unit/audit/test_fields.py`` walks the dataclasses of ``point`` and fails for a field or value without a variant.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 MOST_PROBES = 5
-MISSING_DIGEST = "0" * 16  # names a tuned lens, or translators, that do not exist
+MISSING_DIGEST = "0" * 16  # digest of a tuned lens, or translators, that do not exist
 
-EXIT_SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # of the tokens fed that a threshold lets exit
-DRAWN_THRESHOLDS = 200  # further thresholds to try, drawn
-DECODED_THRESHOLDS = 12  # of them, where the reference decoder has to decode at each
-MAX_JUMP_TOLERANCE = 0.01  # logits, beyond which tokens tie too often to compare a signal that jumps there
+EXIT_SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # shares of the fed tokens that a threshold lets exit
+DRAWN_THRESHOLDS = 200  # further random thresholds
+DECODED_THRESHOLDS = 12  # of them, if the reference decoder has to decode at each
+MAX_JUMP_TOLERANCE = 0.01  # logits; with more, tokens tie too often to compare a signal that jumps there
 PLAIN_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.plain and signal is not ENTROPY)
-DRAWS = 3  # of a variant's own numbers, until ignoring it shows
-ENOUGH = 3  # discriminating positions with which no better thresholds are looked for
-CLEAR = 2  # tolerances that a signal must lie off a threshold: nearer ones decide by rounding
+DRAWS = 3  # draws of a variant's own numbers, until ignoring it shows
+ENOUGH = 3  # discriminating positions that end the search for thresholds
+CLEAR = 2  # tolerances between a signal and a threshold: closer ones decide by rounding
 
 
 # ---------------------------------------------------------------- points that use a field
@@ -62,13 +61,12 @@ PointChange = Callable[[OperatingPoint], OperatingPoint]
 
 @dataclass(frozen=True)
 class PointVariant:
-    """``made``: a point that uses ``fields``, whose thresholds are still to be chosen.
+    """A point that uses ``fields``; its thresholds are still to be chosen.
 
-    ``ignored``     the points by which a decoder would decode that ignores one of the fields.
-    ``least``       layers that a model needs for it.
-    ``by_lens``     whether the lens knows the states that it decodes on; else the reference decoder stands in for it.
-    ``unservable``  no decoder can serve it: it names a file that does not exist, and must be refused.
-    ``jumps``       its signal jumps where two tokens tie: which lead, are kept, or are retrieved.
+    ``made``        makes the point. ``ignored``     the points of a decoder that ignores one of the fields. ``least``
+    layers that a model needs for it. ``by_lens``     whether the lens knows its states; else the reference decoder
+    replaces it. ``unservable``  no decoder can serve it: it names a file that does not exist, and must be refused.
+    ``jumps``       its signal jumps if two tokens tie for the lead, for being kept, or for retrieval.
     """
 
     fields: tuple[str, ...]
@@ -86,7 +84,7 @@ def spread_probes(layers: int, first: int = 1) -> tuple[int, ...]:
 
 
 def plain_point(sizes: ModelDimensions, probes: tuple[int, ...] | None = None, **change: Any) -> OperatingPoint:
-    """A point without exits, at which thresholds are to be put."""
+    """A point without exits, whose thresholds are set later."""
     probes = spread_probes(sizes.layers) if probes is None else probes
     bins, signal = change.get("bins", BinSpec()), change.get("signal", "entropy_nats")
     change.setdefault("ceiling", sizes.layers)
@@ -99,29 +97,31 @@ def plain(**change: Any) -> PointFactory:
 
 
 def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointFactory:
-    """A signal with parameters, or functions of the model's dimensions, decided from layer ``minimum`` on."""
+    """Factory of points with a signal and its parameters, or functions of the model's dimensions, from layer
+    ``minimum`` on.
+    """
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-        given = {name: value(sizes) if callable(value) else value for name, value in parameters.items()}
+        values = {name: value(sizes) if callable(value) else value for name, value in parameters.items()}
         probes = required_layers(signal, minimum, sizes.layers)
-        return plain_point(sizes, probes, signal=signal, confidence=Confidence(minimum, **given))
+        return plain_point(sizes, probes, signal=signal, confidence=Confidence(minimum, **values))
 
     return make
 
 
 def estimator_point(signal: str = "entropy_nats", **change: Any) -> PointFactory:
-    """``change`` holds fields of an estimator, or functions of (probes, sizes, rng) that give them."""
+    """Factory of points with an estimator. ``change`` holds its fields, or functions of (probes, sizes, rng)."""
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
         probes = spread_probes(sizes.layers)
-        given = {name: value(probes, sizes, rng) if callable(value) else value for name, value in change.items()}
-        return replace(plain_point(sizes, probes, estimator=Estimator(**given)), signal=signal)
+        values = {name: value(probes, sizes, rng) if callable(value) else value for name, value in change.items()}
+        return replace(plain_point(sizes, probes, estimator=Estimator(**values)), signal=signal)
 
     return make
 
 
 def draw_k(probes: tuple[int, ...], sizes: ModelDimensions, rng: np.random.Generator) -> int:
-    """At most half of the vocabulary: twice as many is what ignoring ``k`` stands for."""
+    """At most half of the vocabulary, since ignoring ``k`` is modelled by twice as many."""
     return max(1, min(int(rng.integers(3, 9)), sizes.vocabulary // 2))
 
 
@@ -134,19 +134,21 @@ def draw_corrections(
 def draw_weights(
     probes: tuple[int, ...], sizes: ModelDimensions, rng: np.random.Generator
 ) -> tuple[tuple[float, ...], ...]:
-    """One per probe and entry of the head's input, so small that a state's error is none of the sum's."""
-    drawn = rng.normal(0, 0.3 / math.sqrt(sizes.width), (len(probes), sizes.width + 1))
-    return tuple(tuple(row) for row in drawn.astype(np.float32).tolist())
+    """Weights per probe and entry of the head's input, so small that the sum amplifies no state's error."""
+    weights = rng.normal(0, 0.3 / math.sqrt(sizes.width), (len(probes), sizes.width + 1))
+    return tuple(tuple(row) for row in weights.astype(np.float32).tolist())
 
 
 def frequency_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-    """Three buckets; the last tokens fill two, or a table might have fewer buckets than rows of thresholds."""
+    """A point with three frequency buckets; the last tokens fill two, else a table might have fewer buckets than
+    rows.
+    """
     table = bytes(rng.integers(0, 3, sizes.vocabulary - 2, dtype=np.uint8)) + b"\x01\x02"
     return plain_point(sizes, bins=BinSpec(("frequency",), frequency=table))
 
 
 def confidence_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-    """Edges between an even guess and certainty, wherever a model's confidence lies."""
+    """A point with edges between an even guess and certainty, so that any model's confidence is binned."""
     low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
     return plain_point(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
 
@@ -159,12 +161,12 @@ def change(**fields: Any) -> PointChange:
 
 
 def change_part(part: str, **fields: Any) -> PointChange:
-    """Fields of the point's estimator, confidence or bins; functions are given the part."""
+    """Change of fields of the point's estimator, confidence or bins; functions get the part."""
 
     def changed(point: OperatingPoint) -> OperatingPoint:
-        held = getattr(point, part)
-        given = {name: value(held) if callable(value) else value for name, value in fields.items()}
-        return replace(point, **{part: replace(held, **given)})
+        current = getattr(point, part)
+        values = {name: value(current) if callable(value) else value for name, value in fields.items()}
+        return replace(point, **{part: replace(current, **values)})
 
     return changed
 
@@ -174,7 +176,7 @@ def drop_bins(point: OperatingPoint) -> OperatingPoint:
 
 
 def shift_probes(point: OperatingPoint) -> OperatingPoint:
-    """Probes a layer below or above those asked for."""
+    """Move probes a layer below or above the given ones."""
     by = 1 if point.probes[-1] + 1 < point.ceiling else -1
     return replace(point, probes=tuple(probe + by for probe in point.probes))
 
@@ -184,7 +186,7 @@ def never_fire(point: OperatingPoint) -> OperatingPoint:
 
 
 def decide_at_first_layer(point: OperatingPoint) -> OperatingPoint:
-    """Decides at the first layer that its signal allows."""
+    """Decide at the first layer that its signal allows."""
     assert point.confidence is not None, "made with one"
     minimum = SIGNALS[point.signal].needs.least
     probes = required_layers(point.signal, minimum, point.ceiling)
@@ -262,7 +264,7 @@ VARIANTS: dict[str, PointVariant] = {
     "a pruned vocabulary": PointVariant(
         ("confidence.kept",), confidence_point("softmax_response", kept=lambda sizes: (3,) * (sizes.layers - 3)),
         (change(confidence=None),), 4, jumps=True),
-    "a vocabulary that shrinks": PointVariant(  # to four tokens where a readout is sure
+    "a vocabulary that shrinks": PointVariant(  # to four tokens if a readout is confident
         ("confidence.shrink",),
         confidence_point("softmax_response", shrink=lambda sizes: max(0.0, 1 - 4 / sizes.vocabulary)),
         (change(confidence=None),), 4, jumps=True),
@@ -287,12 +289,12 @@ VARIANTS: dict[str, PointVariant] = {
 
 
 class SignalTooNoisyError(EmadError):
-    """A variant whose signal jumps cannot be held to numbers that are so far off."""
+    """Raised if a variant's signal jumps and noise is too large to compare it."""
 
 
 @dataclass(frozen=True)
 class FieldsCheck:
-    """What the check of every variant needs.
+    """Inputs of the check of every variant.
 
     ``opened`` opens the decoder under test at a point; it or its methods may raise Unsupported. ``own`` makes the
     reference decoder at a point whose states the lens does not know. ``new``: tokens to generate. ``tolerance`` in
@@ -334,13 +336,14 @@ class FieldsCheck:
         return tally.finding()
 
     def _check_variant(self, tally: Tally, variant: PointVariant, texts: Sequence[tuple[Prompt, Ints]]) -> int:
-        """Judge ``variant`` on the first of ``texts`` that it passes; positions at which ignoring it would show there.
+        """Judge ``variant`` on the first of ``texts`` that it passes; returns the positions with power there.
 
-        On one text two tokens may tie, and the signal jump; a decoder that ignores the field fails on the next, too.
+        On one text two tokens may tie, and the signal jump; a decoder that ignores the field fails on the next text
+        too.
 
         Raises:
             AuditRefutedError: on the last of them.
-            Unsupported, SignalTooNoisyError: nothing can be said.
+            Unsupported, SignalTooNoisyError: the variant cannot be judged.
         """
         for left, text in zip(reversed(range(len(texts))), texts, strict=True):
             for _ in range(DRAWS):
@@ -366,10 +369,12 @@ class FieldsCheck:
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
             if not variant.by_lens:
-                found, wanted = (each.generate([prompt], self.new, frozenset()) for each in (decoder, self.own(point)))
-                theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (found, wanted))
+                found, expected = (
+                    each.generate([prompt], self.new, frozenset()) for each in (decoder, self.own(point))
+                )
+                theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (found, expected))
                 there, here = (
-                    [each.tokens.depth[each.tokens.kept_of(0)][-self.new :].tolist()] for each in (found, wanted)
+                    [each.tokens.depth[each.tokens.kept_of(0)][-self.new :].tolist()] for each in (found, expected)
                 )
                 same = same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
@@ -387,7 +392,7 @@ class FieldsCheck:
             judge_record(judge, decoder.generate([prompt], self.new, frozenset()), [prompt], self.new)
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
-        """A point that names a file that does not exist cannot be served: decoding at it ignores the field."""
+        """Require a refusal: decoding at a point that names a missing file ignores the field."""
         try:
             with self.opened(point) as decoder:
                 decoder.generate([prompt], 1, frozenset())
@@ -400,16 +405,16 @@ class FieldsCheck:
     def _choose_thresholds(
         self, variant: PointVariant, prompt: Prompt, continuation: Ints
     ) -> tuple[OperatingPoint, int]:
-        """(the variant's point, positions where ignoring one of its fields changes decoding, the fewest of them)."""
+        """(the variant's point, positions where ignoring a field changes decoding, for the field with the fewest)."""
         point, first = variant.made(self.sizes, self.rng), len(prompt.tokens) - 1
         tokens = np.concatenate([prompt.tokens, continuation])
         if variant.unservable:
             return point, ENOUGH
-        # copied states change the signals; those of exact ones are near enough to choose thresholds by
+        # copied states change the signals; those of exact ones are near enough to choose thresholds
         exact = point if variant.by_lens else replace(point, schedule="monotone", period=None, floor=None)
         mine = consult(self.lens, tokens, exact, first, self.tolerance)
         if variant.by_lens:
-            # what is read and emitted does not depend on thresholds: one pass each serves all that are tried
+            # readouts and emissions do not depend on thresholds: one pass each serves all tried thresholds
             theirs = [
                 consult(self.lens, tokens, ignoring(point), first, self.tolerance) for ignoring in variant.ignored
             ]
@@ -433,12 +438,12 @@ class FieldsCheck:
         return chosen, best
 
     def _threshold_candidates(self, point: OperatingPoint, signal: Floats) -> Iterator[Floats]:
-        """Thresholds [probes] to try: of a share at every probe, of one value at one probe, and drawn ones.
+        """Thresholds [probes] to try: of a share at every probe, of one value at one probe, and random ones.
 
         Each lies half-way between two values of ``signal`` [m, probes] that are clearly apart.
         """
         sense, never = SIGNALS[point.signal].sense, SIGNALS[point.signal].never
-        if point.interpolate:  # a line to an infinite threshold is none
+        if point.interpolate:  # no line leads to an infinite threshold
             never = UNREACHED_THRESHOLD[sense]
         allowed = CLEAR * self.tolerance * signal_noise(point)
         between = []
@@ -448,9 +453,9 @@ class FieldsCheck:
             clear = np.flatnonzero(np.diff(values) > 2 * allowed) if decided else np.zeros(0, dtype=np.int64)
             between.append((values[clear] + values[clear + 1]) / 2)
         for share in EXIT_SHARES:
-            wanted = share if sense == "falls" else 1 - share
-            yield np.array([each[int(wanted * (len(each) - 1))] if len(each) else never for each in between])
-        for scale in (1.0,) if point.decay is None else (1.0, 1.05):  # what falls by a tenth lies between there
+            quantile = share if sense == "falls" else 1 - share
+            yield np.array([each[int(quantile * (len(each) - 1))] if len(each) else never for each in between])
+        for scale in (1.0,) if point.decay is None else (1.0, 1.05):  # a signal that falls by a tenth lies between them
             for at, each in enumerate(between):
                 for level in each:
                     yield np.where(np.arange(len(between)) == at, scale * level, never)
@@ -470,7 +475,7 @@ class FieldsCheck:
     def _count_differing(
         self, point: OperatingPoint, mine: LensReference, ignoring: OperatingPoint, theirs: LensReference
     ) -> int:
-        """Positions where depths, signals that were read, or what is emitted differ clearly beyond the tolerance."""
+        """Positions where depths, read signals or emissions differ clearly beyond the tolerance."""
         depth = _point_depths(point, mine)
         differ = depth != _point_depths(ignoring, theirs)
         if mine.signal.shape == theirs.signal.shape:
@@ -491,7 +496,7 @@ def _reverse_text(prompt: Prompt, continuation: Ints) -> tuple[Prompt, Ints]:
 
 
 def _set_thresholds(point: OperatingPoint, levels: Floats) -> OperatingPoint:
-    """``point`` with thresholds ``levels`` [probes], of bins in every second row: the others let nothing exit."""
+    """``point`` with thresholds ``levels`` [probes] in every second bin row; the other rows let nothing exit."""
     never = SIGNALS[point.signal].never
     row: tuple[float, ...] = tuple(levels.astype(np.float32).tolist())
     rows = tuple(row if number % 2 else (never,) * len(row) for number in range(point.bins.count))

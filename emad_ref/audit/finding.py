@@ -1,12 +1,12 @@
-"""The result of a check (``Finding``), and its counts while it runs (``Tally``).
+"""Result of a check (``Finding``), and its counts while it runs (``Tally``).
 
-A check refutes a decoder at the first complaint that it can prove: one wrong number is enough. With too few positions
-at which a defect would show it is inconclusive, never passed.
+A check refutes a decoder at the first proven complaint: one wrong number is enough. With too few positions at which a
+defect would show it is inconclusive, never passed.
 
-A *tie* is a difference that the tolerance excuses: the decoder took another token where the reference's best logits lie
-within twice the tolerance, each off by it, or another depth where a signal lies within it of its threshold. More than
-``TIE_LIMIT`` of them is no longer noise (METHODS, "Tolerances"). A decoder that declares more noise than its dtype's
-tolerance may take the other side at about half of the positions where a tie was possible.
+A *tie* is a difference that the tolerance excuses: another token if the reference's best logits lie within twice the
+tolerance, each off by it, or another depth if a signal lies within it of its threshold. A share above ``TIE_LIMIT`` is
+no longer noise (METHODS, "Tolerances"). A decoder that declares more noise than its dtype's tolerance may decide
+otherwise at about half of the positions with a possible tie.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Finding:
     ties: int
 
     def require(self) -> None:
-        """Raises AuditRefutedError where the check failed."""
+        """Raise AuditRefutedError if the check failed."""
         if self.passed is False:
             raise AuditRefutedError(self.detail, self)
 
@@ -42,7 +42,7 @@ class Finding:
 def tie_allowance(tolerance: float, declared: float) -> tuple[float, float]:
     """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
 
-    Noise that is ``declared`` beyond ``tolerance`` takes its place, and every row may then part at a tie.
+    Noise that is ``declared`` beyond ``tolerance`` replaces it, and every row may then part at a tie.
     """
     return 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
 
@@ -50,7 +50,7 @@ def tie_allowance(tolerance: float, declared: float) -> tuple[float, float]:
 class AuditRefutedError(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
-    Code that depends on a check raises it from the finding (``Finding.require``), which it then holds.
+    ``Finding.require`` raises it with the finding, for code that depends on a check.
     """
 
     def __init__(self, complaint: str, finding: Finding | None = None):
@@ -73,11 +73,11 @@ class Tally:
 
     check: str
     needed: int = MIN_DISCRIMINATING
-    excuses_ties: bool = False  # every tie, where positions are too few to show a share
+    excuses_ties: bool = False  # excuse every tie, if positions are too few for a share
     n: int = 0
     ties: int = 0
     discriminating: int = 0
-    near: int = 0  # positions at which a tie was possible
+    near: int = 0  # positions with a possible tie
     noisy: bool = False
     complaint: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -89,13 +89,13 @@ class Tally:
 
     @property
     def most_ties(self) -> float:
-        """Ties beyond which differences are no longer noise; four standard deviations above half of those possible."""
+        """Largest number of ties from noise: four standard deviations above half of the possible ones."""
         room = self.near / 2 + 2 * math.sqrt(self.near) if self.noisy else 0.0
         return math.inf if self.excuses_ties else TIE_LIMIT * self.n + room
 
-    def require(self, holds: bool, complaint: str) -> None:
-        """Go on if ``holds``, else end the check with ``complaint``."""
-        if not holds:
+    def require(self, condition: bool, complaint: str) -> None:
+        """Go on if ``condition`` holds, else end the check with ``complaint``."""
+        if not condition:
             raise AuditRefutedError(complaint)
 
     def __enter__(self) -> Tally:
@@ -107,19 +107,19 @@ class Tally:
         if isinstance(error, AuditRefutedError):
             self.complaint = str(error)
             return True
-        return False  # a crash of the decoder, or of the lens, is not ours to interpret
+        return False  # a crash of the decoder or of the lens propagates
 
     def finding(self) -> Finding:
-        seen = f"{self.n} positions compared, {self.discriminating} discriminating, {self.ties} ties"
+        counts = f"{self.n} positions compared, {self.discriminating} discriminating, {self.ties} ties"
         if self.notes:
-            seen += "; " + "; ".join(self.notes)
+            counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:
-            return Finding(self.check, False, f"{self.complaint} ({seen})", self.n, self.ties)
+            return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties)
         if self.ties > self.most_ties:
             where = f" and half of the {self.near} where one was possible" if self.noisy else ""
-            detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({seen})"
+            detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"
             return Finding(self.check, False, detail, self.n, self.ties)
         if self.discriminating < self.needed:
-            detail = f"too few positions at which a defect would show: {self.needed} needed ({seen})"
+            detail = f"too few positions at which a defect would show: {self.needed} needed ({counts})"
             return Finding(self.check, None, detail, self.n, self.ties)
-        return Finding(self.check, True, seen, self.n, self.ties)
+        return Finding(self.check, True, counts, self.n, self.ties)

@@ -1,8 +1,8 @@
-"""The lens: reference logits after every layer from one plain pass, and the depths that a rule gives on them.
+"""The lens: reference logits after every layer from one plain pass, and the depths of a rule on them.
 
 A lens maps one sequence to its logits after each layer, without cache, exits or other rows. Signals of one layer's
-readout are recomputed from these logits in float64; other rules are read by the lens itself. The reading of a rule is
-independent of ``exit_rules.thresholds``, because it judges it.
+readout are recomputed from these logits in float64; the lens itself computes other rules. It implements a rule
+independently of ``exit_rules.thresholds``, because it judges it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FULL = READOUTS.index("full")
 
 @dataclass(frozen=True)
 class ProbeReadouts:
-    """What the probes of a rule run, for ledgers.
+    """Readouts of a rule's probes, for ledgers.
 
-    ``heads`` bool [kinds of ``READOUTS``, L]: by which kind a probe after each layer reads. ``shows`` bool [L]: whether
-    that is what a token which stops there emits from; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
-    each token's readout beside a full head's own. ``ahead`` int64 [L]: those in front of a full head that follows, None
-    where there are none anywhere.
+    ``heads`` bool [kinds of ``READOUTS``, L]: the kind of readout of a probe after each layer. ``shows`` bool [L]:
+    whether a token that stops there emits from it; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
+    each token's readout beside a full head's own. ``ahead`` int64 [L]: those in front of a following full head, None if
+    there are none anywhere.
     """
 
     heads: Bools
@@ -50,10 +50,10 @@ class ProbeReadouts:
 
 @dataclass(frozen=True)
 class RuleReadings:
-    """A rule led up all its layers over n positions, no token stopping.
+    """Readings of a rule at all layers over n positions, as if no token stopped.
 
     ``signal`` float64 [n, probes], NaN where the rule is not defined; ``emitted`` float64 [n, L, V]: logits of a token
-    that the rule let stop after each layer, −inf for tokens of the vocabulary that were pruned.
+    that stops after each layer, −inf for pruned tokens.
     """
 
     signal: Floats
@@ -62,7 +62,7 @@ class RuleReadings:
 
 
 class Lens(Protocol):
-    """What a model says of one sequence of tokens int64 [n]."""
+    """A function from one sequence of tokens int64 [n] to the model's logits after every layer."""
 
     def __call__(self, tokens: Ints, first: int = 0) -> Floats:
         """Logits float64 [n − first, L, V]; entry [t, ℓ − 1] is the readout of position first + t after layer ℓ.
@@ -71,16 +71,16 @@ class Lens(Protocol):
         """
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        """The rule of ``point`` at positions ``first`` … n − 1.
+        """Readings of the rule of ``point`` at positions ``first`` … n − 1.
 
         Raises:
-            BadArgument: a lens that holds logits alone, and a rule that they do not decide.
+            BadArgument: a lens with logits alone, and a rule that needs more.
         """
 
 
 @dataclass(frozen=True)
 class LogitLens:
-    """A lens of logits alone: enough for every signal that one layer's readout decides."""
+    """A lens of logits alone: enough for every signal of one layer's readout."""
 
     logits: Callable[[Ints], Floats]
 
@@ -96,11 +96,11 @@ class LogitLens:
 
 @dataclass(frozen=True)
 class LensReference:
-    """What n positions of one sequence must agree with.
+    """Reference for n positions of one sequence.
 
     ``logits`` float64 [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
-    ``readouts`` as of ``RuleReadings``. ``rows``: which row of the point's thresholds each position belongs to, int64
-    [n], and after it every other answer that the tolerance allows.
+    ``readouts`` as in ``RuleReadings``. ``rows``: the threshold row of each position, int64 [n], followed by every
+    other assignment that the tolerance allows.
     """
 
     logits: Floats
@@ -111,10 +111,10 @@ class LensReference:
 
 
 def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> LensReference:
-    """The lens' answer for positions ``first`` … n − 1 of ``tokens`` [n]; ``tolerance`` in logits, for ``rows``.
+    """The lens' reference for positions ``first`` … n − 1 of ``tokens`` [n]; ``tolerance`` in logits, for ``rows``.
 
     Raises:
-        BadArgument: the answer has another shape or dtype, or is not finite; a rule that this lens cannot lead.
+        BadArgument: the reference has another shape or dtype, or is not finite; a rule that this lens cannot compute.
     """
     tokens = np.asarray(tokens, dtype=np.int64)
     logits = lens(tokens, first)
@@ -128,7 +128,7 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
     from_lens = SIGNALS[point.signal].from_lens
     if from_lens is None or not is_read_from_logits(point):
         led = lens.lead(tokens, first, point)
-        if point.lens is not None:  # its heads are the lens', also where a depth was forced; the last layer has none
+        if point.lens is not None:  # its heads are the lens', also at a forced depth; the last layer has none
             logits = led.emitted
     else:
         probed = logits[:, np.asarray(point.probes, dtype=np.int64) - 1]
@@ -141,7 +141,7 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
 
 
 def is_read_from_logits(point: OperatingPoint) -> bool:
-    """Whether full heads decide all that the point compares: its probes run nothing else."""
+    """Whether full heads determine every comparison of the point: its probes run nothing else."""
     plain = point.estimator == Estimator() and point.lens is None
     return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
 
@@ -158,9 +158,9 @@ def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolera
 def candidate_bins(
     spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Sequence[Ints], tolerance: float
 ) -> tuple[Ints, ...]:
-    """The bin of each position [n], and the bin if ``confidence`` [n] is off by ``tolerance`` or another token leads.
+    """The bin of each position [n], and the bins if ``confidence`` [n] is off by ``tolerance`` or another token leads.
 
-    ``top1``: int64 [n] likeliest tokens, and others that might be.
+    ``top1``: int64 [n] likeliest tokens, and possible others.
     """
     return tuple(
         bin_index(spec, position + 1, (confidence + by).astype(np.float32), token).astype(np.int64)
@@ -170,18 +170,18 @@ def candidate_bins(
 
 
 def signal_noise(point: OperatingPoint) -> float:
-    """How far a signal may be off at a probe, in multiples of a logit's tolerance."""
+    """Largest error of a signal at a probe, in multiples of a logit's tolerance."""
     slopes = [abs(slope) for slope, _ in point.estimator.correction]
     return SIGNALS[point.signal].noise * max(1.0, *slopes) if slopes else SIGNALS[point.signal].noise
 
 
 def emission_noise(point: OperatingPoint) -> float:
-    """How far what a token emits may be off, in multiples of a logit's tolerance: a contrast adds up several."""
+    """Largest error of an emitted logit, in multiples of a logit's tolerance: a contrast adds up several."""
     return 1.0 if SIGNALS[point.signal].alone else SIGNALS[point.signal].noise
 
 
 def tied_gap(point: OperatingPoint, tolerance: float) -> float:
-    """The gap between two logits of what is emitted below which either may lead: each may be off by the tolerance."""
+    """The gap between two emitted logits below which either may lead: each may be off by the tolerance."""
     return 2 * tolerance * emission_noise(point)
 
 
@@ -199,7 +199,7 @@ def headroom(point: OperatingPoint, signal: Floats, rows: Ints) -> tuple[Floats,
     sense = -1.0 if SIGNALS[point.signal].sense == "falls" else 1.0
     room, noise = np.full((len(signal), point.layers), -np.inf), np.full(point.layers, signal_noise(point))
     thresholds = token_thresholds(point, rows)
-    with np.errstate(invalid="ignore"):  # inf − inf: a threshold that nothing reaches decides nothing
+    with np.errstate(invalid="ignore"):  # inf − inf: an unreachable threshold decides nothing
         for number, probe in enumerate(point.probes):
             room[:, probe - 1] = sense * (signal[:, number] - thresholds[:, number])
         for number in range(1, len(point.probes) - 1) if point.interpolate else ():

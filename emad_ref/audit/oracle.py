@@ -1,10 +1,9 @@
-"""The lens of a model that the stepper knows, with any rule led up all its layers, and what replay says of a document.
+"""The lens of a model with a stepper, including every rule at all layers, and the replay of a document.
 
-Signals of one layer's readout are none of its business: audits compute those from its logits. What compares several
-layers, prunes or estimates is led as decoding would lead it (``probes.probe``), over the states of one plain pass and
-with no token stopping; under an exact schedule a decoder sees the same wherever it gets to. What is checked of such a
-rule is therefore all that surrounds the reading: which layers were read, on whose states, what was compared, emitted
-and counted. The readings themselves are held to the papers' formulas by tests.
+Audits compute signals of one layer's readout from its logits. Rules that compare several layers, prune or estimate run
+as in decoding (``probes.probe``), over the states of one plain pass and with no token stopping. Under an exact schedule
+a decoder sees the same states. Such a rule is therefore checked for everything around the reading: the layers read, the
+states, the comparison, the emission and the counts. Tests compare the readings themselves with the papers' formulas.
 
 The only module of this package that runs a model.
 """
@@ -31,7 +30,7 @@ FULL = READOUTS.index("full")
 
 @dataclass(frozen=True, eq=False)
 class ModelLens:
-    """``source`` int64 [s]: what an encoder-decoder model reads beside every sequence; None for decoder-only models."""
+    """The lens of a model. ``source`` int64 [s]: the encoder input of every sequence; None for decoder-only models."""
 
     stepper: Stepper
     source: Ints | None = None
@@ -41,7 +40,7 @@ class ModelLens:
 
     @torch.inference_mode()
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        """As of ``audit.lens.Lens``: every rule whose parameters fit this model.
+        """As ``audit.lens.Lens``, for every rule whose parameters fit this model.
 
         Raises:
             BadArgument: an estimator or a pruning of other sizes than this model's.
@@ -58,12 +57,14 @@ class ModelLens:
             ahead[layer - 1] = work.readout_macs[FULL, layer - 1] // n
             if layer in point.probes:
                 probe, work = point.probes.index(layer), Work.none(point.layers)
-                seen = watch.read(states, probe, work)
-                signal[:, probe] = to_host(seen.signal)
+                reading = watch.read(states, probe, work)
+                signal[:, probe] = to_host(reading.signal)
                 heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
-                macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if seen.macs is None else seen.macs
-                if seen.logits is not None:
-                    shows[layer - 1], logits = True, seen.logits
+                macs[:, layer - 1] = (
+                    work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
+                )
+                if reading.logits is not None:
+                    shows[layer - 1], logits = True, reading.logits
             emitted.append(to_host(logits))
         return RuleReadings(signal, np.stack(emitted, axis=1), ProbeReadouts(heads, shows, macs, ahead))
 
@@ -71,7 +72,7 @@ class ModelLens:
 def replay_document(
     stepper: Stepper, sequence: TokenSequence, point: OperatingPoint, tolerance: float
 ) -> ReplayedDocument:
-    """Replay's say on ``sequence`` under ``point``, for ``bridge``; ``tolerance`` of a decoder, for bins near an edge.
+    """Replay of ``sequence`` under ``point``, for ``bridge``; ``tolerance`` of a decoder, for bins near an edge.
 
     Raises:
         BadArgument: a point that replay does not cover.

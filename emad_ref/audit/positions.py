@@ -12,17 +12,17 @@ from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints
 
-MAX_SHORT_LENGTH = 40  # tokens that an audit of many rows reads at most before it feeds: cheap, whatever the model
-EDGE_MARGIN = 4  # positions at most before a buffer of 2ⁿ ends
+MAX_SHORT_LENGTH = 40  # tokens per row of a cheap audit of many rows
+EDGE_MARGIN = 4  # positions at most before the end of a buffer of 2ⁿ
 WINDOW_END = 8  # positions from the end of the window that still count as its end
 
 
 def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_LENGTH) -> list[int]:
     """``rows`` lengths from 1 to ``longest``, evenly on a logarithmic scale; one of several rows has a single token."""
-    drawn = np.exp(rng.uniform(0, np.log(longest + 1), rows)).astype(int).tolist()
+    lengths = np.exp(rng.uniform(0, np.log(longest + 1), rows)).astype(int).tolist()
     if rows > 1:
-        drawn[int(rng.integers(rows))] = 1
-    return [min(max(1, int(n)), longest) for n in drawn]
+        lengths[int(rng.integers(rows))] = 1
+    return [min(max(1, int(n)), longest) for n in lengths]
 
 
 def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
@@ -41,7 +41,7 @@ def long_lengths(rng: np.random.Generator, room: int) -> list[int]:
 
 
 def buffer_edge_lengths(rng: np.random.Generator, room: int) -> list[int]:
-    """Lengths one to ``EDGE_MARGIN`` positions below 64, 128 and 256, as far as ``room`` goes: buffers grow there.
+    """Lengths one to ``EDGE_MARGIN`` positions below 64, 128 and 256, within ``room``: buffers grow there.
 
     Raises:
         BadArgument: as ``long_lengths``.
@@ -56,13 +56,13 @@ def _require_near_and_far(room: int) -> None:
         raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
 
 
-# of blocks, pages and buffers as engines have them
+# usual sizes of blocks, pages and buffers in engines
 BLOCK_SIZES = (16, 32, 48, 64, 96, 100, 128, 192, 200, 256, 384, 500, 512)
-OVERLAP = 4  # steps that read what the last of a row's own wrote
+OVERLAP = 4  # steps that read the last entries of the next row's steps
 AFTER = 2  # tokens fed after a prompt that ends at an edge
 WIDEST_FEED = 64  # tokens of a feed at most
 
-# row, its first position, and the logits [n, V] that the decoder showed from there on
+# row, its first position, and the logits [n, V] shown from there on
 PositionLogits = tuple[int, int, Floats]
 
 
@@ -71,28 +71,28 @@ def positions(
 ) -> Finding:
     """Check a decoder at full depth on ``texts`` int64 [rows, window], each read once by the model's own forward.
 
-    K/V lie in blocks, pages and buffers, and go wrong where one ends. Their size an audit cannot know, so it leaves no
-    position out. First each row begins elsewhere and is fed token by token to where the next one began; then in feeds
-    of drawn widths; then prompts end at, and one beyond, a drawn multiple of every usual size, and are fed two tokens
-    more. ``own``: the model's own logits [window, V] after each token of a text.
+    K/V lie in blocks, pages and buffers, and errors occur at their ends. Their size is unknown, so the audit covers
+    every position. First each row begins elsewhere and is fed token by token to the start of the next one; then in
+    feeds of random widths. Then prompts end at, and one beyond, a random multiple of every usual size, and are fed two
+    tokens more. ``own``: the model's own logits [window, V] after each token of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
     depth, tolerance = under_test.point.ceiling, tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
     with tally:
-        shown = [*_step_through(decoder, texts, rng, 1)]
+        readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
-            shown += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
+            readings += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
         for lengths in _in_batches(block_end_lengths(texts.shape[1] - AFTER, rng), rows):
-            shown += _read_prompts(decoder, texts, lengths)
+            readings += _read_prompts(decoder, texts, lengths)
         for row, text in enumerate(texts):
             right = own(text)
-            for _, first, logits in (each for each in shown if each[0] == row):
+            for _, first, logits in (each for each in readings if each[0] == row):
                 _compare_logits(tally, row, first, logits, right, depth, tolerance)
     return tally.finding()
 
 
 def block_end_lengths(room: int, rng: np.random.Generator) -> list[int]:
-    """Lengths of prompts up to ``room``: at, and one beyond, the first and a drawn multiple of every size."""
+    """Lengths of prompts up to ``room``: at, and one beyond, the first and a random multiple of every size."""
     edges = {
         size * int(times) for size in BLOCK_SIZES if size <= room for times in (1, rng.integers(1, room // size + 1))
     }
@@ -100,43 +100,43 @@ def block_end_lengths(room: int, rng: np.random.Generator) -> list[int]:
 
 
 def _step_through(decoder: Decoder, texts: Ints, rng: np.random.Generator, widest: int) -> Iterator[PositionLogits]:
-    """Rows that begin evenly spread over the window, in drawn order, fed to beyond where the next one began."""
+    """Rows that begin evenly spread over the window, in random order, fed to beyond the start of the next one."""
     rows, window = texts.shape
     stride = -(-(window - 1) // rows)
     starts = rng.permutation([min(1 + stride * row, window - 1) for row in range(rows)])
     session, step = decoder.start([Prompt(text[:start]) for text, start in zip(texts, starts, strict=True)])
     yield from _rows_of_step(step, range(rows), starts - 1)
-    alive, held, left = list(range(rows)), starts.copy(), min(stride + OVERLAP, window - 1)
+    alive, ends, left = list(range(rows)), starts.copy(), min(stride + OVERLAP, window - 1)
     while left and alive:
-        ended = [index for index, row in enumerate(alive) if held[row] >= window]
-        if ended:  # the row at the end of the window has no more to read
-            alive = [row for row in alive if held[row] < window]
+        ended = [index for index, row in enumerate(alive) if ends[row] >= window]
+        if ended:  # the row at the end of the window has no more tokens
+            alive = [row for row in alive if ends[row] < window]
             if not alive:
                 break
             session.drop(np.array(ended))
-        room = min(left, window - int(held[alive].max()))
+        room = min(left, window - int(ends[alive].max()))
         n = int(min(room, np.exp(rng.uniform(0, np.log(widest + 1))) if widest > 1 else 1))
-        step = session.feed(np.stack([texts[row, held[row] : held[row] + n] for row in alive]))
-        yield from _rows_of_step(step, alive, held[alive])
-        held[alive] += n
+        step = session.feed(np.stack([texts[row, ends[row] : ends[row] + n] for row in alive]))
+        yield from _rows_of_step(step, alive, ends[alive])
+        ends[alive] += n
         left -= n
     session.close()
 
 
 def _read_prompts(decoder: Decoder, texts: Ints, lengths: Sequence[int]) -> Iterator[PositionLogits]:
     session, step = decoder.start([Prompt(text[:n]) for text, n in zip(texts, lengths, strict=False)])
-    held = np.array(lengths)
-    yield from _rows_of_step(step, range(len(lengths)), held - 1)
+    ends = np.array(lengths)
+    yield from _rows_of_step(step, range(len(lengths)), ends - 1)
     for _ in range(AFTER):
         yield from _rows_of_step(
-            session.feed(np.stack([[texts[row, n]] for row, n in enumerate(held)])), range(len(held)), held
+            session.feed(np.stack([[texts[row, n]] for row, n in enumerate(ends)])), range(len(ends)), ends
         )
-        held += 1
+        ends += 1
     session.close()
 
 
 def _in_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
-    """``rows`` of them at once, those of about one length together: padding costs as much as text."""
+    """Batches of ``rows`` with similar lengths: padding costs as much as text."""
     return (lengths[first : first + rows] for first in range(0, len(lengths), rows))
 
 
@@ -148,12 +148,12 @@ def _rows_of_step(step: Step, rows: Sequence[int], first: Ints) -> Iterator[Posi
 def _compare_logits(
     tally: Tally, row: int, first: int, logits: Floats, right: Floats, depth: int, tolerance: float
 ) -> None:
-    wanted = right[first : first + len(logits)]
+    expected = right[first : first + len(logits)]
     tally.require(
-        logits.shape == wanted.shape,
-        f"row {row}, position {first}: logits of shape {logits.shape}, but {wanted.shape} were asked for",
+        logits.shape == expected.shape,
+        f"row {row}, position {first}: logits of shape {logits.shape}, but {expected.shape} were asked for",
     )
-    off = np.abs(logits - wanted).max(axis=-1)
+    off = np.abs(logits - expected).max(axis=-1)
     at = int(np.argmax(~(off <= tolerance)))
     tally.require(
         bool((off <= tolerance).all()),

@@ -1,8 +1,8 @@
-"""Check requests as users send them: many rows, several stop tokens, shared beginnings, sessions in between.
+"""Check requests as users send them: many rows, several stop tokens, common prefixes, sessions in between.
 
-Each check sends requests that differ in what a decoder may remember or mix up, and holds every row of every answer
-against the lens: its depths, signals and tokens, where it ends, and the work. None of them forces a depth. Rows that
-read the same tokens are judged in one pass of the lens.
+Each check sends requests that differ in what a decoder may remember or mix up, and compares every row of every answer
+with the lens: its depths, signals and tokens, its end, and the work. No depth is forced. Rows with the same tokens are
+judged in one pass of the lens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Floats, Ints, Record
 
-MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than a buffer of one, two, four or eight holds
-FED_TOKENS = 3  # tokens that a session is fed after a prompt, beside the requests of ``generate``
+MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
+FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 9  # of it, itself included
+VARIATIONS = 9  # variations of it, itself included
 
 
 class PrefixLens:
-    """A lens that keeps its last answer, and reads the beginning of that sequence out of it: entries are causal."""
+    """A lens that caches its last sequence, and answers for its prefixes from it: entries are causal."""
 
     def __init__(self, lens: Lens):
         self._lens = lens
@@ -56,17 +56,17 @@ def generate_answer(
 
 
 def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()) -> None:
-    """Every row of ``answers``, and what sessions showed (``session_rows``), against one lens pass for each history.
+    """Judge every row of ``answers`` and of sessions (``session_rows``), with one lens pass per history.
 
     Raises:
         AuditRefutedError: the first complaint.
     """
     assert judge.lens is not None, "rows are held against it"
-    rows: list[tuple[Trajectory, Ints | None, int]] = []  # a trajectory, what it emitted, and of which answer
+    rows: list[tuple[Trajectory, Ints | None, int]] = []  # trajectory, its emitted tokens, and the index of its answer
     read = []
     for index, answer in enumerate(answers):
-        given = answer.record, answer.prompts, answer.max_new, answer.stop
-        trajectories = read_record(judge.tally, *given, judge.point)
+        request = answer.record, answer.prompts, answer.max_new, answer.stop
+        trajectories = read_record(judge.tally, *request, judge.point)
         read.append(trajectories)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
@@ -104,7 +104,7 @@ def batches(
     """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
 
     The session is fed the tokens that ``generate`` emitted. Discriminating are rows whose tokens or depths differ from
-    those of the row before: a row that decides like its neighbour cannot be told from one that follows it.
+    those of the row before: otherwise a row that follows its neighbour goes unnoticed.
 
     Raises:
         BadArgument: a count that ``prompts`` do not have.
@@ -140,11 +140,11 @@ def batches(
 def endings(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator, *, needed: int = 3
 ) -> Finding:
-    """Check where the rows of ``generate`` end, under stop sets drawn from what ``prompts`` emit without one.
+    """Check the ends of the rows of ``generate``, under stop sets drawn from what ``prompts`` emit without one.
 
-    The largest set ends different rows by different ids, some of them by the first new token, and holds tokens of
-    prompts, which end nothing. Discriminating are ids of it that end a row: one that is overlooked shows there alone.
-    The last request has no stop token again, so that a set which is remembered shows.
+    The largest set ends different rows by different ids, some by the first new token, and holds tokens of prompts,
+    which end nothing. Discriminating are its ids that end a row: an overlooked one shows only there. The last request
+    has no stop token again, so a remembered set shows.
 
     Raises:
         BadArgument: ``max_new`` below 3: no room for an end between the first and the last token.
@@ -175,7 +175,7 @@ def endings(
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
-    """At most ``MAX_STOP_TOKENS`` ids: tokens that end rows of ``emitted`` at drawn places, one of them its first, and
+    """At most ``MAX_STOP_TOKENS`` ids: tokens that end rows of ``emitted`` at random places, one of them its first, and
     two tokens that end a prompt and are not emitted.
     """
     stops: set[int] = set()
@@ -203,9 +203,9 @@ def prefixes(
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``.
 
-    Each is asked for alone, in drawn order and out of one array that is written over between requests, then all
-    together, then by sessions that are open at once. Discriminating are variations whose signals or tokens differ from
-    those of ``text``: under the others an answer that was kept for ``text`` would be right.
+    Each is requested alone, in random order and from one array that is overwritten between requests, then all together,
+    then by simultaneous sessions. Discriminating are variations whose signals or tokens differ from those of ``text``:
+    for the others a cached answer for ``text`` would be right.
 
     Raises:
         BadArgument: too few tokens to vary.
@@ -248,7 +248,7 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
 def _in_open_sessions(
     judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]
 ) -> list[Trajectory]:
-    """A session for each prompt, all open at once and closed as they were opened, fed what ``generate`` emitted."""
+    """A session for each prompt, all open at once and closed in opening order, fed the tokens of ``generate``."""
     transcripts = [Transcript(judge, decoder, [prompt], [f"session {index}"]) for index, prompt in enumerate(prompts)]
     try:
         for transcript, tokens in zip(transcripts, emitted, strict=True):
@@ -272,11 +272,11 @@ def _count_distinct_rows(record: Record, tolerance: float) -> int:
 
 
 class AbortedRequestError(Exception):
-    """A caller's own exception, out of the stop set that it passed to ``generate``."""
+    """A caller's own exception, raised from the stop set passed to ``generate``."""
 
 
 class AbortingStopTokens(frozenset[int]):
-    """A stop set that raises ``AbortedRequestError`` when it is asked about a token for more than ``most`` times.
+    """A stop set that raises ``AbortedRequestError`` after ``most`` membership tests.
 
     A decoder that copies the set never notices, and answers.
     """
@@ -291,7 +291,7 @@ class AbortingStopTokens(frozenset[int]):
 
 
 def abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
-    """Whether ``generate`` was left by an exception of its caller's, or by one that it caused, after the first step."""
+    """Whether ``generate`` ended by its caller's exception, or one caused by it, after the first step."""
     stop = AbortingStopTokens(prompt.tokens[0] for prompt in prompts)
     stop.most = len(prompts)
     try:
@@ -317,9 +317,9 @@ def interleaved(
     """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
 
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
-    answers requests of ``generate``, one of which is aborted; then the sessions opened first are closed first, and new
-    ones are opened beside those that are left. Discriminating are rows whose last logits are not those of their last
-    token alone: there it shows whose K and V a session reads.
+    answers requests of ``generate``, one of which is aborted. Then the first sessions are closed, and new ones are
+    opened beside the others. Discriminating are rows whose last logits differ from those of their last token alone,
+    since they show whose K and V a session reads.
 
     Raises:
         BadArgument: too few rows or tokens.
@@ -385,8 +385,8 @@ def interleaved(
         for each, judge, answered, trajectories in zip(decoders, judges, answers, session_rows, strict=True):
             judge_answers(judge, answered)
             for trajectory in trajectories:
-                shown = emitted_logits(judge.trajectory(trajectory), trajectory)[-1]
+                last_shown = emitted_logits(judge.trajectory(trajectory), trajectory)[-1]
                 forgetful = each.lens(trajectory.tokens[-1:])[0, trajectory.depth[-1] - 1]
-                tally.discriminating += int(np.abs(shown - forgetful).max() > judge.tolerance)
+                tally.discriminating += int(np.abs(last_shown - forgetful).max() > judge.tolerance)
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
     return tally.finding()

@@ -1,27 +1,27 @@
-"""Does a decoder that is asked to sample draw from softmax(logits / T) at the depths it claims, by row and by seed?
+"""Check sampling: tokens come from softmax(logits / T) at the claimed depths, by row and by seed.
 
-Where a token is drawn from p = softmax(z / T), z the lens' logits at its depth, the place it takes in p is uniform:
+If a token is drawn from p = softmax(z / T), z the lens' logits at its depth, its place in p is uniform,
 
     u = Σ_{p_i > p_token} p_i + v·p_token        v ~ U(0, 1)
 
 whatever the history was; so all tokens of all rows count in one test, χ² over ``BINS`` equal bins. Greedy decoding
-crowds towards 0, a temperature above the one asked towards 1. Noise of at most ε in a logit changes the density of u by
-a factor within e^(±2ε/T): the statistic is taken at the nearest frequencies in that range.
+crowds towards 0, too high a temperature towards 1. Noise of at most ε in a logit changes the density of u by a factor
+within e^(±2ε/T): the statistic is taken at the nearest frequencies in that range.
 
-Before that, what a histogram does not show: a decoder that repeats itself where chance would have to, and one that does
-not where it must. A repetition is chance unless its probability is below ``CHANCE``.
+A histogram does not show repetition. So the check first looks for a decoder that repeats itself against chance, or that
+fails to repeat itself under an equal seed. A repetition is chance unless its probability is below ``CHANCE``.
 
-Nor does it show what is rare. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
+Nor does it show rare tokens. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
 token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one of the row's last tokens), the
-tokens that are one are counted against the probability m_t of each, given all before it:
+tokens of the event are counted against the probability m_t of each, given all before it:
 
     E = mean over λ of exp(λ·Σ a_t − Σ log(1 + m_t·(e^λ − 1)))        a_t = 1 where token t is the event
 
-is 1 on average under an honest decoder, whatever depends on what, so that E ≥ 1/p happens with probability p at most
-(Ville's inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent).
+has mean 1 under an honest decoder, whatever the dependence, so that E ≥ 1/p happens with probability p at most (Ville's
+inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent).
 
-Rows that end early leave the others as they were: with the same seed and a stop set these draw the same tokens again.
-A row may part where rounding moved a probability; more rows than that explains are refuted.
+Rows that end early do not change the others: with the same seed and a stop set these draw the same tokens again. A row
+may part where rounding moved a probability; more rows than that explains are refuted.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Floats, Ints, Record
 
 BINS = 10
-CHANCE = 1e-6  # probability below which a coincidence is none
-LEVEL = 1e-4  # at which each of three tests refutes: an honest decoder fails one in ten thousand, and always the same
-OPEN = 0.9  # a token whose likeliest alternative has more than this shows little of how it was drawn
-FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary's
-MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # of the least likely tokens, likewise
-SHARES = (0.2, 0.05, 0.01)  # of the best token's probability, below which they are
-RECENT = 8  # tokens of a row, of which the next may be one
-WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for what never happens
-SPREAD = 10  # by how much a draw may amplify a difference of probabilities: it accumulates them over the vocabulary
-TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # among which the one that fits best is looked for
+CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
+LEVEL = 1e-4  # level of each of three tests: an honest decoder fails one in ten thousand, and always the same
+OPEN = 0.9  # a token with a likelier alternative than this shows little of its draw
+FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
+MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
+SHARES = (0.2, 0.05, 0.01)  # of the best token's probability; tokens below are counted
+RECENT = 8  # last tokens of a row; a repetition among them is counted
+WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for impossible events
+SPREAD = 10  # factor by which a draw may amplify a difference of probabilities: it accumulates them over the vocabulary
+TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # candidates for the best fit
 
 
-SampledRecord = tuple[int, Record]  # a seed, and what one ``generate`` under it recorded
+SampledRecord = tuple[int, Record]  # seed, and the record of one ``generate`` under it
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SampledRow:
 
 
 def sampling(
-    drawn: Sequence[SampledRecord],
+    records: Sequence[SampledRecord],
     lens: Lens,
     point: OperatingPoint,
     prompts: Sequence[Prompt],
@@ -99,15 +99,15 @@ def sampling(
 ) -> Finding:
     """Check records that decoders at ``temperature`` > 0 made of ``prompts``, no stop token; ``rng`` draws v.
 
-    Rows of equal prompts must differ from one another, records of different seeds too, those of one seed must not.
-    ``ended``: what was drawn under one of those seeds with ``stop``, by a fresh decoder. Discriminating are tokens
+    Rows of equal prompts must differ from one another, as must records of different seeds; those of one seed must be
+    equal. ``ended``: the record of a fresh decoder under one of those seeds with ``stop``. Discriminating are tokens
     whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in logits, raised to the noise in
     ``capabilities``.
     """
     tally = Tally("sampling", needed)
     judge = Judge(tally, lens, point, tally.allow(tolerance, capabilities.logit_noise))
     with tally:
-        rows = [row for one in drawn for row in _rows(judge, one, prompts, max_new)]
+        rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
         _require_drawn(tally, rows, temperature)
         _require_seeded(tally, rows, prompts, temperature)
         tally.discriminating = sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
@@ -122,10 +122,10 @@ def sampling(
 
 
 def _rows(
-    judge: Judge, drawn: SampledRecord, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()
+    judge: Judge, sampled: SampledRecord, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()
 ) -> list[SampledRow]:
-    """The rows of one record, their depths held against the rule."""
-    seed, record = drawn
+    """The rows of one record, with depths checked against the rule."""
+    seed, record = sampled
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
     return [
         SampledRow(seed, row, emitted, emitted_logits(judge.trajectory(trajectory), trajectory))
@@ -134,7 +134,7 @@ def _rows(
 
 
 def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float) -> None:
-    """Not every token is the likeliest one, where that is no chance."""
+    """Require that not every token is the likeliest one, unless by chance."""
     likeliest = sum(float(row.log_p(temperature).max(axis=-1).sum()) for row in rows)
     greedy = all(np.array_equal(row.logits.argmax(axis=-1), row.emitted) for row in rows)
     tokens = sum(len(row.emitted) for row in rows)
@@ -145,7 +145,7 @@ def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float)
 
 
 def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float) -> None:
-    """Equal seeds repeat a row, different seeds and rows of equal prompts do not."""
+    """Require that equal seeds repeat a row, and different seeds and rows of equal prompts do not."""
     first: dict[tuple[int, int], SampledRow] = {}
     for row in rows:
         before = first.setdefault((row.seed, row.row), row)
@@ -177,30 +177,30 @@ def _first_difference(one: SampledRow, other: SampledRow) -> str:
 def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """χ² of the places that all tokens took."""
+    """χ² test of the places of all tokens."""
     places = np.concatenate([_places(row, temperature, rng) for row in rows])
-    found = np.bincount((places * BINS).astype(int).clip(0, BINS - 1), minlength=BINS)
+    counts = np.bincount((places * BINS).astype(int).clip(0, BINS - 1), minlength=BINS)
     even = len(places) / BINS
     factor = np.exp(2 * noise / temperature)
-    nearest = np.clip(found, even / factor, even * factor)
-    p = float(stats.chi2.sf(((found - nearest) ** 2 / even).sum(), BINS - 1))
+    nearest = np.clip(counts, even / factor, even * factor)
+    p = float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), BINS - 1))
     fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
         p >= LEVEL,
         f"{len(places)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
-        f"they take in it, {found.tolist()} in {BINS} equal parts; of all temperatures {fits:.2f} fits them best",
+        f"they take in it, {counts.tolist()} in {BINS} equal parts; of all temperatures {fits:.2f} fits them best",
     )
 
 
 def _require_rare_tokens(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """Every event of ``rare_events`` as often as its probability says."""
+    """Require every event of ``rare_events`` to be as frequent as its probability."""
     of_rows = [rare_events(row, temperature, rng) for row in rows]
     factor = float(np.exp(2 * noise / temperature))
     level = LEVEL / (2 * len(of_rows[0]))
     for what in of_rows[0]:
-        happened, chance = (np.concatenate([found[what][part] for found in of_rows]) for part in (0, 1))
+        happened, chance = (np.concatenate([events[what][part] for events in of_rows]) for part in (0, 1))
         wagers = {"rarely": -np.array(WAGERS), "often": np.array(WAGERS)}
         bounds = {"rarely": chance / factor, "often": np.minimum(1.0, chance * factor)}
         for how, bound in bounds.items():
@@ -214,21 +214,21 @@ def _require_rare_tokens(
 
 
 def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
-    """Event → whether each token [m] is one, and the probability [m] that it is; ``rng`` decides at the edge of mass.
+    """Event → whether each token [m] is one, and its probability [m]; ``rng`` decides at the edge of mass.
 
-    Of tokens whose probabilities are equal all or none are beyond a rank.
+    Tokens of equal probability are all beyond a rank, or none.
     """
     p, own = row.p(temperature)
     rising = np.sort(p, axis=-1)
     mass = np.concatenate([np.zeros((len(p), 1)), np.cumsum(rising, axis=-1)], axis=-1)
     vocabulary = p.shape[1]
     octaves = np.arange(0, np.log2(vocabulary / FIRST_RANK), 1 / EACH_OCTAVE)
-    found: dict[str, tuple[Floats, Floats]] = {}
+    events: dict[str, tuple[Floats, Floats]] = {}
 
     def below(what: str, edge: Floats) -> None:
         """Tokens less likely than ``edge`` [m]."""
         left = [np.searchsorted(tokens, limit) for tokens, limit in zip(rising, edge, strict=True)]
-        found[what] = (own < edge).astype(float), mass[np.arange(len(p)), left]
+        events[what] = (own < edge).astype(float), mass[np.arange(len(p)), left]
 
     for rank in np.unique((FIRST_RANK * 2**octaves).round().astype(int)).tolist():
         below(f"tokens beyond the {rank} likeliest", rising[:, vocabulary - rank])
@@ -236,18 +236,18 @@ def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -
         below(f"tokens of less than {share:g} of the likeliest token's probability", share * rising[:, -1])
     places = _places(row, temperature, rng)
     for share in MASSES:
-        found[f"the least likely {100 * share:g} %"] = (places > 1 - share).astype(float), np.full(len(p), share)
+        events[f"the least likely {100 * share:g} %"] = (places > 1 - share).astype(float), np.full(len(p), share)
     before = [row.emitted[max(0, at - RECENT) : at] for at in range(len(row.emitted))]
     again = np.array([float(token in recent) for token, recent in zip(row.emitted, before, strict=True)])
     chance = np.array([p[at, np.unique(recent)].sum() for at, recent in enumerate(before)])
-    found[f"tokens of the row's last {RECENT}"] = again, chance
-    return found
+    events[f"tokens of the row's last {RECENT}"] = again, chance
+    return events
 
 
 def _require_undisturbed(
     tally: Tally, rows: Sequence[SampledRow], ended: Sequence[SampledRow], stop: frozenset[int], noise: float
 ) -> None:
-    """Rows of ``ended`` draw what they draw where no row ends early, up to their own ends.
+    """Require that rows of ``ended`` draw the same tokens as without a stop, up to their own ends.
 
     ``noise``: of a logit, at the temperature.
     """
@@ -271,12 +271,12 @@ def _require_undisturbed(
 
 
 def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
-    """A token that the first row draws in its first third, and one of the third row: those that fewest rows draw."""
-    drawn = [set(tokens.tolist()) for tokens in emitted]
+    """A token that the first row draws in its first third, and one of the third row, both drawn by the fewest rows."""
+    token_sets = [set(tokens.tolist()) for tokens in emitted]
 
     def rarest(tokens: Ints) -> int:
         early: list[int] = tokens[: max(1, len(tokens) // 3)].tolist()
-        return min(early, key=lambda token: sum(token in row for row in drawn))
+        return min(early, key=lambda token: sum(token in row for row in token_sets))
 
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 

@@ -16,7 +16,7 @@ from emad_ref.record import READOUTS, Ints, Work
 FULL = READOUTS.index("full")
 SESSION_PHASES, MIN_PHASE_TOKENS = 3, 4  # tokens fed to a row in each phase, at least
 KEPT_TOKENS = 2  # tokens that survive the rollback in the first row; row r keeps r more
-WIDEST_PARTLY_SHOWN = 3  # tokens of a feed under every ``last``, at most
+WIDEST_PARTLY_SHOWN = 3  # tokens of a feed tested under every ``last``, at most
 
 
 # ---------------------------------------------------------------- forced depths
@@ -25,15 +25,15 @@ WIDEST_PARTLY_SHOWN = 3  # tokens of a feed under every ``last``, at most
 def falling_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -> Ints:
     """[rows, n] admissible depths drawn uniformly below ``cap`` [rows].
 
-    Under the monotone schedule each row's fall, after it has stayed at its cap for 2 … n/2 + 1 tokens: what a token
-    writes in a layer is read by a later one that gets there, and by no other.
+    Under the monotone schedule each row's depth falls, after 2 … n/2 + 1 tokens at its cap, so that the entries of a
+    token in a layer are read only by a later one that reaches it.
     """
-    drawn = np.stack([rng.integers(1, top + 1, n) for top in cap])
+    depths = np.stack([rng.integers(1, top + 1, n) for top in cap])
     if schedule != "monotone":
-        return drawn
-    drawn = -np.sort(-drawn, axis=1)
+        return depths
+    depths = -np.sort(-depths, axis=1)
     stays = rng.integers(2, n // 2 + 2, len(cap))
-    return np.where(np.arange(n) < stays[:, None], cap[:, None], drawn)
+    return np.where(np.arange(n) < stays[:, None], cap[:, None], depths)
 
 
 def forced(
@@ -48,7 +48,7 @@ def forced(
 
     ``prompts`` are followed by ``continuations`` int64 [rows, n] at depths drawn from ``rng``; on the way one row is
     dropped. Depths above a row's cap, above the ceiling and below 1 must raise InadmissibleDepth and leave the session
-    as it was. Discriminating are positions whose logits differ from full depth's by more than ``tolerance`` (logits;
+    unchanged. Discriminating are positions whose logits differ from full depth's by more than ``tolerance`` (logits;
     raised to the decoder's declared noise). A point at full depth gives the depths most room.
     """
     decoder, point = under_test.decoder, under_test.point
@@ -71,7 +71,7 @@ def _needed(needed: int, point: OperatingPoint) -> int:
 
 
 def _inadmissible(cap: Ints, point: OperatingPoint) -> list[Ints]:
-    """[rows, 1] depths that are wrong in one row only: above its cap, above the ceiling, below 1."""
+    """[rows, 1] depths with one wrong row: above its cap, above the ceiling, below 1."""
     offers = []
     for row in {int(np.argmin(cap)), len(cap) - 1}:
         for wrong in (int(cap[row]) + 1, point.ceiling + 1, 0):
@@ -87,12 +87,12 @@ def _inadmissible(cap: Ints, point: OperatingPoint) -> list[Ints]:
 def rollback(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, *, needed: int = MIN_DISCRIMINATING
 ) -> Finding:
-    """Check that after a rollback tokens, K/V and cap are as they were, and that the work stays spent.
+    """Check that a rollback restores tokens, K/V and cap, and that the work stays counted.
 
-    Rows fall to shallow depths over the first half of ``continuations`` int64 [rows, n], n ≥ 6, are rolled back by
-    different amounts, and are fed the second half at the deepest depths that the restored caps allow: these run the
-    layers that the forgotten tokens skipped. Then the rows are committed and go on. Discriminating are forgotten
-    positions whose depth lay below the restored cap.
+    Rows fall to shallow depths over the first half of ``continuations`` int64 [rows, n], n ≥ 6, and are rolled back by
+    different amounts. Then they are fed the second half at the deepest depths that the restored caps allow, which run
+    the layers that the forgotten tokens skipped. Finally the rows are committed and continue. Discriminating are
+    forgotten positions whose depth lay below the restored cap.
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("rollback", under_test, _needed(needed, point))
@@ -103,9 +103,9 @@ def rollback(
         for trajectory in transcript.trajectories():
             judge.trajectory(trajectory)
         spent, before = _executed_tokens(transcript.session.work), transcript.session.cap.copy()
-        kept = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
-        transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + kept)
-        tally.discriminating += int(((half - kept) * (transcript.session.cap > before)).sum())
+        lengths = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
+        transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + lengths)
+        tally.discriminating += int(((half - lengths) * (transcript.session.cap > before)).sum())
         _require_grown(judge, spent, _executed_tokens(transcript.session.work), 0, "rolling back")
         for at in range(half, continuations.shape[1]):
             spent = _executed_tokens(transcript.session.work)
@@ -126,7 +126,7 @@ def _executed_tokens(work: Work | None) -> Ints | None:
 
 
 def _require_grown(judge: Judge, spent: Ints | None, now: Ints | None, rows: int, when: str) -> None:
-    """Work never shrinks; where ``rows`` tokens ran, layer 1 has grown by at least as many."""
+    """Require that work never shrinks, and that layer 1 grew by at least the ``rows`` tokens."""
     if spent is None or now is None:
         return
     shrunk = f"{when}: work fell from {spent.tolist()} to {now.tolist()} tokens per layer"
@@ -149,10 +149,10 @@ def sessions(
     """Check that two sessions of one decoder do not disturb each other, whatever is committed, dropped or closed.
 
     The sessions hold ``prompts``, and the last two of them in reverse order; they are fed ``continuations`` int64
-    [rows, n], n ≥ 12, in turns. In the first, part of each row is committed and the rows are rolled back to there: what
-    was committed may be freed above the cap of that time, not of this. They go on at the depths which the restored caps
-    allow, the second session is closed, and several rows are dropped in one call, in either order. What is kept and
-    dropped is drawn from ``rng``. Discriminating are positions as in ``forced``.
+    [rows, n], n ≥ 12, in turns. In the first, part of each row is committed and the rows are rolled back to there: the
+    committed part may be freed above the cap of that time, not of this. They continue at the depths that the restored
+    caps allow, the second session is closed, and several rows are dropped in one call, in either order. ``rng`` draws
+    what is kept and dropped. Discriminating are positions as in ``forced``.
 
     Raises:
         BadArgument: too few tokens to feed.
@@ -197,10 +197,10 @@ def sessions(
 
 
 def _drop_two(transcript: Transcript, rng: np.random.Generator, *, backwards: bool) -> None:
-    """Drop two drawn rows in one call, where more are left, by falling indices or by rising ones."""
+    """Drop two random rows in one call, if more are left, by falling indices or by rising ones."""
     if len(transcript.rows) <= 2:
         return
-    # forwards the last stays, or indices that shift would still fit
+    # forwards the last row stays, or shifting indices would still fit
     drawn_from = len(transcript.rows) if backwards else len(transcript.rows) - 1
     gone = sorted(rng.choice(drawn_from, 2, replace=False).tolist(), reverse=backwards)
     transcript.drop(*gone)
@@ -218,16 +218,16 @@ def partly_shown_feeds(widest: int) -> list[tuple[int, int]]:
 def last_logits(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, rng: np.random.Generator
 ) -> Finding:
-    """Check that ``last`` shows the logits of the last tokens, and runs no head that serves no other purpose.
+    """Check that ``last`` shows the logits of the last tokens, and runs no unneeded head.
 
-    Every number of tokens up to three is fed with every ``last`` from 0 to it, in an order that ``rng`` draws, every
-    other feed at forced depths; ``continuations`` int64 [rows, n], n ≥ 20. Depths and signals must be those of all
-    tokens. One row alone at full depth counts one head for each position whose logits were wanted. Discriminating are
-    feeds that show fewer logits than tokens.
+    Every number of tokens up to three is fed with every ``last`` from 0 to it, in random order (``rng``), every other
+    feed at forced depths; ``continuations`` int64 [rows, n], n ≥ 20. Depths and signals must be those of all tokens.
+    One row alone at full depth counts one head per requested position. Discriminating are feeds that show fewer logits
+    than tokens.
     """
     decoder, point = under_test.decoder, under_test.point
     plan = partly_shown_feeds(decoder.capabilities.max_feed)
-    partial = sum(last < n for n, last in plan)  # all there are, of a decoder of narrow feeds
+    partial = sum(last < n for n, last in plan)  # all there are, for a decoder of narrow feeds
     judge = Judge.of("last", under_test, min(MIN_DISCRIMINATING, partial))
     tally, at = judge.tally, 0
     with tally, Transcript(judge, decoder, prompts) as transcript:
@@ -237,9 +237,9 @@ def last_logits(
             tally.discriminating += int(last < n)
             at += n
         if point.fixed and len(prompts) == 1 and transcript.session.work is not None:
-            heads, wanted = int(transcript.session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
+            heads, expected = int(transcript.session.work.readout_rows[FULL].sum()), 1 + sum(last for _, last in plan)
             tally.require(
-                heads == wanted, f"work counts {heads} heads, but the logits of {wanted} positions were asked for"
+                heads == expected, f"work counts {heads} heads, but the logits of {expected} positions were asked for"
             )
         for trajectory in transcript.trajectories():
             judge.trajectory(trajectory)

@@ -23,8 +23,8 @@ def same_tokens(
     lens: Lens,
     tolerance: float,
     prompts: Sequence[Prompt],
-    found: TokenRows,
-    wanted: TokenRows,
+    actual: TokenRows,
+    expected: TokenRows,
     point: OperatingPoint | None = None,
     found_depths: TokenRows | None = None,
     wanted_depths: TokenRows | None = None,
@@ -32,31 +32,31 @@ def same_tokens(
     declared: float = 0.0,
     most_ties: float | None = None,
 ) -> Finding:
-    """Whether each row's tokens (and depths) are equal to the end, or to a tie; it names the first that are not.
+    """Compare each row's tokens (and depths) to the end, or to a tie; the finding names the first difference.
 
-    ``point`` None means full depth: only logit ties exist. Depths, where given, stand beside the tokens they produced.
-    ``declared``: noise that the decoder of ``found`` declares; beyond ``tolerance`` it takes its place, and every row
-    may then end in a tie: ``generation`` checks position by position that tokens are the argmax within such noise.
-    ``most_ties``: share of tokens that may be ties, in place of the limit that these imply.
-    ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
+    ``point`` None means full depth: only logit ties exist. Depths, if given, accompany the tokens they produced.
+    ``declared``: noise that the decoder of ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may
+    then end in a tie: ``generation`` checks position by position that tokens are the argmax within such noise.
+    ``most_ties``: share of tokens that may be ties, in place of the limit that these imply. ``n`` of the finding counts
+    the tokens of ``actual``; if it passed with ties, ``detail`` says how many.
     """
     limit, tolerance = tie_allowance(tolerance, declared)
     limit = limit if most_ties is None else most_ties
-    ties, total = 0, sum(map(len, found))
+    ties, total = 0, sum(map(len, actual))
     for row, prompt in enumerate(prompts):
-        at = _first_difference(found[row], wanted[row])
+        at = _first_difference(actual[row], expected[row])
         if found_depths is not None and wanted_depths is not None:
             at = min(at, _first_difference(found_depths[row], wanted_depths[row]))
-        if at == min(len(found[row]), len(wanted[row])):
-            if len(found[row]) != len(wanted[row]):
-                complaint = f"row {row}: {len(found[row])} tokens, but {len(wanted[row])} expected"
+        if at == min(len(actual[row]), len(expected[row])):
+            if len(actual[row]) != len(expected[row]):
+                complaint = f"row {row}: {len(actual[row])} tokens, but {len(expected[row])} expected"
                 return Finding("same tokens", False, complaint, total, ties)
             continue
         depth = None if wanted_depths is None else wanted_depths[row][at]
-        if not _is_tie(lens, tolerance, prompt, wanted[row][:at], point, depth):
+        if not _is_tie(lens, tolerance, prompt, expected[row][:at], point, depth):
             here, there = ("full" if depths is None else depths[row][at] for depths in (found_depths, wanted_depths))
             complaint = (
-                f"row {row}, new token {at}: {found[row][at]} (depth {here}), but expected {wanted[row][at]} "
+                f"row {row}, new token {at}: {actual[row][at]} (depth {here}), but expected {expected[row][at]} "
                 f"(depth {there}), and no tie excuses it"
             )
             return Finding("same tokens", False, complaint, total, ties)
@@ -96,21 +96,21 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i in range(shared) if a[i] != b[i]), shared)
 
 
-DIGITS = 4  # significant ones of a distance: it is held against a tolerance, not against another distance
+DIGITS = 4  # significant digits of a distance: it is compared with a tolerance, not with another distance
 
 
 class BadGoldenError(EmadError):
-    """A stored golden has not the parts of one."""
+    """Raised for a stored golden with missing parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class GoldenTokens:
-    """``token``, ``depth`` int64 [rows, new]; ``margin``, ``room`` float64 [rows, new], inf where there is none.
+    """``token``, ``depth`` int64 [rows, new]; ``margin``, ``room`` float64 [rows, new], inf if there is none.
 
-    ``depth`` is what else was decided about the token: of a pair, which model emitted it. ``margin``: logits between
-    the two best that were shown; none where the token was drawn. ``room``: distance of the nearest compared signal to
-    its threshold. Machines sum in different orders, so a row may part from its golden where a margin, or a room at
-    it or before it, lies within the tolerance; from there on it is another text, and is not compared.
+    ``depth`` is the other decision about the token: for a pair, the model that emitted it. ``margin``: logits between
+    the two best shown; none for a sampled token. ``room``: distance of the nearest compared signal to its threshold.
+    Machines sum in different orders, so a row may part from its golden at a margin, or after a room, within the
+    tolerance. From there on it is another text, and is not compared.
     """
 
     token: Ints
@@ -128,19 +128,19 @@ class GoldenTokens:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> GoldenTokens:
-        """Raises BadGoldenError."""
+        """Read a stored golden. Raises BadGoldenError."""
         try:
             token, depth = (np.array(stored[name], dtype=np.int64) for name in ("token", "depth"))
             # None, which JSON has for infinity, reads as NaN
             margin, room = (np.array(stored[name], dtype=np.float64) for name in ("margin", "room"))
-            taken = cls(token, depth, *(np.where(np.isnan(each), np.inf, each) for each in (margin, room)))
+            golden = cls(token, depth, *(np.where(np.isnan(each), np.inf, each) for each in (margin, room)))
         except (KeyError, TypeError, ValueError) as error:
             raise BadGoldenError(
                 f"a golden without token, depth, margin and room by row ({error}); record it anew"
             ) from None
-        if len({part.shape for part in (taken.token, taken.depth, taken.margin, taken.room)}) > 1:
+        if len({part.shape for part in (golden.token, golden.depth, golden.margin, golden.room)}) > 1:
             raise BadGoldenError("parts of different sizes; record it anew")
-        return taken
+        return golden
 
 
 def golden_key(fingerprint: str, dtype: str, corpus: str, seed: int, kind: str, drawn_by: str = "") -> str:
@@ -161,12 +161,12 @@ def emitted_depths(record: Record) -> Ints:
 
 
 def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
-    """[rows, new] distance of the nearest signal read to its threshold; ``point`` has no bins."""
+    """[rows, new] distance of the nearest read signal to its threshold; ``point`` has no bins."""
     distances = []
     for row in range(len(record.emitted)):
         signal = record.signal[_decided_positions(record, row)]
         room, _ = headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
-        distances.append(np.abs(room).min(axis=1))  # −inf where nothing is decided
+        distances.append(np.abs(room).min(axis=1))  # −inf if nothing is decided
     return np.stack(distances)
 
 
@@ -177,13 +177,13 @@ def _decided_positions(record: Record, row: int) -> Ints:
 
 
 def logit_margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]) -> Floats:
-    """[rows, new] logits between the two best that ``decoder`` shows where each of ``emitted`` was chosen."""
+    """[rows, new] logits between the two best that ``decoder`` shows at the choice of each of ``emitted``."""
     session, step = decoder.start(prompts)
-    shown = [step.logits[:, -1]]
+    steps = [step.logits[:, -1]]
     for column in np.stack(emitted)[:, :-1].T:
-        shown.append(session.feed(column[:, None]).logits[:, -1])
+        steps.append(session.feed(column[:, None]).logits[:, -1])
     session.close()
-    best = np.sort(np.stack(shown, axis=1), axis=-1)
+    best = np.sort(np.stack(steps, axis=1), axis=-1)
     gap: Floats = best[..., -1] - best[..., -2]
     return gap
 
@@ -192,43 +192,43 @@ def logit_margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence
 
 
 def golden_thresholds(point: OperatingPoint) -> dict[str, Any]:
-    """What decides depths under ``point``, as a golden keeps it."""
+    """The part of ``point`` that decides depths, in the form of a golden."""
     return {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
 
 
-def largest_threshold_change(golden: Any, found: dict[str, Any]) -> float:
-    """By how much a threshold of ``found`` differs from the ``golden`` one, at most; ∞ where they are not alike.
+def largest_threshold_change(golden: Any, actual: dict[str, Any]) -> float:
+    """Largest difference between thresholds of ``actual`` and ``golden``; ∞ if they do not correspond.
 
-    Thresholds that are quantiles of a model's own signals end in the last bits of the processor that took them.
+    Thresholds that are quantiles of a model's own signals differ in the last bits between processors.
     """
-    if not isinstance(golden, dict) or golden.keys() != found.keys() or golden["probes"] != found["probes"]:
+    if not isinstance(golden, dict) or golden.keys() != actual.keys() or golden["probes"] != actual["probes"]:
         return math.inf
-    before, now = ([value for row in each["thresholds"] for value in row] for each in (golden, found))
+    before, now = ([value for row in each["thresholds"] for value in row] for each in (golden, actual))
     if len(before) != len(now):
         return math.inf
-    # equal ones first: of two infinite ones there is no difference
+    # equal ones first: two infinite ones do not differ
     return max((0.0 if a == b else abs(a - b) for a, b in zip(before, now, strict=True)), default=0.0)
 
 
 def compare_golden(
-    golden: GoldenTokens, found: GoldenTokens, tolerance: float, noise: float = 1.0, *, declared: float = 0.0
+    golden: GoldenTokens, actual: GoldenTokens, tolerance: float, noise: float = 1.0, *, declared: float = 0.0
 ) -> Finding:
-    """Whether ``found`` did what ``golden`` says, up to its ties.
+    """Whether ``actual`` matches ``golden``, up to its ties.
 
     ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that the decoder of
-    ``found`` declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
+    ``actual`` declares; beyond ``tolerance`` it replaces it, and every row may part at a tie.
     """
     limit, tolerance = tie_allowance(tolerance, declared)
-    if found.token.shape != golden.token.shape:
-        complaint = f"{found.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
+    if actual.token.shape != golden.token.shape:
+        complaint = f"{actual.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
         return Finding("golden", False, complaint, 0, 0)
-    differs, ties = (found.token != golden.token) | (found.depth != golden.depth), 0
+    differs, ties = (actual.token != golden.token) | (actual.depth != golden.depth), 0
     near = np.logical_or.accumulate(golden.room <= noise * tolerance, axis=1)
     for row in np.flatnonzero(differs.any(axis=1)).tolist():
         at = int(np.argmax(differs[row]))
-        close = found.depth[row, at] == golden.depth[row, at] and golden.margin[row, at] <= 2 * tolerance
+        close = actual.depth[row, at] == golden.depth[row, at] and golden.margin[row, at] <= 2 * tolerance
         if not (close or near[row, at]):
-            return Finding("golden", False, _describe_difference(golden, found, row, at), golden.token.size, ties)
+            return Finding("golden", False, _describe_difference(golden, actual, row, at), golden.token.size, ties)
         ties += 1
     if ties > max(1, limit * golden.token.size):
         complaint = f"{ties} of {len(differs)} rows part from the golden at a tie: that many are no longer rounding"
@@ -237,10 +237,10 @@ def compare_golden(
     return Finding("golden", True, detail, golden.token.size, ties)
 
 
-def _describe_difference(golden: GoldenTokens, found: GoldenTokens, row: int, at: int) -> str:
+def _describe_difference(golden: GoldenTokens, actual: GoldenTokens, row: int, at: int) -> str:
     near = golden.room[row, : at + 1].min()
     return (
-        f"row {row}, new token {at}: {found.token[row, at]} ({found.depth[row, at]}), but the golden has "
+        f"row {row}, new token {at}: {actual.token[row, at]} ({actual.depth[row, at]}), but the golden has "
         f"{golden.token[row, at]} ({golden.depth[row, at]}), by a margin of {golden.margin[row, at]:.2g} logits and "
         f"with no signal nearer to its threshold than {near:.2g}"
     )

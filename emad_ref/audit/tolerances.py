@@ -1,8 +1,8 @@
 """Largest honest difference from the lens, by family, dtype and backend, and the largest noise a decoder may declare.
 
 Differences are absolute: in logits, and in nats for signals and NLL. A cached step and a pass over the whole sequence
-sum the same products in another order. The bounds are about three times what was seen on small random models;
-accelerator rows are extrapolated from the CPU's, not measured.
+sum the same products in another order. The bounds are about three times the differences observed on small random
+models; accelerator rows are extrapolated from the CPU's, not measured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TOLERANCES: dict[tuple[bool, str], tuple[float, float]] = {
     # 24 bits through every layer; accelerators split reductions by shape, and TF32 must be off
     (False, "float32"): (2e-4, 1e-3),  # 1.3e-5 seen
     (True, "float32"): (2e-4, 1e-3),  # 4e-5 seen
-    # 11 and 8 bits, and a rounding around each float32 norm; twice as much where sums split by shape, so that batch,
-    # cache and pass all differ
+    # 11 and 8 bits, and a rounding around each float32 norm; twice as much if sums split by shape, so that batch, cache
+    # and pass all differ
     (False, "float16"): (0.06, 0.12),  # 0.02 seen
     (True, "float16"): (0.25, 0.5),  # 0.08 seen
     (False, "bfloat16"): (0.4, 0.8),  # 0.13 seen
@@ -38,7 +38,7 @@ def tolerance(family: str, dtype: str, backend: str, kernel: str = "sdpa") -> fl
     """Largest honest difference, in logits and in nats, on ``backend`` (a device type).
 
     ``family``: a config's ``model_type``. ``kernel``: of attention; an eager softmax is in float32 in any family, which
-    only float64 is wider than.
+    only float64 exceeds.
 
     Raises:
         BadArgument: a family, dtype or backend without a row: an unknown tolerance is not a loose one.
@@ -57,15 +57,15 @@ LEAST_PRECISE = max(UNIT_ROUNDOFF, key=UNIT_ROUNDOFF.__getitem__)
 
 
 def largest_noise(lens: Lens, tokens: Ints, tolerance: float) -> float:
-    """The most that a decoder may declare, in logits; at least ``tolerance``.
+    """The largest noise that a decoder may declare, in logits; at least ``tolerance``.
 
-    ``tokens`` int64 [n]: text on which the largest logit is looked for.
+    ``tokens`` int64 [n]: text that gives the largest logit.
     """
     return max(tolerance, MAX_ROUNDINGS * UNIT_ROUNDOFF[LEAST_PRECISE] * float(np.abs(lens(tokens)).max()))
 
 
 def check_declared_noise(noise: float, largest: float) -> Finding:
-    """Whether ``noise``, as a decoder declares it, is a number ≥ 0 and at most ``largest``."""
+    """Whether the declared ``noise`` is a number ≥ 0 and at most ``largest``."""
     if not 0 <= noise <= largest:
         complaint = (
             f"the decoder declares logit_noise={noise:g}, but {LEAST_PRECISE}, the least precise dtype, honestly "

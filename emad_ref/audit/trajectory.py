@@ -1,8 +1,8 @@
-"""Record what a session returns, row by row, and judge each position against the lens on the row's own history.
+"""Record the outputs of a session, row by row, and judge each position against the lens on the row's own history.
 
-Each position is judged under the cap that the row itself claims, D_{t-1}. While no comparison is within the tolerance
-this is, by induction, the replay of the whole row. After a tie has flipped one depth, the rest of the row is judged
-along the trajectory it took.
+Each position is judged under the cap that the row itself claims, D_{t-1}. Without comparisons within the tolerance this
+is, by induction, the replay of the whole row. After a tie has flipped one depth, the rest of the row is judged along
+the trajectory it took.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Trajectory:
     """Positions ``first`` … ``first`` + m − 1 of one row, in order.
 
     ``tokens`` int64 [first + m] the row's history; ``depth`` int64 [m]; ``signal`` float64 [m, probes], NaN = unread;
-    ``chosen`` bool [m]: the rule chose the depth (False: it was forced); ``logits`` float64 [shown, V], None where the
-    decoder showed none; ``shown`` bool [m]: of which positions, None: of all. ``stage`` [m]: what had happened to the
-    session by then, in words, or ().
+    ``chosen`` bool [m]: the rule chose the depth (False: it was forced); ``logits`` float64 [shown, V], None if the
+    decoder showed none; ``shown`` bool [m]: their positions, None: all. ``stage`` [m]: earlier events of the session,
+    in words, or ().
     """
 
     name: str
@@ -66,11 +66,11 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class DecoderUnderTest:
-    """A decoder at ``point``, the lens it is held against, and ``tolerance``: the largest honest difference.
+    """A decoder at ``point``, its reference lens, and ``tolerance``: the largest honest difference.
 
-    ``tolerance`` in logits and nats; a check raises it to the noise that the decoder declares. ``exact_context`` False
-    asks of the ``work.context`` of one row only the causal minimum: for decoders that attend over padded keys, or run
-    the prompt in other pieces, and count so.
+    ``tolerance`` in logits and nats; a check raises it to the decoder's declared noise. ``exact_context`` False
+    requires of the ``work.context`` of one row only the causal minimum: for decoders that attend over padded keys, or
+    run the prompt in other pieces, and count so.
     """
 
     decoder: Decoder
@@ -82,10 +82,10 @@ class DecoderUnderTest:
 
 @dataclass(frozen=True)
 class Judge:
-    """Holds what a decoder did at ``point`` against ``lens`` (None: against replay); complaints end ``tally``'s check.
+    """Compares a decoder at ``point`` with ``lens`` (None: with replay); complaints end ``tally``'s check.
 
     ``tolerance``: in logits and nats, the decoder's declared noise included. ``counted``: the decoder counts its work.
-    ``exact_context`` as of ``DecoderUnderTest``.
+    ``exact_context`` as in ``DecoderUnderTest``.
     """
 
     tally: Tally
@@ -99,7 +99,7 @@ class Judge:
     def of(
         cls, check: str, under_test: DecoderUnderTest, needed: int = MIN_DISCRIMINATING, *, judges_work: bool = False
     ) -> Judge:
-        """Begin ``check``; ``judges_work``: note where the decoder does not count its work."""
+        """Begin ``check``; ``judges_work``: add a note if the decoder does not count its work."""
         tally, capabilities = Tally(check, needed), under_test.decoder.capabilities
         if judges_work and not capabilities.counted:
             tally.notes.append("ledger not checked: the decoder does not count its work")
@@ -107,7 +107,7 @@ class Judge:
         return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, under_test.exact_context)
 
     def trajectory(self, trajectory: Trajectory) -> LensReference:
-        """Judge depths, signals and (where shown) logits; return what the lens says of the decided positions."""
+        """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
         reference = self.consult(trajectory)
         self.tally.n += len(reference.logits)
         self.depths(trajectory, reference.signal, reference.rows)
@@ -115,7 +115,7 @@ class Judge:
         return reference
 
     def consult(self, trajectory: Trajectory) -> LensReference:
-        """What the lens says of the decided positions."""
+        """The lens' reference for the decided positions."""
         assert self.lens is not None, "only replay is judged without a lens"
         return consult(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
@@ -126,10 +126,10 @@ class Judge:
             self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
 
     def depths(self, trajectory: Trajectory, reference: Floats, rows: tuple[Ints, ...] = ()) -> None:
-        """Depths within 1 … cap, signals as in ``reference`` [m, probes] and read where they must be, the rule obeyed.
+        """Judge depths: within 1 … cap, signals as in ``reference`` [m, probes] and read if required, the rule obeyed.
 
-        ``rows``: the row of thresholds of each position [m], and other rows that the tolerance allows; by default the
-        first of all.
+        ``rows``: the threshold row of each position [m], and other rows that the tolerance allows; by default the
+        first.
         """
         point, depth, chosen = self.point, trajectory.depth, trajectory.chosen
         cap = trajectory.caps(point)
@@ -142,54 +142,59 @@ class Judge:
         self._first(trajectory, above, lambda t: "a signal was read above the exit")
         off: Floats = np.where(read, np.abs(trajectory.signal - reference), 0.0).max(axis=1, initial=0.0)
         allowed, unit = signal_noise(point) * self.tolerance, SIGNALS[point.signal].unit
-        # NaN, a value where the rule is not defined, must not pass for a small difference
+        # NaN, a value where the rule is undefined, must not pass for a small difference
         self._first(
             trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed:g}"
         )
-        # A probe at the cap decides nothing, one that never fires need not be read: both are the decoder's choice.
+        # A probe at the cap decides nothing, and one that never fires may stay unread: both are the decoder's choice.
         passed = (probes < depth[:, None]) & may_fire(point, reference, rows)
         exited = (probes == depth[:, None]) & (depth < cap)[:, None]
         unread = ((passed | exited) & ~read).any(axis=1)
         self._first(trajectory, unread & chosen, lambda t: "a signal that the rule compares was not read")
 
-        # the depth that the rule gives, and the range of depths that the tolerance excuses
-        given, nearly, shallow, deep = [], depth == cap, cap.copy(), np.zeros_like(cap)
+        # the rule's depth, and the range of depths that the tolerance excuses
+        rule_given, nearly, shallow, deep = [], depth == cap, cap.copy(), np.zeros_like(cap)
         for one in rows:
             room, noise = headroom(point, reference, one)
             slack = self.tolerance * noise
-            given.append(rule_depths(point, room, cap))
+            rule_given.append(rule_depths(point, room, cap))
             shallow = np.minimum(shallow, rule_depths(point, room + slack, cap))
             deep = np.maximum(deep, rule_depths(point, room - slack, cap))
             nearly |= (room + slack)[np.arange(len(depth)), depth - 1] >= 0
-        wrong, excused = chosen & (depth != given[0]), nearly & (shallow <= depth) & (depth <= deep)
+        wrong, excused = chosen & (depth != rule_given[0]), nearly & (shallow <= depth) & (depth <= deep)
         self.tally.near += int((chosen & (shallow < deep)).sum())
-        self._first(trajectory, wrong & ~excused, lambda t: f"the rule gives depth {given[0][t]} under cap {cap[t]}")
+        self._first(
+            trajectory, wrong & ~excused, lambda t: f"the rule gives depth {rule_given[0][t]} under cap {cap[t]}"
+        )
         self.tally.ties += int(wrong.sum())
 
     def logits(self, trajectory: Trajectory, reference: LensReference) -> None:
-        """Logits that were shown are what the rule emits at the claimed depths, or a full head's at forced depths."""
-        found = trajectory.logits
-        if found is None or not len(found):
+        """Judge shown logits: those of the rule at the claimed depths, or of a full head at forced depths."""
+        actual = trajectory.logits
+        if actual is None or not len(actual):
             return
-        shown = np.arange(len(trajectory.depth)) if trajectory.shown is None else np.flatnonzero(trajectory.shown)
-        wanted = emitted_logits(reference, trajectory)[shown]
+        positions = np.arange(len(trajectory.depth)) if trajectory.shown is None else np.flatnonzero(trajectory.shown)
+        expected = emitted_logits(reference, trajectory)[positions]
         self.tally.require(
-            found.shape[-1] == wanted.shape[-1],
-            f"{trajectory.name}: logits over {found.shape[-1]} tokens, but the model has {wanted.shape[-1]}",
+            actual.shape[-1] == expected.shape[-1],
+            f"{trajectory.name}: logits over {actual.shape[-1]} tokens, but the model has {expected.shape[-1]}",
         )
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
-            off = np.where(found == wanted, 0.0, np.abs(found - wanted)).max(axis=-1)
+            off = np.where(actual == expected, 0.0, np.abs(actual - expected)).max(axis=-1)
         allowed = self.tolerance * emission_noise(self.point)
         if not (off <= allowed).all():  # NaN must not pass for a small difference
             at = int(np.argmax(~(off <= allowed)))
-            complaint = f"{trajectory.place(shown[at])}: logits off by {off[at]:.2g}, more than {allowed:g}"
+            complaint = f"{trajectory.place(positions[at])}: logits off by {off[at]:.2g}, more than {allowed:g}"
             self.tally.require(False, complaint)
 
     def tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
-        """Each token of ``emitted`` [m] is the argmax of what is emitted at its claimed depth."""
-        shown, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, self.tolerance)
-        gap, best = shown.max(axis=-1) - shown[np.arange(len(emitted)), emitted], shown.argmax(axis=-1)
-        first, second = np.partition(shown, (-1, -2), axis=-1)[:, [-1, -2]].T
+        """Judge tokens: each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
+        emitted_from, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, self.tolerance)
+        gap, best = (
+            emitted_from.max(axis=-1) - emitted_from[np.arange(len(emitted)), emitted],
+            emitted_from.argmax(axis=-1),
+        )
+        first, second = np.partition(emitted_from, (-1, -2), axis=-1)[:, [-1, -2]].T
         self.tally.near += int((first - second < allowed).sum())
         self._first(
             trajectory, gap >= allowed, lambda t: f"emitted {emitted[t]}, but the argmax at that depth is {best[t]}"
@@ -204,7 +209,7 @@ class Judge:
 
 
 def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
-    """[m, V] what is emitted at the depths taken: by the rule where it chose them, else by a full head."""
+    """[m, V] emitted logits at the depths taken: by the rule if it chose them, else by a full head."""
     chosen, forced = (logits_at_depth(each, trajectory.depth) for each in (reference.emitted, reference.logits))
     emitted: Floats = np.where(trajectory.chosen[:, None], chosen, forced)
     return emitted
@@ -216,18 +221,18 @@ def logits_at_depth(logits: Floats, depth: Ints) -> Floats:
 
 
 def count_differing_tokens(reference: LensReference, trajectory: Trajectory) -> int:
-    """Positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
+    """Number of positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
     return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits[:, -1].argmax(-1)).sum())
 
 
 def count_differing_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
-    """Positions whose logits are not full depth's: only there do logits betray a wrong depth."""
-    shown = emitted_logits(reference, trajectory)
-    return int((np.abs(shown - reference.logits[:, -1]).max(axis=-1) > tolerance).sum())
+    """Number of positions whose logits are not full depth's: only there do logits betray a wrong depth."""
+    emitted = emitted_logits(reference, trajectory)
+    return int((np.abs(emitted - reference.logits[:, -1]).max(axis=-1) > tolerance).sum())
 
 
 def count_discriminating(trajectory: Trajectory, point: OperatingPoint) -> int:
-    """Positions at which some probe lay below the cap, so that the rule had something to decide."""
+    """Number of positions at which some probe lay below the cap, so that the rule had something to decide."""
     return int((trajectory.caps(point) > min(point.probes)).sum()) if point.probes else 0
 
 
@@ -235,12 +240,11 @@ def count_discriminating(trajectory: Trajectory, point: OperatingPoint) -> int:
 
 
 class Transcript:
-    """An open session whose every answer is kept, by row, and held against the protocol's contract.
+    """An open session whose every answer is kept, by row, and checked against the protocol's contract.
 
-    The contract: shapes; ``length`` grows by what was fed; a forced depth is the depth taken; under the monotone
-    schedule ``cap`` is the last depth; arrays that a call returned do not change later. ``rows`` are the indices of the
-    prompts it still holds; ``stage`` is what has happened to the session so far, for complaints about later feeds.
-    Leaving the context closes the session.
+    The contract: shapes; ``length`` grows by the fed tokens; a forced depth is the depth taken; under the monotone
+    schedule ``cap`` is the last depth; returned arrays do not change later. ``rows`` are the indices of the prompts it
+    still holds; ``stage`` lists past events, for complaints about later feeds. Leaving the context closes the session.
     """
 
     def __init__(
@@ -252,7 +256,7 @@ class Transcript:
         self.tokens = [[int(token) for token in prompt.tokens] for prompt in prompts]
         self.first = [len(prompt.tokens) - 1 for prompt in prompts]
         self.steps: list[list[tuple[int, Floats, Floats | None, bool, str]]] = [[] for _ in prompts]
-        self._returned: list[tuple[str, np.ndarray, np.ndarray]] = []  # (what, as returned, a copy made at once)
+        self._returned: list[tuple[str, np.ndarray, np.ndarray]] = []  # (name, array as returned, copy made at once)
         self._calls = 0
         self.session, step = decoder.start(prompts)
         self._write(step, 1, 1, None)
@@ -277,7 +281,7 @@ class Transcript:
         self._write(step, tokens.shape[1], tokens.shape[1] if last is None else last, depth)
 
     def refuse(self, tokens: Ints, depth: Ints) -> None:
-        """Require that inadmissible ``depth`` [rows, n] is refused and the state stays as it was."""
+        """Require that inadmissible ``depth`` [rows, n] is refused and the state stays unchanged."""
         length, cap = self.session.length.copy(), self.session.cap.copy()
         try:
             self.session.feed(tokens, depth)
@@ -288,10 +292,10 @@ class Transcript:
             self.tally.require(False, f"depth {depth.tolist()} accepted under cap {cap.tolist()}")
 
     def rollback(self, length: Ints) -> None:
-        """Roll back to ``length`` [rows], and require the lengths and caps of that time."""
+        """Roll back to ``length`` [rows], and require the lengths and caps at that point."""
         self.session.rollback(length)
-        for row, held in zip(self.rows, length, strict=True):
-            del self.tokens[row][held:], self.steps[row][held - self.first[row] :]
+        for row, row_length in zip(self.rows, length, strict=True):
+            del self.tokens[row][row_length:], self.steps[row][row_length - self.first[row] :]
         self._require_state("after rollback")
 
     def drop(self, *indices: int) -> None:
@@ -301,24 +305,26 @@ class Transcript:
         self._require_state("after drop")
 
     def trajectories(self) -> list[Trajectory]:
-        """What every row did, dropped ones included, after requiring that no array returned so far has changed."""
+        """Trajectories of all rows, dropped ones included, after requiring that no returned array has changed."""
         for what, returned, copied in self._returned:
             same = np.array_equal(returned, copied, equal_nan=True)
             self.tally.require(same, f"{what} has changed since it was returned: it is a view of state, or reused")
-        found = []
+        trajectories = []
         for name, tokens, first, steps in zip(self.names, self.tokens, self.first, self.steps, strict=True):
             depth, signal, logits, chosen, stage = zip(*steps, strict=True)
             history = np.array(tokens, dtype=np.int64)
-            shown, seen = [one is not None for one in logits], [one for one in logits if one is not None]
+            has_logits, shown_logits = [one is not None for one in logits], [one for one in logits if one is not None]
             decided = np.array(depth), np.array(signal), np.array(chosen)
-            found.append(Trajectory(name, history, first, *decided, np.array(seen), np.array(shown), stage))
-        return found
+            trajectories.append(
+                Trajectory(name, history, first, *decided, np.array(shown_logits), np.array(has_logits), stage)
+            )
+        return trajectories
 
     def _write(self, step: Step, n: int, last: int, depth: Ints | None) -> None:
         rows, probes = len(self.rows), len(self.point.probes)
         self._calls += 1
-        kept = {part: getattr(step, part) for part in ("logits", "depth", "signal")}
-        step = Step(**{part: self._keep(f"step.{part} of call {self._calls}", array) for part, array in kept.items()})
+        parts = {part: getattr(step, part) for part in ("logits", "depth", "signal")}
+        step = Step(**{part: self._keep(f"step.{part} of call {self._calls}", array) for part, array in parts.items()})
         fed = f"{rows} rows × {n} tokens were fed" + (f" with last={last}" if last < n else "")
         for name, shape, expected in (
             ("logits", step.logits.shape[:2], (rows, last)),
@@ -339,7 +345,7 @@ class Transcript:
         self._require_state("after a step")
 
     def _keep(self, what: str, returned: np.ndarray) -> np.ndarray:
-        """Remember ``returned`` beside a copy made at once, and give the copy."""
+        """Store ``returned`` beside a copy made at once, and return the copy."""
         copied = np.array(returned)
         self._returned.append((what, returned, copied))
         return copied
@@ -348,12 +354,12 @@ class Transcript:
         for part in ("length", "cap"):
             self._keep(f"session.{part} read {when} (call {self._calls})", getattr(self.session, part))
         length = [len(self.tokens[row]) for row in self.rows]
-        held = self.session.length.tolist()
-        self.tally.require(held == length, f"{when}: length {held}, but the rows hold {length} tokens")
+        lengths = self.session.length.tolist()
+        self.tally.require(lengths == length, f"{when}: length {lengths}, but the rows hold {length} tokens")
         last = [self.steps[row][-1][0] for row in self.rows]
         cap = last if self.point.schedule == "monotone" else [self.point.ceiling] * len(last)
-        held = self.session.cap.tolist()
-        self.tally.require(held == cap, f"{when}: cap {held}, but the rows' last tokens allow {cap}")
+        lengths = self.session.cap.tolist()
+        self.tally.require(lengths == cap, f"{when}: cap {lengths}, but the rows' last tokens allow {cap}")
 
 
 def feed_slices(tokens: int, widest: int) -> list[slice]:

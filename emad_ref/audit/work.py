@@ -1,22 +1,22 @@
-"""Check counted work: against the decisions it follows from, between points, and against observed matrix products.
+"""Check counted work: against the decisions that imply it, between points, and against observed matrix products.
 
-The work that a row's decisions imply is derived from depths alone, for single-token steps after a prompt of n tokens
-whose first n − 1 run in one forward at the ceiling:
+The work of a row follows from depths alone, for single-token steps after a prompt of n tokens whose first n − 1 run in
+one forward at the ceiling:
 
     tokens[ℓ]   (n − 1) + #{t : D_t ≥ ℓ}
     context[ℓ]  (n − 1)² + Σ_{t : D_t ≥ ℓ} (position_t + 1)
     readout[ℓ]  #{t : the signal at ℓ was read, or D_t = ℓ}      a full probe's readout doubles as the exit's
 
-What a probe runs, and whether that doubles, is the rule's (``lens.ProbeReadouts``): estimates and pruned vocabularies
-are readouts of their own kind, with multiply-adds of their own; a tuned lens adds some to every full head below the
-last layer. A rule that compares several layers reads every one of its probes up to the exit. Where nothing can exit
-below the ceiling, the whole prompt may run in one forward: context[ℓ] is then larger by n − 1. Under ``free_eager``
-layers above D_t still owe K and V: tokens + fills cover every position up to the ceiling.
+The rule determines what a probe runs, and whether it doubles (``lens.ProbeReadouts``). Estimates and pruned
+vocabularies are separate kinds of readouts with their own multiply-adds; a tuned lens adds some to every full head
+below the last layer. A rule that compares several layers reads every one of its probes up to the exit. If nothing can
+exit below the ceiling, the whole prompt may run in one forward: context[ℓ] is then larger by n − 1. Under
+``free_eager`` layers above D_t still need K and V: tokens + fills cover every position up to the ceiling.
 
 A count that is too high is as wrong: savings are shares of it. Of several rows no block runs for more tokens than if
-all of them, padded to a power of two, went as far as the deepest at every step, or in every feed; where layers are
-deferred, stacks of several rows have no such bound. A query meets no more keys than a buffer holds that grows by
-doubling, or one of constant size; and no layer meets more than the one below it.
+all of them, padded to a power of two, went as far as the deepest at every step, or in every feed; for deferred layers,
+stacks of several rows have no such bound. A query meets no more keys than a buffer that grows by doubling, or one of
+constant size, holds; and no layer meets more than the one below it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import HEAD, READOUTS, Bools, Ints, Work
 
 FULL = READOUTS.index("full")
-MIN_BUFFER_KEYS = 256  # keys that a query may meet in a padded buffer, however short its row is
+MIN_BUFFER_KEYS = 256  # keys that a query may meet in a padded buffer of a short row
 ROW_ROUNDING = 0.01  # rows; shares of sliced matrices are no exact binary fractions
 
-MatrixRows = Mapping[tuple[int, str], float]  # (layer, matrix) → rows that met it
+MatrixRows = Mapping[tuple[int, str], float]  # (layer, matrix) → rows multiplied with it
 
 
 # ---------------------------------------------------------------- what decisions imply
@@ -68,7 +68,7 @@ def implied_work(
 
 
 def _read_probes(trajectory: Trajectory, point: OperatingPoint) -> Bools:
-    """[m, probes] which were read: those that show a signal, or all up to the exit of a rule that needs them all."""
+    """[m, probes] read probes: those with a signal, or all up to the exit for a rule that needs them all."""
     if point.confidence is None:
         return ~np.isnan(trajectory.signal)
     upto = np.asarray(point.probes, dtype=np.int64) <= trajectory.depth[:, None]
@@ -83,9 +83,9 @@ def judge_ledger(
     *,
     widest: int = 1,
 ) -> None:
-    """``work`` equals what one row implies; for several rows, or padded keys, it is at least that much.
+    """Require that ``work`` equals one row's implied work; for several rows, or padded keys, at least that much.
 
-    ``widest``: tokens of a row that were fed at once, at most; a block may run all of them as deep as the deepest.
+    ``widest``: tokens of a row fed at once, at most; a block may run all of them as deep as the deepest.
     """
     tally, point, label = judge.tally, judge.point, ", ".join(trajectory.name for trajectory in trajectories)
     tally.require(work is not None, f"{label}: the decoder says it counts its work, but reports none")
@@ -100,14 +100,14 @@ def judge_ledger(
     free = point.schedule == "free_eager"
     if point.schedule != "translated":
         tally.require(not work.fill_macs.any(), f"{label}: work.fill_macs counted, but no states are translated")
-    covered, owed = work.tokens, least.tokens
+    covered, minimum = work.tokens, least.tokens
     if free:
         covered = work.tokens + work.fills.sum(axis=0)
-        owed = np.where(np.arange(point.layers) < point.ceiling, max(least.tokens), 0)
+        minimum = np.where(np.arange(point.layers) < point.ceiling, max(least.tokens), 0)
     elif alone:
         tally.require(not work.fills.any(), f"{label}: K/V fills counted, but a monotone schedule owes none")
     for name, counted, expected, equal in (
-        ("tokens", covered, owed, alone),
+        ("tokens", covered, minimum, alone),
         ("context", work.context, least.context, alone and judge.exact_context and not free),
         ("readout_rows", work.readout_rows[FULL], least.readout_rows[FULL], alone),
         ("readout_macs in front of full heads", work.readout_macs[FULL], least.readout_macs[FULL], alone),
@@ -118,18 +118,20 @@ def judge_ledger(
             if i != FULL
         ),
     ):
-        holds = np.array_equal(counted, expected) if equal else bool((counted >= expected).all())
+        is_valid = np.array_equal(counted, expected) if equal else bool((counted >= expected).all())
         if equal and name == "context" and not point.probes:
-            holds = holds or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
+            is_valid = is_valid or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
         relation = "its decisions imply" if equal else "its decisions imply at least"
-        tally.require(holds, f"{label}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}")
+        tally.require(
+            is_valid, f"{label}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}"
+        )
     _judge_upper_bounds(judge, label, work, covered, trajectories, least, widest)
 
 
 def _judge_upper_bounds(
     judge: Judge, label: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, widest: int
 ) -> None:
-    """No more than padding explains: ``covered`` [L] tokens, the keys they met, and the heads that were read."""
+    """Require no more than padding explains: ``covered`` [L] tokens, their keys, and the read heads."""
     tally, point = judge.tally, judge.point
     slots = 1 << (len(trajectories) - 1).bit_length()
     longest, steps = max(each.first for each in trajectories), max(len(each.depth) for each in trajectories)
@@ -142,7 +144,7 @@ def _judge_upper_bounds(
     below, ran = layers <= point.ceiling, (deepest[:, None] >= layers).sum(axis=0)
     most = slots * (longest * below + (steps * below if point.schedule == "free_eager" else ran))
     if point.schedule == "free_deferred" and len(trajectories) > 1:
-        # rows make up for deferred layers together, each as often as the longest of their stacks: no simple bound
+        # rows complete deferred layers together, each as often as the longest of their stacks: no simple bound
         most = np.maximum(most, covered)
     bounds = [("tokens", covered, most), ("readout_rows", work.readout_rows[FULL], slots * steps * below)]
     for i, kind in enumerate(READOUTS):
@@ -162,7 +164,10 @@ def _judge_upper_bounds(
         f"{label}: work.context per layer {work.context.tolist()}, but {work.tokens.tolist()} tokens that met at most "
         f"{keys} keys each imply at most {bound.tolist()}",
     )
-    if point.schedule in ("monotone", "positional"):  # whatever ran a layer has run those below it, over as many keys
+    if point.schedule in (
+        "monotone",
+        "positional",
+    ):  # a token in a layer has run the layers below it, over as many keys
         grows = (np.flatnonzero(np.diff(work.context) > 0) + 2).tolist()
         tally.require(not grows, f"{label}: work.context grows at layers {grows}: {work.context.tolist()} per layer")
 
@@ -173,30 +178,30 @@ def max_keys(length: int) -> int:
 
 
 def constant_keys(work: Work, prompts: Iterable[int]) -> set[int]:
-    """How many keys every query met, masked ones included, where that is one number in all layers; else empty.
+    """Common number of keys per query, masked ones included, if it is constant in all layers; else empty.
 
-    Of a prompt of each of ``prompts`` tokens the queries may have met the prompt's own keys instead.
+    Queries of a prompt may have met the prompt's own keys instead.
     """
     ran = work.tokens > 0
-    found: set[int] = set()
+    counts: set[int] = set()
     for prompt in prompts:
         steps, context = work.tokens[ran] - prompt, work.context[ran] - prompt**2
         if (steps >= 1).all():
             keys, rest = np.divmod(context, steps)
-            found |= set(keys.tolist()) if not rest.any() and len(set(keys.tolist())) == 1 else set()
-    return found
+            counts |= set(keys.tolist()) if not rest.any() and len(set(keys.tolist())) == 1 else set()
+    return counts
 
 
 # ---------------------------------------------------------------- the same tokens at two points
 
 
 def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int) -> Finding:
-    """Check that the same tokens cost the same at full depth and at a point that exits, where both run the same layers.
+    """Check that the same tokens cost the same at full depth and at a point with exits, if both run the same layers.
 
-    Layer 1 runs for every token, whatever the rule says: a higher count at full depth would claim savings that were
-    never spent. One row is fed ``continuation`` int64 [n], and ``new`` tokens are generated. The prompt may run in one
-    forward at full depth, and all but its last position at a point: keys may differ by what two more rows of the
-    prompt's attention take. ``source``: tokens that an encoder-decoder reads beside the prompt; 0: no encoder.
+    Layer 1 runs for every token, whatever the rule: a higher count at full depth would claim savings that were never
+    realised. One row is fed ``continuation`` int64 [n], and ``new`` tokens are generated. The prompt may run in one
+    forward at full depth, and all but its last position at a point: keys may differ by two more rows of the prompt's
+    attention. ``source``: encoder tokens besides the prompt; 0: no encoder.
     """
     tally = Tally("counters", needed=1)
     if not (full.capabilities.counted and exiting.capabilities.counted):
@@ -244,7 +249,7 @@ def _work_generated(decoder: Decoder, prompt: Prompt, new: int) -> Work:
 
 
 def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> None:
-    """Encoder and cross-attention: nothing without a source; with one, each of its states written once a layer."""
+    """Judge encoder and cross-attention: nothing without a source; with one, each state written once per layer."""
     ran = work.tokens > 0
     for name, counted, least, most in (
         ("encoder_tokens", work.encoder_tokens, source, source),
@@ -252,9 +257,11 @@ def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> Non
         ("cross_fills", work.cross_fills, source * ran, source * np.ones_like(ran)),
         ("cross_context", work.cross_context, work.tokens * source, work.tokens * source),
     ):
-        holds = bool(np.all((counted >= least) & (counted <= most)))
-        found, expected = np.asarray(counted).tolist(), np.asarray(most).tolist()
-        tally.require(holds, f"{what}: work.{name} counts {found}, but a source of {source} tokens implies {expected}")
+        is_valid = bool(np.all((counted >= least) & (counted <= most)))
+        actual, expected = np.asarray(counted).tolist(), np.asarray(most).tolist()
+        tally.require(
+            is_valid, f"{what}: work.{name} counts {actual}, but a source of {source} tokens implies {expected}"
+        )
 
 
 # ---------------------------------------------------------------- what was observed to run
@@ -262,7 +269,7 @@ def _judge_encoder_work(tally: Tally, what: str, work: Work, source: int) -> Non
 
 @dataclass(frozen=True, eq=False)
 class ObservedRequest:
-    """One ``generate`` of ``prompts``: the ``rows`` that met each matrix, and the ``work`` that its record counts."""
+    """One ``generate`` of ``prompts``: the ``rows`` multiplied with each matrix, and the ``work`` of its record."""
 
     prompts: Sequence[Prompt]
     rows: MatrixRows
@@ -270,16 +277,17 @@ class ObservedRequest:
 
 
 def witness(requests: Sequence[ObservedRequest]) -> Finding:
-    """Whether the work that was observed is the work that the records of ``requests`` count.
+    """Compare observed work with the work that the records of ``requests`` count.
 
-    Of a layer ℓ that a record says ran for tokens[ℓ] and only stored K and V for fills[ℓ]:
+    For a layer ℓ with tokens[ℓ] runs and fills[ℓ] K/V-only passes in a record:
 
     refuted       a matrix met more rows than tokens[ℓ] + fills[ℓ], or each of them more than tokens[ℓ]: blocks ran
-                  uncounted, as where all layers run at every step and a router chooses among them afterwards
-    refuted       the head met more than two rows for each readout, besides the prompt's. Two, for one that decides may
-                  be made anew to be shown; the prompt, whose logits a plain forward computes in any case
+                  uncounted, for example all layers at every step with a router that chooses among them afterwards
+    refuted       the head met more than two rows per readout, besides the prompt's. Two, since a deciding readout may
+    be
+                  recomputed to be shown; a plain forward computes the prompt's logits in any case
     passed        the busiest matrix of every layer met tokens[ℓ] + fills[ℓ] rows, in every request
-    inconclusive  fewer were observed: the rest ran elsewhere (kernels of its own, another process)
+    inconclusive  fewer were observed: the rest ran elsewhere (custom kernels, another process)
     """
     tally, unseen = Tally("witness", needed=0), []
     with tally:
@@ -299,26 +307,26 @@ def witness(requests: Sequence[ObservedRequest]) -> Finding:
 
 
 def _judge_layer(tally: Tally, label: str, request: ObservedRequest, layer: int) -> tuple[int, float]:
-    """(runs and fills that the record says, rows through the busiest matrix)."""
-    rows = {matrix: met for (where, matrix), met in request.rows.items() if where == layer}
+    """(recorded runs and fills, rows through the busiest matrix)."""
+    rows = {matrix: rows_met for (where, matrix), rows_met in request.rows.items() if where == layer}
     ran, filled = int(request.work.tokens[layer - 1]), int(request.work.fills[:, layer - 1].sum())
     busiest = max(rows, key=lambda matrix: rows[matrix])
     stored = f" and {filled} fills" if filled else ""
-    for met, most, where in (
+    for rows_met, most, where in (
         (rows[busiest], ran + filled, f"through {busiest}"),
         (min(rows.values()), ran, "through every matrix"),
     ):
-        complaint = f"{label}: layer {layer} ran for {met:g} tokens ({where}), but its record counts {ran}{stored}"
-        tally.require(met <= most + ROW_ROUNDING, complaint)
+        complaint = f"{label}: layer {layer} ran for {rows_met:g} tokens ({where}), but its record counts {ran}{stored}"
+        tally.require(rows_met <= most + ROW_ROUNDING, complaint)
     return ran + filled, rows[busiest]
 
 
 def _judge_head(tally: Tally, label: str, request: ObservedRequest) -> None:
     read = int(request.work.readout_rows[FULL].sum())
     prompt = sum(len(prompt.tokens) for prompt in request.prompts)
-    met = max(rows for (layer, _), rows in request.rows.items() if layer == HEAD)
+    rows_met = max(rows for (layer, _), rows in request.rows.items() if layer == HEAD)
     tally.require(
-        met <= 2 * read + prompt + ROW_ROUNDING,
-        f"{label}: the head ran for {met:g} rows, but its record counts {read} readouts (of {prompt} prompt tokens "
+        rows_met <= 2 * read + prompt + ROW_ROUNDING,
+        f"{label}: the head ran for {rows_met:g} rows, but its record counts {read} readouts (of {prompt} prompt tokens "
         "besides, at most)",
     )
