@@ -1,14 +1,13 @@
-"""Running statistics of entropies: what calibration keeps of each batch of text, in constant memory.
+"""Running statistics of entropies: calibration in constant memory.
 
     window → one pass up to the last layer read → head after each of them → H_ℓ [tokens, read] → running statistics
 
-Per bin and layer: tokens n, Σ H, Σ H² (float64) and a histogram of H. Statistics add up over batches, corpora and
-bins.
+Per bin and layer: tokens n, Σ H, Σ H² (float64) and a histogram of H. Statistics add up over batches, corpora and bins.
 
     mean H_ℓ = Σ H / n     deviation = √(Σ H² / n − mean²)     q-quantile of H_ℓ: where the histogram passes q·n
 
 The histogram has 4,096 buckets at fixed edges: [0, 1e-6], then geometric up to 16 nats (ln V of eight million tokens).
-A bucket is 0.41 % wide, so a quantile errs by less than 0.41 % of its value, or 1e-6 nats.
+A bucket is 0.41 % wide, so the error of a quantile is below 0.41 % of its value, or 1e-6 nats.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ EDGES_NATS: Floats = np.concatenate([[0.0], np.geomspace(LOWEST_NATS, HIGHEST_NA
 
 @dataclass(frozen=True, eq=False)
 class DocumentMoments:
-    """Second moments over documents: the clustered standard error of every mean entropy follows from them.
+    """Second moments over documents, which give the clustered standard error of every mean entropy.
 
     v_d = (tokens, Σ H after each layer) of document d; ``products`` float64 [1 + L, 1 + L] = Σ_d v_d v_dᵀ over
-    ``count`` documents. ``first`` and ``last``: (number, v) of the documents at both ends, whose other windows may
-    stand in the neighbouring batch.
+    ``count`` documents. ``first`` and ``last``: (number, v) of the documents at both ends, which may continue in a
+    neighbouring batch.
     """
 
     count: int
@@ -53,19 +52,19 @@ class DocumentMoments:
 
     @staticmethod
     def none(layers: int) -> DocumentMoments:
-        """Of no documents yet."""
+        """Moments of no documents."""
         return DocumentMoments(0, np.zeros((1 + layers, 1 + layers)))
 
     @staticmethod
     def of(entropy: Floats, document: Ints) -> DocumentMoments:
-        """Of ``entropy`` [tokens, L], nats, whose tokens belong to ``document`` [tokens]."""
+        """Moments of ``entropy`` [tokens, L], nats, whose tokens belong to ``document`` [tokens]."""
         numbers, place = np.unique(document, return_inverse=True)
         sums = np.stack([np.bincount(place), *(np.bincount(place, weights=column) for column in entropy.T)], axis=1)
         first, last = (int(numbers[0]), sums[0]), (int(numbers[-1]), sums[-1])
         return DocumentMoments(len(numbers), sums.T @ sums, first, last)
 
     def __add__(self, other: DocumentMoments) -> DocumentMoments:
-        """Of both texts in a row; a document that ends one and begins the other is one document."""
+        """Moments of both texts in sequence; a document that ends one and begins the other counts once."""
         count, products = self.count + other.count, self.products + other.products
         first, last = self.first or other.first, other.last or self.last
         if self.last and other.first and self.last[0] == other.first[0]:
@@ -85,15 +84,14 @@ class DocumentMoments:
     __hash__ = None  # type: ignore[assignment]  # holds an array
 
     def closed(self) -> DocumentMoments:
-        """The same of a text that ended: the next one begins with another document, whatever its number."""
+        """The same moments at the end of a text: the next one begins with another document, whatever its number."""
         return DocumentMoments(self.count, self.products)
 
 
 @dataclass(frozen=True, eq=False)
 class EntropyStatistics:
-    """``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64
-    [bins, L, BUCKETS]; ``sequences`` counts the windows they come from. ``documents``: None where the text was read
-    without its documents.
+    """``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64 [bins, L,
+    BUCKETS]; ``sequences`` counts windows. ``documents``: None if documents are unknown.
     """
 
     tokens: Ints
@@ -105,7 +103,7 @@ class EntropyStatistics:
 
     @staticmethod
     def none(bins: int, layers: int) -> EntropyStatistics:
-        """Of no tokens yet."""
+        """Statistics of no tokens."""
         return EntropyStatistics(
             np.zeros(bins, dtype=np.int64),
             np.zeros((bins, layers)),
@@ -138,11 +136,11 @@ class EntropyStatistics:
         return self.sums.shape[1]
 
     def closed(self) -> EntropyStatistics:
-        """The same of a corpus that ended (``DocumentMoments.closed``)."""
+        """The same statistics at the end of a corpus (``DocumentMoments.closed``)."""
         return self if self.documents is None else replace(self, documents=self.documents.closed())
 
     def is_of(self, bins: int, layers: int) -> bool:
-        """Whether every array has the shape and dtype that statistics of ``bins`` and ``layers`` have."""
+        """Whether every array has the shape and dtype for ``bins`` and ``layers``."""
         model = EntropyStatistics.none(bins, layers)
         return all(
             getattr(getattr(self, f.name), kind, None) == getattr(getattr(model, f.name), kind, None)
@@ -151,7 +149,7 @@ class EntropyStatistics:
         ) and (self.documents is None or self.documents.products.shape == (1 + layers, 1 + layers))
 
     def pooled(self, group: Ints) -> EntropyStatistics:
-        """Of groups of bins: ``group`` int64 [bins] numbers the one each bin joins, 0…groups − 1, none left out."""
+        """Statistics of groups of bins: ``group`` int64 [bins] numbers the group of each, 0…groups − 1, none empty."""
 
         def joined(values: NDArray[Any]) -> NDArray[Any]:
             out = np.zeros((int(group.max()) + 1, *values.shape[1:]), dtype=values.dtype)
@@ -168,7 +166,7 @@ class EntropyStatistics:
     def deviation_nats(self) -> Floats:
         """[bins, L] standard deviation; NaN for a bin without tokens."""
         variance = self._per_token(self.squares) - self.mean_nats() ** 2
-        return np.sqrt(np.maximum(variance, 0.0))  # the difference of equal numbers rounds to either side of zero
+        return np.sqrt(np.maximum(variance, 0.0))  # the difference of equal numbers may round below zero
 
     def _per_token(self, total: Floats) -> Floats:
         counts = np.where(self.tokens == 0, np.nan, self.tokens)
@@ -184,33 +182,32 @@ class EntropyStatistics:
         require_quantile(quantile)
         below = self.histogram.cumsum(axis=-1)
         # q·n may round up past an integer it equals, and so past the bucket of that order statistic
-        wanted = quantile * self.tokens * (1 - 1e-12)
-        bucket = (below < wanted[:, None, None]).sum(axis=-1)
+        target = quantile * self.tokens * (1 - 1e-12)
+        bucket = (below < target[:, None, None]).sum(axis=-1)
         bucket = np.minimum(bucket, BUCKETS - 1)
         inside = np.take_along_axis(self.histogram, bucket[..., None], axis=-1)[..., 0]
         before = np.take_along_axis(below, bucket[..., None], axis=-1)[..., 0] - inside
-        with np.errstate(invalid="ignore"):  # 0/0 where a bin has no tokens: NaN is the answer
-            share = (wanted[:, None] - before) / inside
+        with np.errstate(invalid="ignore"):  # 0/0 for a bin without tokens: the result is NaN
+            share = (target[:, None] - before) / inside
         level: Floats = EDGES_NATS[bucket] + share * (EDGES_NATS[bucket + 1] - EDGES_NATS[bucket])
         return level
 
 
-ADDED = ("tokens", "sums", "squares", "histogram", "sequences")  # fields of statistics that add up as numbers do
+ADDED = ("tokens", "sums", "squares", "histogram", "sequences")  # additive fields of statistics
 
 
 def require_quantile(quantile: float) -> None:
-    """Refuse a share outside (0, 1): the ends are no order statistics of a stream that could go on."""
+    """Refuse a share outside (0, 1): the ends are no order statistics of an unfinished stream."""
     if not 0 < quantile < 1:
         raise BadArgument("quantile", quantile, "a share between 0 and 1, both excluded", "0.5 is the median")
 
 
 @dataclass(frozen=True, eq=False)
 class BatchEntropies:
-    """What statistics are taken of: ``entropy_nats`` float32 [tokens, layers read], ``position`` int64 [tokens] in its
-    sequence.
+    """Input of statistics: ``entropy_nats`` float32 [tokens, layers read], ``position`` int64 [tokens] in its sequence.
 
-    ``top1`` int32, ``top1_probability`` float32 [tokens]: what the first probe shows, for bins that ask for it.
-    ``sequences`` counts the windows; ``document`` int64 [tokens] numbers the text of each token, None where unknown.
+    ``top1`` int32, ``top1_probability`` float32 [tokens]: the first probe's readout, for bins that need it.
+    ``sequences`` counts windows; ``document`` int64 [tokens] numbers the text of each token, None if unknown.
     """
 
     entropy_nats: NDArray[np.float32]
@@ -222,12 +219,12 @@ class BatchEntropies:
 
 
 def needs_first_probe(spec: BinSpec) -> bool:
-    """Whether bins are told apart by what the first probe shows."""
+    """Whether bins depend on the first probe's readout."""
     return bool(set(spec.features) - {"position"})
 
 
 def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
-    """Refuse bins that need a probe where there is none."""
+    """Refuse bins that need a probe if there is none."""
     if first_probe is None and needs_first_probe(spec):
         raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
 
@@ -238,7 +235,7 @@ def trace_statistics(
     """Statistics of one trace (or batch of it) in the bins of ``spec``.
 
     ``first_probe``: the layer at which confidence and predicted token are read; None if ``spec`` needs neither.
-    ``document``: [tokens] the text each token belongs to, where it is known.
+    ``document``: [tokens] the text of each token, if known.
 
     Raises:
         BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
@@ -263,7 +260,7 @@ def count_entropies(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
     shape = (spec.count, layers, BUCKETS)
     statistics = EntropyStatistics.none(spec.count, layers)
     for number in np.unique(index):
-        # layer by layer: the sum of one does not depend on how many are beside it
+        # layer by layer: the sum of one does not depend on the number of others
         mine = np.ascontiguousarray(entropy[index == number].T)
         statistics.sums[number], statistics.squares[number] = mine.sum(axis=1), (mine**2).sum(axis=1)
     return EntropyStatistics(
@@ -312,8 +309,8 @@ def batch_entropies(
 ) -> BatchEntropies:
     """Entropies of ``batch`` after ``layers``, ascending, from one forward.
 
-    ``shown_after``: the layer after which likeliest tokens are read too; None: after none, and −1 and NaN stand for
-    them, which no bin accepts.
+    ``shown_after``: the layer whose likeliest tokens are read too; None: none, and −1 and NaN, which no bin accepts,
+    take their place.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
@@ -335,9 +332,9 @@ def batch_entropies(
 
 
 def fast_entropy_nats(logits: Tensor) -> Tensor:
-    """``entropy_nats`` of ``logits`` [n, V] in float32, to the last bit, but faster where none is −inf.
+    """``entropy_nats`` of ``logits`` [n, V] in float32, with equal bits, but faster if no logit is −inf.
 
-    What 0·log 0 is has to be said only where a product came out as NaN; then all is read the usual way.
+    0·log 0 needs a special case only if a product is NaN; then everything is read the usual way.
     """
     entropy = -read_in_blocks(logits, _expected_log_p)
     return entropy if math.isfinite(entropy.sum().item()) else read_in_blocks(logits, _entropy)
@@ -350,7 +347,7 @@ def _expected_log_p(logits: Tensor) -> Tensor:
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    return entropy_nats(logits.float())  # in float32 whatever the model's, as a trace has it
+    return entropy_nats(logits.float())  # in float32 whatever the model's dtype, as in a trace
 
 
 def _top1(logits: Tensor) -> Tensor:

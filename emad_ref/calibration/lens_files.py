@@ -1,12 +1,12 @@
-"""Files of tuned lenses and state translators: safetensors, with JSON about them in the metadata.
+"""Files of tuned lenses and state translators: safetensors, with JSON in the metadata.
 
     4.bias [D]   4.full [D, D]                        a lens at layer 4, or
     4.bias [D]   4.up [D, r]   4.down [D, r]          of a low rank, A = up·downᵀ
-    4.gate [E + 1]                                    where a gate was fitted too: weights, and the intercept last
+    4.gate [E + 1]                                    if a gate was fitted too: weights, and the intercept last
     4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]    the translator of the pair (4, 7); at rank 0 the bias alone
     4>7.bias [D]   4>7.full [D, D]                    of a full matrix
 
-A file is checked before it is used: any fault in it is one error, of the class that its reader names.
+A file is checked before use: any fault in it is one error, of the class that its reader names.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from emad_ref.files import open_atomic, parse_json, read_bytes
 from emad_ref.point import Estimator
 from emad_ref.probes.lens import StateTranslators, Translator, TunedLens
 
-METADATA_KEY = "emad"  # of the metadata, whose values are texts
+METADATA_KEY = "emad"  # key of the metadata, whose values are texts
 T = TypeVar("T")
 
 
 def save_tensors(path: Path, what: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write; the file is complete or as it was. ``what`` it is, in messages. Raises BadFile."""
+    """Write tensors; the file is complete or unchanged. ``what`` names it in messages. Raises BadFile."""
     with open_atomic(path, what) as file:
         file.write(safetensors.torch.save(dict(tensors), metadata={METADATA_KEY: json.dumps(about)}))
 
@@ -47,22 +47,22 @@ def load_tensors(
     writer: str,
     remedy: str,
 ) -> T:
-    """What ``make`` makes of (tensors, about) as ``save_tensors`` wrote them.
+    """Read a file of ``save_tensors`` and build its content with ``make`` from (tensors, about).
 
     Args:
-        make: raises what it likes of tensors that are missing, unknown or impossible.
-        writer: the command that writes such files; ``remedy``: what else to do, in an imperative.
+        make: may raise any error for tensors that are missing, unknown or impossible.
+        writer: the command that writes such files; ``remedy``: an alternative, in the imperative.
 
     Raises:
         BadFile: it cannot be read.
-        bad: it is no safetensors, or nothing that ``make`` can make something of.
+        bad: it is no safetensors, or ``make`` fails.
     """
     data = read_bytes(path, what)
     try:
         return make(*_unpack_tensors(data))
     except BadArgument as error:  # parts that do not belong together
         raise bad(f"{what}={str(path)!r}: {error}; {remedy}") from error
-    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
+    except Exception as error:  # a damaged file raises any error of safetensors, JSON or torch
         raise bad(
             f"{what}={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
             f"`{writer}` wrote; {remedy}"
@@ -82,16 +82,16 @@ GATE = "gate"
 
 
 class BadLens(EmadError):
-    """A file that is not a tuned lens as ``save_lens`` wrote it."""
+    """Raised for a file that is not a tuned lens as ``save_lens`` writes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class FittedLens:
-    """``lens``; ``plan``: what it was fitted on and how, as ``LensPlan.to_json`` gives it, for the record.
+    """A fitted ``lens``; ``plan``: how it was fitted (``LensPlan.to_json``), for the record.
 
-    ``raw_nats``, ``tuned_nats``: layer → mean KL(final ‖ readout) on ``tokens`` positions of documents that were held
-    out, of the model's own head and of the lens.
-    ``gate``: of all its layers, fitted on those documents (``calibration.gate``), or None.
+    ``raw_nats``, ``tuned_nats``: layer → mean KL(final ‖ readout) on ``tokens`` positions of held-out documents, for
+    the model's own head and for the lens. ``gate``: at all its layers, fitted on those documents (``fit_gate``), or
+    None.
     """
 
     lens: TunedLens
@@ -103,16 +103,29 @@ class FittedLens:
 
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
-    """Write; the file is complete or as it was. Raises BadFile."""
+    """Write the lens; the file is complete or unchanged. Raises BadFile."""
     save_tensors(path, "lens", *lens_tensors(fitted))
 
 
 def load_lens(path: Path | str) -> FittedLens:
-    """What ``save_lens`` wrote.
+    """Load a tuned lens.
 
-    Raises:
-        BadFile: it cannot be read.
-        BadLens: it is no safetensors, no lens, of another schema, or holds impossible values.
+    Parameters
+    ----------
+    path : Path
+        A file of ``save_lens`` or ``emad lens``: safetensors, with JSON in its metadata.
+
+    Returns
+    -------
+    FittedLens
+        The lens, its gate if it has one, its plan and its held-out divergences in nats.
+
+    Raises
+    ------
+    BadFile
+        The file cannot be read.
+    BadLens
+        The file is no safetensors, no lens, of another schema, or holds impossible values.
     """
     return load_tensors(path, "lens", lens_from_tensors, BadLens, writer="emad lens", remedy="fit it again")
 
@@ -121,7 +134,7 @@ def load_lens(path: Path | str) -> FittedLens:
 
 
 def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors by name, plain JSON) that ``lens_from_tensors`` makes the same lens of."""
+    """(tensors by name, plain JSON), the input of ``lens_from_tensors``."""
     lens, tensors = fitted.lens, {}
     for layer, translator in lens.translators.items():
         names = FULL if translator.rank is None else LOW
@@ -145,7 +158,7 @@ def lens_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedLens:
-    """The lens of ``lens_tensors``.
+    """The lens from the output of ``lens_tensors``.
 
     Raises:
         ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
@@ -204,23 +217,22 @@ def translators_from_tensors(
     """The inverse of ``translator_tensors``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
 
     Raises:
-        BadArgument: tensors that make no state translators: missing or unknown parts of a pair, other shapes, numbers
-            that are not finite.
+        BadArgument: missing or unknown parts of a pair, other shapes, or numbers that are not finite.
     """
     parts: dict[tuple[int, int], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = PAIR_NAME.fullmatch(name)
-        if found is None:
+        match = PAIR_NAME.fullmatch(name)
+        if match is None:
             continue
         if tensor.dtype not in (torch.float32, torch.float64) or not bool(tensor.isfinite().all()):
             raise BadArgument(name, str(tensor.dtype), "finite float32 or float64 numbers", "fit them again")
-        parts.setdefault((int(found[1]), int(found[2])), {})[found[3]] = tensor
+        parts.setdefault((int(match[1]), int(match[2])), {})[match[3]] = tensor
     pairs = {}
     for pair in sorted(parts):
-        held = parts[pair]
-        names = next((names for names in ((), FULL, LOW) if set(held) == {*names, BIAS}), None)
+        factors = parts[pair]
+        names = next((names for names in ((), FULL, LOW) if set(factors) == {*names, BIAS}), None)
         if names is None:
             expected = f"{BIAS} alone, or with {FULL[0]}, or with {' and '.join(LOW)}"
-            raise BadArgument(f"{pair[0]}>{pair[1]}", sorted(held), expected, "fit them again")
-        pairs[pair] = Translator(tuple(held[name] for name in names), held[BIAS])
+            raise BadArgument(f"{pair[0]}>{pair[1]}", sorted(factors), expected, "fit them again")
+        pairs[pair] = Translator(tuple(factors[name] for name in names), factors[BIAS])
     return StateTranslators(fingerprint, dtype, layers, pairs)

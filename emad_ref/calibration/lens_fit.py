@@ -1,15 +1,14 @@
-"""Fits a tuned lens to what the model says at its end (Belrose et al., 2303.08112), in a stream, in parts.
+"""Fit of a tuned lens to the model's final distribution (Belrose et al., 2303.08112), as a resumable stream.
 
     minimise over A_ℓ, b_ℓ:  mean over tokens of KL(p_L ‖ q_ℓ) = Σ_v p_L(v)·(log p_L(v) − log q_ℓ(v))
     q_ℓ = softmax(head(norm(h_ℓ + A_ℓ·h_ℓ + b_ℓ))),  p_L the model's own final distribution
 
-Adam, its rate falling along a cosine; all start as the identity, and layers do not see one another. One batch of text
+Adam, with a cosine decay of its rate; every layer starts as the identity, and layers are independent. One batch of text
 is in memory at a time; a text that ends is read again from its first window. A share of the documents, drawn by
-``seed``, is held out: nothing is fitted on them, and on the first of them both readouts' divergences are measured.
+``seed``, is held out: nothing is fitted on them, and the first of them measure the divergences of both readouts.
 
-After ``every`` batches the state goes into a checkpoint, written whole or not at all. A resumed run reads what comes
-before that place once more, without running the model, goes on only if it is the same text, and ends with the same
-bits.
+After ``every`` batches the state goes into a checkpoint, written whole or not at all. A resumed run reads the text
+before that place again without running the model, continues only if it is the same text, and ends with the same bits.
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ BATCHES_PER_CHECKPOINT = 25  # batches between two checkpoints: seconds
 
 @dataclass(frozen=True)
 class LensPlan:
-    """What a lens is fitted on and how; two runs with equal plans and texts have equal lenses.
+    """Plan of a lens fit; runs with equal plans and texts have equal lenses.
 
-    ``layers``  to translate, ascending, below the last. ``rank``  r of each A = U·Vᵀ; None: full.
-    ``window``  how the text was cut, for the record. ``steps``, ``tokens_per_step``, ``rate``  of Adam.
-    ``held_out``  share of documents; ``held_out_tokens``  positions of them to measure on.
-    ``seed``  draws V of low ranks, and which documents are held out.
+    ``layers``  to translate, ascending, below the last. ``rank``  r of each A = U·Vᵀ; None: full. ``window``  how the
+    text was cut, for the record. ``steps``, ``tokens_per_step``, ``rate``  of Adam. ``held_out``  share of documents;
+    ``held_out_tokens``  positions of them to measure on. ``seed``  draws V of low ranks, and the held-out documents.
 
     Raises:
         BadArgument: counts below 1, no or unordered layers, a rate that is not positive, a share outside 0–1.
@@ -87,18 +85,19 @@ class LensPlan:
             raise BadArgument("held_out", self.held_out, "a share of documents between 0 and 1, both excluded")
 
     def to_json(self) -> dict[str, Any]:
-        """Every field by name as JSON gives it back, and the libraries' versions: they change the last digits."""
+        """Every field by name as JSON, and the libraries' versions, which change the last digits."""
         return dict(json.loads(json.dumps(asdict(self) | {"versions": library_versions()})))
 
     def holds_out(self, document: int) -> bool:
-        """Whether nothing is fitted on this document: by seed and number alone, whatever was read before it."""
-        drawn = hashlib.sha256(f"{self.seed} {document}".encode()).digest()
-        return int.from_bytes(drawn[:8], "big") < self.held_out * 2**64
+        """Whether a document is held out: by seed and number alone."""
+        digest = hashlib.sha256(f"{self.seed} {document}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self.held_out * 2**64
 
 
 @dataclass
 class _LensFitState:
-    """``steps`` and ``judged`` batches are done, of text with these digests; ``nats`` [2, layers] sums over ``tokens``.
+    """State after ``steps`` and ``judged`` batches, of text with these digests; ``nats`` [2, layers] sums over
+    ``tokens``.
 
     ``factors``: by layer, the tensors of its translator, bias last. ``moments``: Adam's own.
     """
@@ -123,16 +122,44 @@ def fit_lens(
     every: int = BATCHES_PER_CHECKPOINT,
     progress: str | None = None,
 ) -> FittedLens:
-    """The lens of ``plan`` on the text of ``windows``, which gives the same windows at every call.
+    """Fit a tuned lens to the model's final distribution.
 
-    ``checkpoint``: file to write after ``every`` batches; the caller removes it once the lens is kept. ``resume``: go
-    on from it if it is there. ``progress`` names the bar, None shows none.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    plan : LensPlan
+        Layers, rank and optimiser settings.
+    windows : callable
+        Returns an iterator over the same ``TokenSequence`` windows at every call.
+    checkpoint : Path or None
+        File to write after ``every`` batches; the caller removes it once the lens is kept.
+    resume : bool
+        Continue from the checkpoint if it exists.
+    every : int
+        Batches between two checkpoints.
+    progress : str or None
+        Name of the progress bar; None shows none.
 
-    Raises:
-        BadArgument: layers or a rank that this model has not; ``every`` below 1.
-        BadCheckpoint: one is there but ``resume`` is not set, or it is damaged, of another plan or of another text.
-        EmptyCorpus: no window to fit on, or none held out.
-        NotFinite: a divergence that is not a number.
+    Returns
+    -------
+    FittedLens
+        Lens, plan, and divergences on held-out documents in nats.
+
+    Raises
+    ------
+    BadArgument
+        Layers or a rank that this model lacks; ``every`` below 1.
+    BadCheckpoint
+        A checkpoint exists but ``resume`` is not set, or it is damaged, of another plan or of another text.
+    EmptyCorpus
+        No window to fit on, or none held out.
+    NotFinite
+        A divergence that is not a number.
+
+    References
+    ----------
+    Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
     _require_fitting(stepper, plan)
     if every < 1:
@@ -147,8 +174,8 @@ def fit_lens(
         if checkpoint is not None and done % every == 0:
             _save_state(checkpoint, plan, state)
 
-    shown = {"disable": progress is None, "initial": state.steps, "total": plan.steps, "unit": "step"}
-    with tqdm(desc=progress, **shown) as bar:
+    bar_options = {"disable": progress is None, "initial": state.steps, "total": plan.steps, "unit": "step"}
+    with tqdm(desc=progress, **bar_options) as bar:
         for number, divergence in enumerate(_fit_steps(stepper, plan, windows, state), start=1):
             bar.set_postfix(nats=f"{divergence:.4f}", refresh=False)
             bar.update()
@@ -172,7 +199,7 @@ def fit_lens(
 
 
 def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _LensFitState) -> Iterator[float]:
-    """Mean divergence after each further step, which ``state`` then holds."""
+    """Yield the mean divergence of each further step, and update ``state``."""
     parameters = [tensor for factors in state.factors.values() for tensor in factors]
     adam = torch.optim.Adam(parameters, lr=plan.rate)
     if state.moments:
@@ -188,7 +215,7 @@ def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _
             translator = Translator(tuple(factors[:-1]), factors[-1])
             loss = divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
             total += float(loss.detach())
-            # not backward(): the model's own weights get no gradients
+            # not backward(): the model's own weights need no gradients
             for tensor, gradient in zip(factors, torch.autograd.grad(loss, factors), strict=True):
                 tensor.grad = gradient
         if not math.isfinite(total):
@@ -204,7 +231,7 @@ def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _
 def _measure_batches(
     stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _LensFitState, lens: TunedLens
 ) -> Iterator[int]:
-    """Tokens of each further batch of held-out text, whose divergences ``state`` then holds."""
+    """Yield the tokens of each further held-out batch, and add its divergences to ``state``."""
     batches = batched(limit_tokens(held_out_windows(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
     digest = _skip_batches(batches, state.judged, state.judged_digest, plan)
     for batch in batches:
@@ -226,7 +253,7 @@ def states_and_final(
 ) -> tuple[dict[int, Tensor], Tensor]:
     """(states [tokens, D] after each of ``layers``, final log-probabilities [tokens, V]) of all decided positions.
 
-    Free of the model, so that they may enter a graph.
+    Detached from the model, so they may enter a graph.
     """
     with torch.inference_mode():
         states = dict(enumerate(states_after(stepper, batch), start=1))
@@ -235,19 +262,19 @@ def states_and_final(
 
 
 def held_out_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
-    """Windows of the documents that the lens of ``plan`` does not see: for its divergences, and to fit a gate on."""
+    """Windows of the held-out documents of ``plan``, for divergences and for fitting a gate."""
     return (window for window in windows() if plan.holds_out(window.document))
 
 
 def _training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
-    """Windows of the documents to fit on, from the first again when they end."""
+    """Windows of the documents to fit on, in an endless loop."""
     while True:
-        found = False
+        has_window = False
         for window in windows():
             if not plan.holds_out(window.document):
-                found = True
+                has_window = True
                 yield window
-        if not found:
+        if not has_window:
             raise EmptyCorpus(
                 f"corpus={plan.corpus!r} has no window to fit on, but expected at least one; use more text, or hold "
                 f"out less than a share of {plan.held_out:g}"
@@ -255,7 +282,7 @@ def _training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSe
 
 
 def _initial_state(stepper: Stepper, plan: LensPlan) -> _LensFitState:
-    """The identity at every layer: A = 0, or U = 0 with V drawn, for of two zeros neither would ever move."""
+    """The identity at every layer: A = 0, or U = 0 with random V, since two zero factors have no gradient."""
     width, generator = stepper.geometry.hidden, torch.Generator().manual_seed(plan.seed)
     dtype = torch.float64 if stepper.dtype == torch.float64 else torch.float32
 
@@ -265,8 +292,8 @@ def _initial_state(stepper: Stepper, plan: LensPlan) -> _LensFitState:
     def identity() -> list[Tensor]:
         if plan.rank is None:
             return [zeros(width, width), zeros(width)]
-        drawn = torch.randn(width, plan.rank, generator=generator) / width**0.5
-        return [zeros(width, plan.rank), drawn.to(stepper.device, dtype), zeros(width)]
+        basis = torch.randn(width, plan.rank, generator=generator) / width**0.5
+        return [zeros(width, plan.rank), basis.to(stepper.device, dtype), zeros(width)]
 
     factors = {layer: [tensor.requires_grad_() for tensor in identity()] for layer in plan.layers}
     return _LensFitState(factors, {}, nats=np.zeros((2, len(plan.layers))))
@@ -293,7 +320,7 @@ def _require_fitting(stepper: Stepper, plan: LensPlan) -> None:
 
 
 def _skip_batches(batches: Iterator[list[TokenSequence]], count: int, digest: str, plan: LensPlan) -> Any:
-    """The running digest of the first ``count`` batches, read and left; raises BadCheckpoint where it is another."""
+    """The running digest of the first ``count`` batches, which are skipped; raises BadCheckpoint if it differs."""
     running = hashlib.sha256()
     for batch in islice(batches, count):
         running.update(_batch_bytes(batch))
@@ -310,18 +337,18 @@ def _batch_bytes(batch: Sequence[TokenSequence]) -> bytes:
 
 
 def _save_state(path: Path, plan: LensPlan, state: _LensFitState) -> None:
-    """Write; the file is complete or as it was."""
-    held = {name: getattr(state, name) for name in _LensFitState.__annotations__} | {
+    """Write the state; the file is complete or unchanged."""
+    contents = {name: getattr(state, name) for name in _LensFitState.__annotations__} | {
         "factors": {layer: [tensor.detach() for tensor in factors] for layer, factors in state.factors.items()},
         "nats": torch.from_numpy(state.nats),
         "of": json.dumps(plan.to_json(), sort_keys=True),
     }
     with open_atomic(path, "checkpoint") as file:
-        torch.save(held, file)
+        torch.save(contents, file)
 
 
 def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: _LensFitState) -> _LensFitState | None:
-    """The state to go on from; None where there is no checkpoint."""
+    """The state to continue from; None without a checkpoint."""
     if not path.exists():
         return None
     if not resume:
@@ -330,14 +357,14 @@ def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: _LensFitState) 
             "with it, or delete it"
         )
     try:
-        held = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
-        of = held.pop("of")
-        state = _LensFitState(**held | {"nats": held["nats"].numpy()})
+        contents = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
+        of = contents.pop("of")
+        state = _LensFitState(**contents | {"nats": contents["nats"].numpy()})
         shapes = {layer: [tensor.shape for tensor in factors] for layer, factors in state.factors.items()}
         fits = shapes == {layer: [tensor.shape for tensor in factors] for layer, factors in fresh.factors.items()}
         for factors in state.factors.values():
             factors[:] = [tensor.requires_grad_() for tensor in factors]
-    except Exception as error:  # a damaged archive raises whatever zip, pickle and torch raise
+    except Exception as error:  # a damaged archive raises any error of zip, pickle or torch
         raise BadCheckpoint(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "
             "that `emad lens` wrote; delete it to start anew"

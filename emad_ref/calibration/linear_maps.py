@@ -4,8 +4,8 @@
     translators  minimise over U, V [D, r], b:  Σ_tokens |h_e + U·Vᵀ·h_e + b − h_ℓ|² + n·λ·|U·Vᵀ|²  per pair e < ℓ < L
 
 Translators come by reduced-rank regression: the ridge solution of h_ℓ − h_e on h_e, projected onto the r directions in
-which its predictions vary most (Izenman 1975; exact, for the penalty is part of the metric). The gate's root keeps a
-few far-off tokens from deciding the fit. Both read text once, as sums; give text that neither the lens nor the
+which its predictions vary most (Izenman 1975; exact, since the penalty is part of the metric). The gate's root keeps a
+few outlying tokens from dominating the fit. Both read text once, as sums; use text that neither the lens nor the
 thresholds saw (``lens_fit.held_out_windows``).
 """
 
@@ -42,15 +42,36 @@ def fit_gate(
     penalty: float = RIDGE_PENALTY,
     progress: str | None = None,
 ) -> Estimator:
-    """The linear estimator of the signal ``divergence`` at ``probes``, from ``tokens`` positions of ``windows``.
+    """Fit an exit gate: a linear estimator of √KL(p_L ‖ q_ℓ) at each probe.
 
-    ``lens``: digest of an attached lens that tokens leave through; None: the model's own head. ``progress`` names the
-    bar, None shows none.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    windows : iterable of TokenSequence
+        Text that neither lens nor thresholds used (``lens_fit.held_out_windows``).
+    probes : sequence of int
+        Ascending layers below the last.
+    lens : str or None
+        Digest of an attached lens that tokens exit through; None: the model's own head.
+    tokens : int
+        Number of positions to read.
+    penalty : float
+        Ridge penalty, relative to the mean variance of an input.
+    progress : str or None
+        Name of the progress bar; None shows none.
 
-    Raises:
-        BadArgument: probes that are not ascending layers below the last, a lens that is not attached, no tokens asked
-            for; as ``ridge``.
-        EmptyCorpus: no windows.
+    Returns
+    -------
+    Estimator
+        The linear estimator of the signal ``divergence``, in √nats.
+
+    Raises
+    ------
+    BadArgument
+        Invalid probes, a lens that is not attached, no tokens; as ``ridge``.
+    EmptyCorpus
+        No windows.
     """
     require_probes(probes, stepper.layers)
     tuned = attached_lens(stepper, lens)
@@ -86,15 +107,42 @@ def fit_translators(
     penalty: float = RIDGE_PENALTY,
     progress: str | None = None,
 ) -> StateTranslators:
-    """Translators of every pair above ``exits``, from ``tokens`` positions of ``windows``.
+    """Fit state translators of every pair above ``exits``, by reduced-rank regression.
 
-    ``fingerprint``: of the model that ``stepper`` walks. ``rank``: 0 fits biases alone, None full matrices.
-    ``progress`` names the bar, None shows none.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    fingerprint : str
+        Fingerprint of that model.
+    windows : iterable of TokenSequence
+        Text that neither lens nor thresholds used.
+    exits : sequence of int
+        Ascending layers below the last but one.
+    rank : int or None
+        0 fits biases alone, None full matrices.
+    tokens : int
+        Number of positions to read.
+    penalty : float
+        Ridge penalty, relative to the mean variance of an input.
+    progress : str or None
+        Name of the progress bar; None shows none.
 
-    Raises:
-        BadArgument: exits that are not ascending layers below the last but one, a rank outside 0…D, no tokens asked
-            for; as ``ridge``.
-        EmptyCorpus: no windows.
+    Returns
+    -------
+    StateTranslators
+        One translator h_e → h_ℓ per pair e < ℓ < L.
+
+    Raises
+    ------
+    BadArgument
+        Invalid exits, a rank outside 0…D, no tokens; as ``ridge``.
+    EmptyCorpus
+        No windows.
+
+    References
+    ----------
+    Izenman 1975, "Reduced-rank regression for the multivariate linear model".
     """
     width, layers = stepper.geometry.hidden, stepper.layers
     require_probes(exits, layers)
@@ -125,11 +173,11 @@ def fit_translators(
 def _solve_translators(
     moments: Moments, pairs: Sequence[Pair], rank: int | None, penalty: float, dtype: torch.dtype
 ) -> dict[Pair, Translator]:
-    """Translators of the pairs of one exit, whose outputs stand side by side in ``moments``."""
+    """Translators of the pairs of one exit, whose outputs are side by side in ``moments``."""
     width = len(moments.x)
     system, fitted = ridge_system(moments, penalty), ridge(moments, penalty)[:-1]
     mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
-    found = {}
+    translators = {}
     for number, pair in enumerate(pairs):
         mine = slice(number * width, (number + 1) * width)
         slopes, factors = fitted[:, mine], tuple[Floats, ...]()
@@ -142,12 +190,12 @@ def _solve_translators(
             slopes = factors[1] @ factors[0].T
         parts = (*factors, mean_y[mine] - mean_x @ slopes)
         *tensors, bias = (torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts)
-        found[pair] = Translator(tuple(tensors), bias)
-    return found
+        translators[pair] = Translator(tuple(tensors), bias)
+    return translators
 
 
 def _reduced_rank(slopes: Floats, system: Floats, rank: int) -> tuple[Floats, Floats]:
-    """(U, V), each [D, r], of the best x ↦ U·Vᵀ·x where x ↦ ``slopes``ᵀ·x is the best of all; ``system`` as solved."""
+    """(U, V), each [D, r], of the best x ↦ U·Vᵀ·x, given the unrestricted solution ``slopes`` and ``system``."""
     _, directions = np.linalg.eigh(slopes.T @ system @ slopes)  # ascending
     up = directions[:, -rank:]
     return up, slopes @ up

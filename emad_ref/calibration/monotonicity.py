@@ -1,11 +1,11 @@
-"""Whether a profile falls with depth, as EMAD assumes, and what isotonic regression made of it where it does not.
+"""Monotonicity of a profile, which EMAD assumes, and the corrections by isotonic regression.
 
 Mean entropies θ_ℓ = Σ_d x_d / Σ_d n_d are ratios over documents d; with z_d = x_d − θ n_d,
 
     Cov(θ) ≈ D / (D − 1) · Σ_d z_d z_dᵀ / (Σ_d n_d)²          (linearised ratio; documents are independent)
 
-A rise θ_b − θ_a, a < b, is shown where its one-sided 95 % bound by Student's t lies above zero, corrected for all pairs
-of layers read (Bonferroni). Degrees of freedom count effective documents, (Σ n)² / Σ n² (Kish).
+A rise θ_b − θ_a, a < b, is shown if its one-sided 95 % bound by Student's t lies above zero, corrected for all pairs of
+layers read (Bonferroni). Degrees of freedom count effective documents, (Σ n)² / Σ n² (Kish).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from emad_ref.calibration.profile import Profile
 from emad_ref.record import Floats
 
 LEVEL = 0.05
-SHOWN_NATS = 5e-5  # a smaller correction is none in the four digits that are printed
+SHOWN_NATS = 5e-5  # a smaller correction does not change the four printed digits
 
 
 @dataclass(frozen=True)
 class EntropyRise:
-    """From layer ``start`` to the deeper ``end``: mean entropies, nats, and what the rise is at least.
+    """Rise from layer ``start`` to the deeper ``end``: mean entropies, nats, and its lower bound.
 
-    ``at_least_nats`` is None where the profile knows too little of its documents to bound it.
+    ``at_least_nats`` is None if the profile has too little document information for a bound.
     """
 
     start: int
@@ -43,9 +43,9 @@ class EntropyRise:
 
 
 def largest_rise(profile: Profile) -> EntropyRise | None:
-    """The largest rise between two layers read that is shown to be one; None where the profile falls within its error.
+    """The largest shown rise between two layers read; None if the profile falls within its error.
 
-    Without sums by document the largest rise of the raw means, unbounded.
+    Without sums by document it is the largest rise of the raw means, without a bound.
     """
     means, pairs = profile.mean_nats, list(combinations(range(len(profile.read)), 2))
     bounds = rise_bounds(profile)
@@ -77,7 +77,7 @@ def rise_bounds(profile: Profile) -> Floats | None:
 
 
 def largest_correction(profile: Profile) -> tuple[int, float, float] | None:
-    """(probe, raw mean, isotonic target), nats, where regression moved a mean farthest; None where it moved none."""
+    """(probe, raw mean, isotonic target), nats, with the largest correction by regression; None without one."""
     raw = dict(zip(profile.read, profile.mean_nats, strict=True))
     moved = [(layer, raw[layer], target) for layer, target in zip(profile.probes, profile.targets_nats, strict=True)]
     layer, mean, target = max(moved, key=lambda each: abs(each[2] - each[1]), default=(0, 0.0, 0.0))
@@ -85,7 +85,7 @@ def largest_correction(profile: Profile) -> tuple[int, float, float] | None:
 
 
 def correction_text(profile: Profile) -> str:
-    """What isotonic regression ironed out; empty where it moved no mean."""
+    """Description of the corrections by isotonic regression; empty if it moved no mean."""
     if (moved := largest_correction(profile)) is None:
         return ""
     layer, mean, target = moved
@@ -96,7 +96,7 @@ def correction_text(profile: Profile) -> str:
 
 
 def profile_warnings(profile: Profile) -> Iterator[str]:
-    """Sentences: where entropy rises with depth, and what the profile cannot tell of it."""
+    """Sentences about entropy that rises with depth, and about missing information."""
     if rise := largest_rise(profile):
         bound = "how sure that is cannot be told without sums by document"
         if rise.at_least_nats is not None:

@@ -1,8 +1,8 @@
 """The teacher-forcing entropy profile: the result of a calibration, with a fingerprint, and its JSON file.
 
-Raw means stand beside the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps
-the running statistics behind them: profiles of several corpora add up, and any quantile can be read. A profile belongs
-to one model, tokenizer and dtype; ``require`` refuses any other. A file is checked field by field before it is used.
+It has raw means and the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps its
+running statistics, so profiles of several corpora can be merged, and any quantile can be read. A profile belongs to one
+model, tokenizer and dtype; ``require`` refuses any other. A file is checked field by field before use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from emad_ref.files import BadFile, read_json, require_writable, write_atomicall
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
 
-MEAN_AGREEMENT = 1e-9  # relative; a mean and the sums it came from, both through JSON, which keeps every digit
+MEAN_AGREEMENT = 1e-9  # relative; between a mean and its sums, both through JSON, which keeps every digit
 
 
 def bins_to_json(bins: BinSpec) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def bins_to_json(bins: BinSpec) -> dict[str, Any]:
 
 
 def bins_from_json(data: Mapping[str, Any]) -> BinSpec:
-    """What ``bins_to_json`` wrote.
+    """Read the output of ``bins_to_json``.
 
     Raises:
         BadArgument, ValueError, TypeError, KeyError: anything else.
@@ -62,19 +62,21 @@ def statistics_to_json(statistics: EntropyStatistics) -> dict[str, Any]:
     """Sums as numbers; the histogram, mostly zeros, as base64 of zlib of little-endian int64."""
     packed = zlib.compress(statistics.histogram.astype("<i8").tobytes(), 6)
     moments = statistics.documents
-    known = {} if moments is None else {"documents": {"count": moments.count, "products": moments.products.tolist()}}
+    documents = (
+        {} if moments is None else {"documents": {"count": moments.count, "products": moments.products.tolist()}}
+    )
     return {
         "tokens": statistics.tokens.tolist(),
         "sums": statistics.sums.tolist(),
         "squares": statistics.squares.tolist(),
         "histogram": base64.b64encode(packed).decode("ascii"),
         "sequences": statistics.sequences,
-        **known,
+        **documents,
     }
 
 
 def _statistics_from_json(data: Mapping[str, Any], bins: int, layers: int) -> EntropyStatistics:
-    """What ``statistics_to_json`` wrote, of ``bins`` × ``layers``; ValueError for anything else."""
+    """Read the output of ``statistics_to_json`` for ``bins`` × ``layers``; ValueError for anything else."""
     size = bins * layers * BUCKETS * 8
     packed = zlib.decompressobj().decompress(base64.b64decode(data["histogram"], validate=True), size + 1)
     if len(packed) != size:
@@ -90,7 +92,7 @@ def _statistics_from_json(data: Mapping[str, Any], bins: int, layers: int) -> En
 
 
 def _moments_from_json(data: Mapping[str, Any], layers: int) -> DocumentMoments:
-    """ValueError for what no documents can give."""
+    """Read moments; ValueError for impossible ones."""
     count, products = data["count"], np.array(data["products"], dtype=np.float64)
     if set(data) != {"count", "products"} or not _is_count(count) or products.shape != (1 + layers, 1 + layers):
         raise ValueError(f"moments of {count!r:.20} documents, not of {layers} layers")
@@ -131,7 +133,7 @@ def _are_corpora(value: Any, tokens: int) -> bool:
 
 
 def _parsed_bins(value: Any) -> BinSpec | None:
-    """None for what is no bins."""
+    """The bins, or None for an invalid value."""
     if not isinstance(value, dict) or set(value) != {f.name for f in fields(BinSpec)}:
         return None
     if not _are_edges(value["position_edges"], int) or not _are_edges(value["confidence_edges"], float):
@@ -147,7 +149,7 @@ def _are_edges(value: Any, kind: type) -> bool:
 
 
 def _bin_rows(data: Mapping[str, Any]) -> int:
-    """Rows of ``bin_targets_nats`` and ``fallbacks``: none without features."""
+    """Number of rows of ``bin_targets_nats`` and ``fallbacks``: 0 without features."""
     return _bins_of(data).count if _bins_of(data).features else 0
 
 
@@ -171,7 +173,7 @@ def _are_fallbacks(value: Any, data: Mapping[str, Any]) -> bool:
 
 
 def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
-    """None for what is not statistics of the profile's bins and layers read."""
+    """The statistics, or None unless they fit the profile's bins and layers read."""
     value, bins, layers = data["statistics"], _bins_of(data).count, len(data["read"])
     if not isinstance(value, dict) or set(value) - {"documents"} != set(ADDED):  # earlier files have no documents
         return None
@@ -186,7 +188,7 @@ def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
 
 
 def _are_statistics(data: Mapping[str, Any]) -> bool:
-    """None, or numbers that agree with each other and with the profile's tokens, windows and means."""
+    """Whether it is None, or numbers that agree with each other and with the profile's tokens, windows and means."""
     if data["statistics"] is None:
         return True
     parsed = _parsed_statistics(data)
@@ -206,7 +208,7 @@ def _are_statistics(data: Mapping[str, Any]) -> bool:
 
 
 def _are_moments(moments: DocumentMoments, parsed: EntropyStatistics) -> bool:
-    """Whether as many documents can have these sums: (Σ v)² ≤ count · Σ v², which is at most (Σ v)²."""
+    """Whether that many documents can have these sums: (Σ v)² ≤ count · Σ v², which is at most (Σ v)²."""
     totals = np.concatenate([[parsed.tokens.sum()], parsed.sums.sum(axis=0)])
     squares, slack = np.diag(moments.products), 1 + 1e-6
     within = (totals**2 <= slack * moments.count * squares + 1e-6) & (squares <= slack * totals**2 + 1e-6)
@@ -214,13 +216,13 @@ def _are_moments(moments: DocumentMoments, parsed: EntropyStatistics) -> bool:
 
 
 def _is_within(total: Floats, parsed: EntropyStatistics, edges: Floats) -> bool:
-    """Whether ``total`` [bins, layers] lies where the histogram puts it: each entropy between its bucket's edges."""
+    """Whether ``total`` [bins, layers] agrees with the histogram: each entropy lies between its bucket's edges."""
     least, most = (parsed.histogram @ side for side in (edges[:-1], edges[1:]))
     slack = 1e-6 * parsed.tokens[:, None] + 1e-9 * most  # an entropy may be a rounding below zero
     return bool(((total >= least - slack) & (total <= most + slack)).all())
 
 
-# field, whether its value is possible beside the fields above it, what is expected of it
+# field, check of its value given the earlier fields, description of valid values
 _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
     ("model", lambda v, _: _is_name(v), "a name"),
     ("fingerprint", lambda v, _: _is_name(v), "a checksum"),
@@ -245,23 +247,23 @@ _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...
 
 
 def first_invalid_field(data: dict[str, Any]) -> tuple[str, str] | None:
-    """(field, what is expected of it) of the first field of ``data`` whose value is impossible; None if none is."""
+    """(field, description of valid values) of the first impossible field of ``data``; None if all are possible."""
     return next(
         ((name, expected) for name, possible, expected in _FIELD_CHECKS if not possible(data[name], data)), None
     )
 
 
 def profile_fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of judged ``data`` as a profile holds them."""
+    """The fields of checked ``data`` with a profile's types."""
     plain = {name: _to_tuples(value) for name, value in data.items()}
     statistics = None if data["statistics"] is None else _parsed_statistics(data)
     return plain | {"bins": _bins_of(data), "statistics": statistics}
 
 
 def shorten(value: object) -> object:
-    """``value``, or the beginning of a long one: a vocabulary's worth of buckets does not belong in a message."""
-    said = repr(value)
-    return value if len(said) <= 120 else f"{said[:100]}…"
+    """``value``, or the beginning of a long one, for messages."""
+    text = repr(value)
+    return value if len(text) <= 120 else f"{text[:100]}…"
 
 
 def _to_tuples(value: Any) -> Any:
@@ -269,9 +271,11 @@ def _to_tuples(value: Any) -> Any:
 
 
 PROFILE_SCHEMA = 3
-MINIMUM_TOKENS = 500  # behind a bin's thresholds: a mean entropy with deviation 1.5 nats is then known to ± 0.07
+MINIMUM_TOKENS = (
+    500  # tokens for a bin's own thresholds: a mean entropy with deviation 1.5 nats is then precise to ± 0.07
+)
 
-DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields that statistics give
+DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields computed from the statistics
 DERIVED_AGREEMENT = 1e-6  # relative, and nats: versions of scikit-learn sum in other orders
 
 ONE_BIN = BinSpec()
@@ -280,20 +284,21 @@ TargetRows = tuple[tuple[float, ...], ...]
 
 
 class BadProfile(EmadError):
-    """A profile file that cannot be read, or that belongs to another model."""
+    """Raised for a profile file that cannot be read, or belongs to another model."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """``read``: the layers that entropies were read after, the probes among them; ``mean_nats`` [read] raw means;
+    """``read``: the layers whose entropies were read, including the probes; ``mean_nats`` [read] raw means;
     ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
 
     ``corpora``          tokens from each corpus; empty: all from ``corpus``.
     ``bins``             how tokens are sorted; without features, the following two are empty.
     ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
-    ``fallbacks``        [bins] features the bin gave up because fewer than ``minimum_tokens`` were seen in it: its
-                         targets are those of the tokens that share the others; 0 where they are its own.
-    ``statistics``       what all of it was computed from; None for a profile written by hand, which knows no quantiles.
+    ``fallbacks``        [bins] number of features that the bin gave up because it had fewer than ``minimum_tokens``:
+    its
+                         targets are those of the tokens that share the others; 0 for its own targets.
+    ``statistics``       the source of all numbers; None for a profile written by hand, which has no quantiles.
     """
 
     model: str
@@ -322,8 +327,9 @@ class Profile:
         """The EMAD operating point τ = targets − margin; with ``quantile``, τ = that quantile of H (METHODS, "EMAD").
 
         Raises:
-            BadArgument: a margin that makes every threshold negative: such a point can never exit; a margin beside a
-                quantile, which is itself the dial; a quantile outside (0, 1), or of a profile without statistics.
+            BadArgument: a margin that makes every threshold negative: such a point can never exit; a margin together
+            with a
+                quantile, which is itself the parameter; a quantile outside (0, 1), or of a profile without statistics.
         """
         if quantile is not None:
             return self._quantile_point(quantile, margin_nats, schedule)
@@ -347,7 +353,7 @@ class Profile:
         levels = self._from_ancestors(lambda statistics: statistics.quantile_nats(quantile)[:, self._columns])
         rows = tuple(tuple(float(level) for level in row) for row in levels)
         point = entropy_matched_point(self.layers, self.probes, rows[0], 0.0, schedule)
-        suffix = point.name.removeprefix("emad m=0.00")  # the schedule, where it is not the usual one
+        suffix = point.name.removeprefix("emad m=0.00")  # the schedule, if it is not the usual one
         named = replace(point, name=f"quantile q={quantile:g}{suffix}", family="quantile", margin_nats=None)
         return self._conditioned(named, rows)
 
@@ -357,7 +363,7 @@ class Profile:
         return replace(point, name=f"{point.name} by {self.bins.name}", bins=self.bins, thresholds=rows)
 
     def quantile_nats(self, quantile: float) -> Floats:
-        """[bins, read] the ``quantile`` of H in each bin as it is, without fallback; NaN where no token was seen.
+        """[bins, read] the ``quantile`` of H in each bin, without fallback; NaN for a bin without tokens.
 
         Raises:
             BadArgument: a quantile outside (0, 1), or of a profile without statistics.
@@ -384,7 +390,7 @@ class Profile:
 
     @property
     def _columns(self) -> Ints:
-        """Of the probes among the layers read."""
+        """Indices of the probes among the layers read."""
         return np.searchsorted(np.array(self.read, dtype=np.int64), self.probes)
 
     def _from_ancestors(self, values: Callable[[EntropyStatistics], Floats]) -> Floats:
@@ -398,11 +404,11 @@ class Profile:
         return chosen
 
     def require(self, fingerprint: str, dtype: str) -> None:
-        """Refuse use with another model or dtype."""
-        for name, mine, wanted in (("fingerprint", self.fingerprint, fingerprint), ("dtype", self.dtype, dtype)):
-            if mine != wanted:
+        """Refuse another model or dtype."""
+        for name, mine, expected in (("fingerprint", self.fingerprint, fingerprint), ("dtype", self.dtype, dtype)):
+            if mine != expected:
                 raise BadProfile(
-                    f"profile.{name}={mine!r}, but the model under test has {wanted!r}; "
+                    f"profile.{name}={mine!r}, but the model under test has {expected!r}; "
                     f"calibrate this model itself (the profile was taken from {self.model!r} on {self.corpus!r})"
                 )
 
@@ -415,7 +421,7 @@ class Profile:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write as JSON, making its folder if need be; the file is complete or as it was.
+        """Write as JSON, making its folder if needed; the file is complete or unchanged.
 
         Raises:
             BadFile: it cannot be written.
@@ -439,12 +445,36 @@ def profile_of(
     minimum_tokens: int = MINIMUM_TOKENS,
     document: Ints | None = None,
 ) -> Profile:
-    """Mean over all traced positions, isotonic over ``probes``, for all tokens and in each of ``bins``.
+    """Compute the entropy profile of a trace: means over all positions, isotonic over the probes.
 
-    ``document``: [tokens] the text each token belongs to, where it is known.
+    Parameters
+    ----------
+    trace : Trace
+        Entropies after every layer, nats.
+    probes : sequence of int
+        Ascending layers below the last.
+    model, fingerprint, corpus, dtype : str
+        Identity of model and text, for the record and for ``Profile.require``.
+    bins : BinSpec
+        Bins with their own targets; none by default.
+    minimum_tokens : int
+        Tokens below which a bin uses the targets of its ancestor.
+    document : DocumentOf, int64 [tokens] or None
+        The text of each token, if known.
 
-    Raises:
-        BadArgument: probes that are not ascending layers below the last; none, for bins by what the first one says.
+    Returns
+    -------
+    Profile
+        Mean entropies and targets in nats.
+
+    Raises
+    ------
+    BadArgument
+        Invalid probes; no probe, although bins depend on the first one's readout.
+
+    References
+    ----------
+    EMAD, "Calibration details".
     """
     require_probes(probes, trace.layers)
     statistics = trace_statistics(trace, bins, probes[0] if probes else None, document)
@@ -475,7 +505,7 @@ def profile_from(
     bins: BinSpec = ONE_BIN,
     minimum_tokens: int = MINIMUM_TOKENS,
 ) -> Profile:
-    """The profile of running statistics taken in ``bins`` after the layers ``read`` of a model's ``layers``.
+    """The profile of running statistics in ``bins`` after the layers ``read`` of a model's ``layers``.
 
     ``corpora``: tokens by name.
 
@@ -506,11 +536,22 @@ def profile_from(
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
-    """One profile of all their corpora: sums of statistics, means and targets computed anew.
+    """Merge profiles of several corpora into one.
 
-    Raises:
-        BadArgument: no profiles; another model, dtype, probes, layers read or bins; one without statistics; a corpus in
-            two of them.
+    Parameters
+    ----------
+    profiles : sequence of Profile
+        Of one model, dtype, probes, layers read and bins, each with statistics.
+
+    Returns
+    -------
+    Profile
+        Sums of the statistics, with means and targets computed anew, nats.
+
+    Raises
+    ------
+    BadArgument
+        No profiles; profiles that differ in these; one without statistics; a corpus in two of them.
     """
     if not profiles:
         raise BadArgument("profiles", [], "at least one profile")
@@ -543,9 +584,9 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
 
     def targets(statistics: EntropyStatistics) -> Floats:
         means = statistics.mean_nats()[:, columns]
-        seen = statistics.tokens > 0
+        present = statistics.tokens > 0
         fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets, and falls back
-        for number in np.flatnonzero(seen):
+        for number in np.flatnonzero(present):
             count = np.full(len(columns), statistics.tokens[number])
             fitted[number] = isotonic_targets(profile.probes, means[number], count)
         return fitted
@@ -565,12 +606,12 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
 
 
 def library_versions() -> dict[str, str]:
-    """Of what a profile's numbers depend on."""
+    """Versions of the libraries that affect a profile's numbers."""
     return {name: version(name) for name in ("torch", "transformers", "numpy", "scikit-learn")}
 
 
 def _joined_versions(profiles: Sequence[Profile]) -> dict[str, str]:
-    """Each library's version, or versions where the profiles were taken with several."""
+    """Each library's version, or versions if the profiles were taken with several."""
     names = {name: None for profile in profiles for name in profile.versions}
     return {name: ", ".join(dict.fromkeys(p.versions[name] for p in profiles if name in p.versions)) for name in names}
 
@@ -591,11 +632,24 @@ def require_probes(probes: Sequence[int], layers: int) -> None:
 
 
 def load_profile(path: Path | str) -> Profile:
-    """Read a profile written by ``save``.
+    """Load a calibration profile.
 
-    Raises:
-        BadProfile: missing, not JSON, of another schema, with missing, unknown or impossible fields, or with numbers
-            that do not follow from its statistics.
+    Parameters
+    ----------
+    path : Path
+        A JSON file of ``Profile.save`` or ``emad calibrate``.
+
+    Returns
+    -------
+    Profile
+        Call its ``require`` before use with a model.
+
+    Raises
+    ------
+    BadProfile
+        The file is missing, not JSON, of another schema, has missing, unknown or impossible fields, or numbers that do
+        not
+        follow from its statistics.
     """
     try:
         data = read_json(path, "profile", constants=True)
@@ -611,11 +665,11 @@ def load_profile(path: Path | str) -> Profile:
         raise BadProfile(
             f"profile={str(path)!r} has schema={data['schema']!r}, but expected {PROFILE_SCHEMA}; calibrate again"
         )
-    known = {f.name for f in fields(Profile)}
-    if set(data) != known:
+    names = {f.name for f in fields(Profile)}
+    if set(data) != names:
         raise BadProfile(
-            f"profile={str(path)!r} lacks fields {sorted(known - set(data))} and has unknown fields "
-            f"{sorted(set(data) - known)}, but expected exactly {sorted(known)}; calibrate again"
+            f"profile={str(path)!r} lacks fields {sorted(names - set(data))} and has unknown fields "
+            f"{sorted(set(data) - names)}, but expected exactly {sorted(names)}; calibrate again"
         )
     refused = first_invalid_field(data)
     if refused is not None:
@@ -629,16 +683,18 @@ def load_profile(path: Path | str) -> Profile:
 
 
 def _require_derived(profile: Profile, path: Path | str) -> None:
-    """Refuse means, targets and fallbacks that its own statistics do not give: somebody edited them.
+    """Refuse means, targets and fallbacks that do not follow from the profile's own statistics, as after an edit.
 
-    A profile without statistics, written by hand, says so by that.
+    A profile without statistics was written by hand and declares it so.
     """
     if profile.statistics is None:
         return
     again = _fit_profile(profile, profile.bins, profile.statistics)
     for name in DERIVED_FIELDS:
-        held, given = (np.array(getattr(each, name), dtype=np.float64) for each in (profile, again))
-        if held.shape != given.shape or not np.allclose(held, given, rtol=DERIVED_AGREEMENT, atol=DERIVED_AGREEMENT):
+        stored, derived = (np.array(getattr(each, name), dtype=np.float64) for each in (profile, again))
+        if stored.shape != derived.shape or not np.allclose(
+            stored, derived, rtol=DERIVED_AGREEMENT, atol=DERIVED_AGREEMENT
+        ):
             raise BadProfile(
                 f"profile={str(path)!r} has {name}={shorten(getattr(profile, name))!r}, but its statistics give "
                 f"{shorten(getattr(again, name))!r}: one of them was edited; calibrate again, or set statistics to "

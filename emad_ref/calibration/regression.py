@@ -4,8 +4,8 @@
     H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
     H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (ours: ``probes.linear``)
 
-The last two come from ``Moments``, sums over tokens that add up over batches and runs: memory is E × E per probe,
-whatever the corpus.
+The last two use ``Moments``, sums over tokens that add up over batches and runs: memory is E × E per probe, whatever
+the corpus.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from emad_ref.point import Estimator
 from emad_ref.probes.signal_values import to_host
 from emad_ref.record import Floats, Ints
 
-RIDGE_PENALTY = 1e-3  # of the mean variance of an entry of x: keeps the fit finite where entries are collinear
+RIDGE_PENALTY = 1e-3  # relative to the mean variance of an entry of x: keeps the fit finite if entries are collinear
 
 
 def isotonic_targets(probes: Sequence[int], mean_nats: Floats, tokens: Ints) -> Floats:
@@ -54,7 +54,7 @@ class Moments:
 
     @staticmethod
     def none(width: int, *outputs: int) -> Moments:
-        """No pairs yet."""
+        """Moments of no pairs."""
         return Moments(0, np.zeros(width), np.zeros(outputs), np.zeros((width, width)), np.zeros((width, *outputs)))
 
     @staticmethod
@@ -76,14 +76,14 @@ class Moments:
 
 
 def ridge(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
-    """[width + 1] weights w and, last, the intercept c that minimise Σ(w·x + c − y)² + n·λ·|w|²; of several outputs
-    [width + 1, outputs].
+    """[width + 1] weights w and, last, the intercept c that minimise Σ(w·x + c − y)² + n·λ·|w|².
 
-    λ is ``penalty`` times the mean variance of an entry of x, so that it does not depend on x's unit; c is free.
+    For several outputs [width + 1, outputs]. λ is ``penalty`` times the mean variance of an entry of x, so it does not
+    depend on x's unit; c is not penalised.
 
     Raises:
         BadArgument: fewer than two tokens, a negative penalty, x that never varies, or, without a penalty, x with
-            entries that follow from one another.
+            linearly dependent entries.
     """
     system = ridge_system(moments, penalty)
     mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
@@ -92,7 +92,7 @@ def ridge(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
 
 
 def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
-    """[width, width] covariance of x plus λ on its diagonal: what ``ridge`` solves.
+    """[width, width] covariance of x plus λ on its diagonal, the system that ``ridge`` solves.
 
     Raises:
         BadArgument: as ``ridge``.
@@ -105,7 +105,7 @@ def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
     mean_x = moments.x / n
     covariance = moments.xx / n - np.outer(mean_x, mean_x)
     variance, largest = float(np.trace(covariance)) / width, float(np.trace(moments.xx)) / n / width
-    if variance <= n * np.finfo(np.float64).eps * largest:  # what rounding leaves of a constant
+    if variance <= n * np.finfo(np.float64).eps * largest:  # the rounding of a constant
         raise BadArgument("x", f"{n} equal values", "values that vary", "nothing can be read off a constant")
     system: Floats = covariance + penalty * variance * np.eye(width)
     if np.linalg.matrix_rank(system, hermitian=True) < width:
@@ -116,7 +116,7 @@ def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
 def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
     """(slope, intercept) of the least-squares line from estimates ``raw`` [tokens] to ``full`` entropies [tokens].
 
-    Fit it on tokens that neither the estimator nor the thresholds were fitted on.
+    Fit it on tokens that neither the estimator nor the thresholds used.
 
     Raises:
         BadArgument: lengths that differ, fewer than two tokens, no finite numbers, or estimates or entropies that never
@@ -147,14 +147,14 @@ def correct_estimator(estimator: Estimator, raw: Floats, full: Floats) -> Estima
 
 
 class LinearProbeFit:
-    """Fits linear probes in the calibration pass: hand it to the trace as ``observe``, then ask for ``estimator``."""
+    """Fits linear probes in the calibration pass: pass it to the trace as ``observe``, then call ``estimator``."""
 
     def __init__(self, stepper: Stepper, probes: Sequence[int]):
         self._stepper = stepper
         self.moments = {probe: Moments.none(stepper.unembedding.shape[1]) for probe in probes}
 
     def __call__(self, layer: int, states: Tensor, entropy: Tensor) -> None:
-        """Take in states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
+        """Add states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
         if layer in self.moments:
             x = self._stepper.normed(states)
             self.moments[layer] += Moments.of(*map(to_host, (x, entropy)))

@@ -1,12 +1,11 @@
-"""A calibration of any length: constant memory, resumable, in this process or by workers.
+"""Calibration of any length: constant memory, resumable, in this process or by workers.
 
     corpora → windows → batches → entropies → running statistics → profile
 
 After every unit (a batch, or a shard of batches from a worker) the state goes into a checkpoint, written whole or not
-at all. A resumed run reads the text before that place again without running the model, continues only if it is the
-same
+at all. A resumed run reads the text before that place again without running the model, continues only if it is the same
 text, and ends with the same bits. A checkpoint of another configuration is refused by field. Workers run each batch in
-one forward as this process would, so what is added is the same numbers in the same order.
+one forward as this process would, so the sums have the same terms in the same order.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ process, whose units are batches, or by others (``calibration.run``)."""
 
 
 class BadCheckpoint(EmadError):
-    """A checkpoint that cannot be read, belongs to another configuration, or to another text."""
+    """Raised for a checkpoint that cannot be read, or belongs to another configuration or text."""
 
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """What a calibration is of; two runs with equal plans and texts have equal profiles.
+    """Plan of a calibration; runs with equal plans and texts have equal profiles.
 
-    ``every_layer``  read entropies after every layer, not at the probes and the last alone: a curve to choose probes
-                     by, which thresholds need none of, and which takes a head more for each.
+    ``every_layer``  read entropies after every layer, instead of the probes and the last: a curve for choosing probes.
+                     Thresholds do not need it, and each layer costs another head.
     ``window``, ``documents``  how the windows were cut, for the record: tokens each, and their limit per corpus.
     ``tokens``  decided positions to take from each corpus; None takes all.
     """
@@ -82,22 +81,22 @@ class CalibrationPlan:
     every_layer: bool = False
 
     def read(self, layers: int) -> tuple[int, ...]:
-        """After which of a model's ``layers`` entropies are read, the last among them; without a probe, after all.
+        """Layers of a model's ``layers`` whose entropies are read, including the last; without a probe, all.
 
-        No threshold needs the last, but a profile that rises at the end is seen nowhere else.
+        No threshold needs the last, but only it shows a profile that rises at the end.
         """
         return tuple(range(1, layers + 1)) if self.every_layer or not self.probes else (*self.probes, layers)
 
     def to_json(self) -> dict[str, Any]:
-        """Every field by name as JSON gives it back, and the libraries' versions: they change the last digits."""
+        """Every field by name as JSON, and the libraries' versions, which change the last digits."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        held = json.dumps(plain | {"bins": bins_to_json(self.bins), "versions": library_versions()})
-        return dict(json.loads(held))
+        encoded = json.dumps(plain | {"bins": bins_to_json(self.bins), "versions": library_versions()})
+        return dict(json.loads(encoded))
 
 
 @dataclass(frozen=True)
 class CorpusPosition:
-    """How far one corpus was read: ``windows`` and decided ``tokens`` of it, ``digest`` sha256 of those windows."""
+    """Position in one corpus: ``windows`` and decided ``tokens`` read, ``digest`` sha256 of those windows."""
 
     windows: int = 0
     tokens: int = 0
@@ -125,18 +124,46 @@ def calibrate(
     progress: str | None = None,
     parts: StatisticsSource | None = None,
 ) -> Profile:
-    """The profile of ``corpora``, one after another; ``progress`` names the bar, None shows none.
+    """Calibrate: the entropy profile of one or several corpora, in constant memory.
 
-    ``parts``: who takes the statistics of batches; None: this process, by ``stepper``. They are added up here, in the
-    order of the text, so that the profile is the same to the last bit whoever took them.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    plan : CalibrationPlan
+        Probes, bins and limits.
+    corpora : mapping of str to iterable of TokenSequence
+        Windows by corpus name, read one after another.
+    checkpoint : Path or None
+        File to write after ``every`` units; the caller removes it once the profile is kept.
+    resume : bool
+        Continue from the checkpoint if it exists.
+    every : int
+        Units between two checkpoints.
+    progress : str or None
+        Name of the progress bar; None shows none.
+    parts : StatisticsSource or None
+        Source of the statistics of batches, such as workers; None: this process. They are added up here, in the order
+        of
+        the text, so the profile has the same bits whatever the source.
 
-    ``checkpoint``: file to write after ``every`` units; the caller removes it once the profile is kept. ``resume``:
-    go on from it if it is there.
+    Returns
+    -------
+    Profile
+        Mean entropies and isotonic targets, nats.
 
-    Raises:
-        BadArgument: impossible probes, no corpora, a limit below 1.
-        BadCheckpoint: a checkpoint is there but ``resume`` is not set, or it is unreadable, or of another run.
-        EmptyCorpus: a corpus without a window.
+    Raises
+    ------
+    BadArgument
+        Impossible probes, no corpora, a limit below 1.
+    BadCheckpoint
+        A checkpoint exists but ``resume`` is not set, or it is unreadable, or of another run.
+    EmptyCorpus
+        A corpus without a window.
+
+    References
+    ----------
+    EMAD, "Calibration details".
     """
     require_probes(plan.probes, stepper.layers)
     _require_count("tokens", plan.tokens)
@@ -145,7 +172,7 @@ def calibrate(
         raise BadArgument("corpora", [], "at least one corpus")
     if checkpoint is not None:
         require_writable(checkpoint, "checkpoint")
-    configuration, taken = plan.to_json(), parts or local_statistics(stepper, plan)
+    configuration, source = plan.to_json(), parts or local_statistics(stepper, plan)
     read = plan.read(stepper.layers)
     fresh = _CalibrationState(EntropyStatistics.none(plan.bins.count, len(read)), {})
     state = (
@@ -158,7 +185,7 @@ def calibrate(
         desc=progress, disable=progress is None, unit="tok", unit_scale=True, initial=state.tokens, total=total
     ) as bar:
         for name, windows in corpora.items():
-            for number, further in enumerate(_read_corpus(taken, plan, name, windows(), state), start=1):
+            for number, further in enumerate(_read_corpus(source, plan, name, windows(), state), start=1):
                 state = further
                 bar.update(state.tokens - bar.n)
                 if checkpoint is not None and number % every == 0:
@@ -183,7 +210,7 @@ def calibrate(
 
 
 def local_statistics(stepper: Stepper, plan: CalibrationPlan) -> StatisticsSource:
-    """Statistics taken here, batch after batch."""
+    """Statistics computed in this process, batch after batch."""
     first, read = first_probe(plan), plan.read(stepper.layers)
 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]:
@@ -194,7 +221,7 @@ def local_statistics(stepper: Stepper, plan: CalibrationPlan) -> StatisticsSourc
 
 
 def first_probe(plan: CalibrationPlan) -> int | None:
-    """Where confidence and predicted token are read."""
+    """The layer whose confidence and predicted token are read."""
     return plan.probes[0] if plan.probes else None
 
 
@@ -205,7 +232,7 @@ def _read_corpus(
     windows: Iterable[TokenSequence],
     state: _CalibrationState,
 ) -> Iterator[_CalibrationState]:
-    """The state after each further unit of one corpus."""
+    """Yield the state after each further unit of one corpus."""
     stream = limit_tokens(windows, plan.tokens)
     if name not in state.places:
         state = replace(state, statistics=state.statistics.closed())
@@ -217,18 +244,18 @@ def _read_corpus(
             f"corpus={name!r}: its first {place.windows} windows are another text than at the checkpoint, but expected "
             "the same; delete the checkpoint to start anew"
         )
-    for read, found in parts(batched(stream, plan.tokens_per_batch)):
+    for read, statistics in parts(batched(stream, plan.tokens_per_batch)):
         for window in read:
             digest.update(window_bytes(window))
-        tokens = sum(int(each.tokens.sum()) for each in found)
+        tokens = sum(int(each.tokens.sum()) for each in statistics)
         place = CorpusPosition(place.windows + len(read), place.tokens + tokens, digest.hexdigest())
-        # one by one: sums of floats depend on how their terms are grouped
-        state = _CalibrationState(sum(found, state.statistics), {**state.places, name: place})
+        # one by one: sums of floats depend on the grouping of their terms
+        state = _CalibrationState(sum(statistics, state.statistics), {**state.places, name: place})
         yield state
 
 
 def window_bytes(window: TokenSequence) -> bytes:
-    """What a window is: its length before its tokens, so that no two cuts of one text look the same."""
+    """Bytes of a window: its length before its tokens, so that different cuts of one text differ."""
     return np.array([len(window.tokens), window.adaptive_from, *window.tokens], dtype="<i8").tobytes()
 
 
@@ -284,7 +311,7 @@ def token_counts(corpora: Corpora, vocabulary: int, tokens: int | None, progress
 def _load_checkpoint(
     checkpoint: Path, resume: bool, configuration: dict[str, Any], corpora: tuple[str, ...], fresh: _CalibrationState
 ) -> _CalibrationState | None:
-    """The state to go on from; None where there is no checkpoint."""
+    """The state to continue from; None without a checkpoint."""
     if not checkpoint.exists():
         return None
     if not resume:
@@ -316,12 +343,12 @@ def _load_checkpoint(
 
 
 def _save_checkpoint(path: Path, configuration: dict[str, Any], state: _CalibrationState) -> None:
-    """Write as .npz; the file is complete or as it was."""
+    """Write as .npz; the file is complete or unchanged."""
     places = {name: [place.windows, place.tokens, place.digest] for name, place in state.places.items()}
     about = json.dumps({"plan": configuration, "places": places})
     statistics = state.statistics
     assert statistics.documents is not None, "windows know their documents"
-    with open_atomic(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to those
+    with open_atomic(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to paths
         np.savez(
             file,
             about=np.array(about),
@@ -344,26 +371,26 @@ def _unpack_moments(packed: Floats) -> DocumentMoments:
     return DocumentMoments(count, packed[2:], last=(number, packed[1]) if number >= 0 else None)
 
 
-def _position_from_json(held: Any) -> CorpusPosition:
-    windows, tokens, digest = held
+def _position_from_json(data: Any) -> CorpusPosition:
+    windows, tokens, digest = data
     if not (type(windows) is type(tokens) is int and windows >= 0 <= tokens and isinstance(digest, str)):
-        raise ValueError(f"{held!r:.60} is no place in a corpus")
+        raise ValueError(f"{data!r:.60} is no place in a corpus")
     return CorpusPosition(windows, tokens, digest)
 
 
 def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
     """State and plan of a checkpoint."""
     try:
-        with open_regular(path, "checkpoint") as file, np.load(file, allow_pickle=False) as held:
-            about = parse_json(str(held["about"]))
-            arrays = {name: held[name] for name in ADDED}
-            documents = _unpack_moments(held["documents"])
+        with open_regular(path, "checkpoint") as file, np.load(file, allow_pickle=False) as archive:
+            about = parse_json(str(archive["about"]))
+            arrays = {name: archive[name] for name in ADDED}
+            documents = _unpack_moments(archive["documents"])
         statistics = EntropyStatistics(**(arrays | {"sequences": int(arrays["sequences"])}), documents=documents)
         places = {str(name): _position_from_json(place) for name, place in about["places"].items()}
         plan: dict[str, Any] = about["plan"]
         if not isinstance(plan, dict):
             raise ValueError("its plan is none")
-    except Exception as error:  # a damaged archive raises whatever zip, zlib, NumPy and its headers' parser raise
+    except Exception as error:  # a damaged archive raises any error of zip, zlib or NumPy
         raise BadCheckpoint(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {error}), but expected one that "
             "`emad calibrate` wrote; delete it to start anew"
@@ -371,16 +398,16 @@ def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
     return _CalibrationState(statistics, places), plan
 
 
-BATCHES_PER_SHARD = 8  # batches a unit: what one histogram travels for, and the most that a lost worker costs
+BATCHES_PER_SHARD = 8  # batches per unit: they share one histogram, and a lost worker costs at most these
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class PackedStatistics:
-    """Statistics of a unit's batches, in little: ``tokens`` int64 [batches, bins]; ``sums``, ``squares`` float64
-    [batches, bins, L]; ``sequences`` int64 [batches]; ``documents`` of each batch. Of the histogram, whose counts add
-    up in any order, the cells of all batches together that hold something: ``cells`` int64 of it flattened, and their
+    """Compact statistics of a unit's batches: ``tokens`` int64 [batches, bins]; ``sums``, ``squares`` float64 [batches,
+    bins, L]; ``sequences`` int64 [batches]; ``documents`` of each batch. The histogram, whose counts add up in any
+    order, is stored for all batches together by its non-zero cells: ``cells`` int64 of it flattened, and their
     ``counts``.
     """
 
@@ -407,7 +434,7 @@ class PackedStatistics:
         )
 
     def unpacked(self) -> list[EntropyStatistics]:
-        """One per batch, to be added up in order; the last has the histogram of all."""
+        """Statistics of each batch, to be added up in order; the last has the histogram of all."""
         shape = (*self.sums.shape[1:], BUCKETS)
         empty, together = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         together.ravel()[self.cells] = self.counts
@@ -429,8 +456,8 @@ class _StatisticsShard:
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> PackedStatistics:
-        taken = local_statistics(load_cached(self.whence).stepper, self.plan)
-        return PackedStatistics.of([each for _, found in taken(self.batches) for each in found])
+        source = local_statistics(load_cached(self.whence).stepper, self.plan)
+        return PackedStatistics.of([each for _, statistics in source(self.batches) for each in statistics])
 
 
 @dataclass(frozen=True, eq=False)
@@ -448,32 +475,32 @@ class _TraceShard:
         return [trace for traces in taken for trace in traces]
 
 
-def worker_statistics(crew: WorkerPool, whence: ModelSpec, plan: CalibrationPlan) -> StatisticsSource:
-    """Statistics taken by ``crew``, of the model that comes from ``whence``.
+def worker_statistics(crew: WorkerPool, spec: ModelSpec, plan: CalibrationPlan) -> StatisticsSource:
+    """Statistics taken by ``crew`` with the model of ``spec``.
 
-    Iterating raises WorkersLost, and what loading or reading raise in a worker.
+    Iterating raises WorkersLost, and errors of loading or reading in a worker.
     """
 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]:
-        units = (_StatisticsShard(whence, plan, shard) for shard in _shards(batches))
-        for unit, found in dispatch_in_order(crew, _StatisticsShard.read, units):
-            yield [window for batch in unit.batches for window in batch], found.unpacked()
+        units = (_StatisticsShard(spec, plan, shard) for shard in _shards(batches))
+        for unit, packed in dispatch_in_order(crew, _StatisticsShard.read, units):
+            yield [window for batch in unit.batches for window in batch], packed.unpacked()
 
     return parts
 
 
 def worker_traces(
     crew: WorkerPool,
-    whence: ModelSpec,
+    spec: ModelSpec,
     sequences: Iterable[TokenSequence],
     rules: Sequence[OperatingPoint] = (),
     layers: Sequence[int] | None = None,
 ) -> Iterator[Trace]:
-    """Traces batch by batch, as ``trace.stream_traces`` gives them. Raises as ``worker_statistics``."""
+    """Traces batch by batch, as from ``trace.stream_traces``. Raises as ``worker_statistics``."""
     read = None if layers is None else tuple(layers)
-    units = (_TraceShard(whence, tuple(rules), read, shard) for shard in _shards(batched(sequences)))
-    for _, found in dispatch_in_order(crew, _TraceShard.read, units):
-        yield from found
+    units = (_TraceShard(spec, tuple(rules), read, shard) for shard in _shards(batched(sequences)))
+    for _, trace in dispatch_in_order(crew, _TraceShard.read, units):
+        yield from trace
 
 
 def _shards(batches: Iterable[T]) -> Iterator[list[T]]:

@@ -1,14 +1,14 @@
-"""The lens trace: the model's readout after every layer, taken once under teacher forcing.
+"""Lens trace: the model's readout after every layer, taken once under teacher forcing.
 
 Under a monotone schedule the hidden state of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
 earlier tokens ran. So one full-depth pass that records, for every token and layer,
 
-    −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal that one layer's readout decides (H_ℓ, …)
+    −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal of a single layer's readout (H_ℓ, …)
 
-decides quality at every operating point by array arithmetic (``emad_ref.replay``). On request the trace also holds
+determines quality at every operating point by array arithmetic (``emad_ref.replay``). On request the trace also holds
 estimates of H_ℓ, the true divergence KL(p_L ‖ p_ℓ), and the columns of confidence rules: the signal, the loss and the
-argmax of what a rule emits after each layer, and the multiply-adds of its pruned readout. A rule's columns come from
-its own probe, led through all its layers with no token stopping.
+argmax of a rule's emission after each layer, and the multiply-adds of its pruned readout. A rule's columns come from
+its own probe, run at all its layers with no token stopping.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from emad_ref.schedule.interface import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, at_least_float32
 from emad_ref.text.corpora import LongDocument
 
-LOGITS_AT_A_TIME = 2**19  # logits that a rule remembers at a time, over all layers: 2 MB of float32 stay near the core
+LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers: 2 MB of float32 stay near the core
 LOGITS_IN_CACHE = 2**23  # logits of one layer that are read at a time: 32 MB of float32 stay in a shared cache
-FEWEST_TOKENS = 32  # tokens read at a time whatever they take: 0.1 GB for a rule of 17 layers and 50,304 tokens
+FEWEST_TOKENS = 32  # minimum tokens read at a time: 0.1 GB for a rule of 17 layers and 50,304 tokens
 
 
 @dataclass(frozen=True)
 class ConfidenceRule:
-    """What determines a rule's columns: its signal, its parameters (pruning included) and the layers it reads."""
+    """Key of a rule's columns: its signal, its parameters (pruning included) and the layers it reads."""
 
     signal: str
     confidence: Confidence
@@ -84,7 +84,7 @@ class ConfidenceColumns:
 
     @staticmethod
     def unread(nll_nats: NDArray[np.float32], top1: NDArray[np.int32]) -> ConfidenceColumns:
-        """Columns of a rule before it has read anything, to be written: it emits from full heads."""
+        """Columns of a rule before any reading, to be filled: it emits from full heads."""
         tokens, layers = nll_nats.shape
         return ConfidenceColumns(
             np.full((tokens, layers), np.nan, dtype=np.float32),
@@ -129,44 +129,44 @@ def confidence_columns(
         rules: rule → any point of it.
         states: layer → states [tokens, D] after it, for every layer that a rule reads.
         target: int64 [tokens] next tokens.
-        nll_nats, top1: [tokens, L] of full heads, for what a rule emits where its watch shows nothing.
+        nll_nats, top1: [tokens, L] of full heads, for emissions at layers where a rule's probe shows none.
 
     Raises:
         NotFinite: a layer's signals are no numbers.
     """
     heads = SharedHeads(stepper)
     watches = {rule: confidence_probe(stepper, point, heads) for rule, point in rules.items()}
-    found = {rule: ConfidenceColumns.unread(nll_nats, top1) for rule in rules}
+    columns = {rule: ConfidenceColumns.unread(nll_nats, top1) for rule in rules}
     step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary * max(1, len(states))))
     for rows in (slice(start, start + step) for start in range(0, len(target), step)):
         for watch in watches.values():
             watch.begin()
         for layer in sorted(states):
-            hidden = states[layer][rows]  # one tensor for all rules: their heads are shared
+            hidden = states[layer][rows]  # one tensor for all rules, which share their heads
             for rule, watch in watches.items():
                 if layer in rule.probes:
-                    _write_columns(found[rule], watch, hidden, rule.probes.index(layer), layer, rows, target)
-    return found
+                    _write_columns(columns[rule], watch, hidden, rule.probes.index(layer), layer, rows, target)
+    return columns
 
 
 def _write_columns(
     columns: ConfidenceColumns, watch: Probe, hidden: Tensor, probe: int, layer: int, rows: slice, target: Tensor
 ) -> None:
-    """What ``watch`` sees in ``hidden``, into its columns."""
+    """Write the probe's readings of ``hidden`` into the columns."""
     at, work = layer - 1, Work.none(columns.signal.shape[1])
-    seen = watch.read(hidden, probe, work)
-    columns.signal[rows, at] = seen.signal.float().cpu().numpy()
+    reading = watch.read(hidden, probe, work)
+    columns.signal[rows, at] = reading.signal.float().cpu().numpy()
     columns.heads[:, at] = work.readout_rows[:, at] > 0
-    if seen.macs is not None:
-        columns.macs[rows, at] = seen.macs
-    if seen.logits is not None:
+    if reading.macs is not None:
+        columns.macs[rows, at] = reading.macs
+    if reading.logits is not None:
         columns.shows[at] = True
-        log_p = torch.log_softmax(at_least_float32(seen.logits), dim=-1)
+        log_p = torch.log_softmax(at_least_float32(reading.logits), dim=-1)
         columns.nll_nats[rows, at] = -log_p.gather(-1, target[rows, None])[:, 0].float().cpu().numpy()
-        columns.top1[rows, at] = seen.logits.argmax(dim=-1).cpu().numpy()
+        columns.top1[rows, at] = reading.logits.argmax(dim=-1).cpu().numpy()
 
 
-COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
+COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
 NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
 NO_RULES: Mapping[ConfidenceRule, OperatingPoint] = {}
@@ -176,15 +176,15 @@ Observer = Callable[[int, Tensor, Tensor], None]
 
 
 class EmptyCorpus(EmadError):
-    """No text to read: nothing can be calibrated or judged."""
+    """Raised if there is no text: nothing can be calibrated or judged."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
     """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth.
 
-    ``document`` numbers the text it was cut from: windows of one document are not independent.
-    ``source`` int64 [s] what an encoder-decoder model reads beside it; None for decoder-only models.
+    ``document`` numbers the text it was cut from: windows of one document are not independent. ``source`` int64 [s]:
+    the encoder input of an encoder-decoder model; None for decoder-only models.
     """
 
     tokens: Ints
@@ -194,12 +194,12 @@ class TokenSequence:
 
     @property
     def size(self) -> int:
-        """Tokens that one forward over it holds."""
+        """Tokens of one forward over it."""
         return len(self.tokens) + (0 if self.source is None else len(self.source))
 
     @property
     def input(self) -> bytes:
-        """What a forward over it reads: all tokens but the last, from which nothing is predicted, and the source."""
+        """Input of a forward over it: all tokens but the last, from which nothing is predicted, and the source."""
         return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
 
@@ -207,18 +207,15 @@ class TokenSequence:
 class Trace:
     """Per decided position p of every sequence (p ≥ adaptive_from, and a next token exists), in order.
 
-    ``signals``: float32 [tokens, L] by name, each of ``LAYERWISE`` in a trace taken whole.
-    ``nll_nats``, ``top1_probability``: float32 [tokens, L]; ``top1`` int32 [tokens, L].
-    ``estimates``: float32 [tokens, L] by estimator, NaN at layers it was not asked about; ``macs_per_row``: what one
-    reading by it multiplies and adds.
-    ``rules``: what confidence rules see and emit, by rule.
-    ``token``, ``target``, ``position``: int64 [tokens]. ``starts``: int64 [sequences + 1] offsets into the rows.
-    ``prompts``: int64 [sequences] positions before the first decided one.
-    ``lens``: digest of the tuned lens that all of it was read through, estimates apart; None: the model's own head.
-    ``macs_ahead``: int64 [L] multiply-adds per row of that lens in front of a head after each layer.
-    ``divergence_nats``: float32 [tokens, L] KL(p_L ‖ p_ℓ), 0 at L: what ceilings are made of; None: not asked for.
-    ``read_layers``: layers after which a head was read, the last among them; other columns hold NaN (``top1``: −1).
-    None: every layer.
+    ``signals``: float32 [tokens, L] by name, each of ``LAYERWISE`` in a complete trace. ``nll_nats``,
+    ``top1_probability``: float32 [tokens, L]; ``top1`` int32 [tokens, L]. ``estimates``: float32 [tokens, L] by
+    estimator, NaN at layers without it; ``macs_per_row``: multiply-adds of one reading by it. ``rules``: signals and
+    emissions of confidence rules, by rule. ``token``, ``target``, ``position``: int64 [tokens]. ``starts``: int64
+    [sequences + 1] offsets into the rows. ``prompts``: int64 [sequences] positions before the first decided one.
+    ``lens``: digest of the tuned lens of all readouts except estimates; None: the model's own head. ``macs_ahead``:
+    int64 [L] multiply-adds per row of that lens in front of a head after each layer. ``divergence_nats``: float32
+    [tokens, L] KL(p_L ‖ p_ℓ), 0 at L, for oracles; None: not recorded. ``read_layers``: layers whose heads were read,
+    including the last; other columns hold NaN (``top1``: −1). None: every layer.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -247,21 +244,21 @@ class Trace:
 
     @cached_property
     def target_int32(self) -> NDArray[np.int32]:
-        """[tokens] ``target``, as ``top1`` is: compared in a fifth of the time."""
+        """[tokens] ``target`` in the dtype of ``top1``, which compares in a fifth of the time."""
         return self.target.astype(np.int32)
 
     @cached_property
     def places(self) -> TokenPositions:
-        """Where its tokens stand: what schedules ask."""
+        """Positions of its tokens, the input of schedules."""
         return TokenPositions(self.position, self.starts)
 
     @property
     def entropy_nats(self) -> NDArray[np.float32]:
-        """[tokens, L] H_ℓ: what calibration and diagnostics are about."""
+        """[tokens, L] H_ℓ, for calibration and diagnostics."""
         return self.column(ENTROPY.name)
 
     def column(self, signal: str) -> NDArray[np.float32]:
-        """[tokens, L] values of a signal that one layer's readout decides.
+        """[tokens, L] values of a signal of a single layer's readout.
 
         Raises:
             BadArgument: one that this trace does not hold.
@@ -274,7 +271,7 @@ class Trace:
         """[tokens, L] ``divergence_nats``.
 
         Raises:
-            BadArgument: a trace that was not asked to record it.
+            BadArgument: a trace without it.
         """
         if self.divergence_nats is None:
             expected = "one that records KL(p_L ‖ p_ℓ)"
@@ -308,8 +305,8 @@ class Trace:
         lowest = point.ceiling if point.floor is None else point.floor
         if point.interpolate and point.probes:
             lowest = min(lowest, point.probes[0])
-        asked = {*point.probes, *range(lowest, point.ceiling + 1)}
-        if lacking := sorted(asked - set(self.read_layers)):
+        layers = {*point.probes, *range(lowest, point.ceiling + 1)}
+        if lacking := sorted(layers - set(self.read_layers)):
             read = ", ".join(map(str, self.read_layers))
             raise BadArgument(
                 "point", f"{point.name} (reads layers {lacking})", f"layers that this trace has read ({read})",
@@ -317,10 +314,10 @@ class Trace:
             )  # fmt: skip
 
     def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
-        """[tokens, L] what ``point`` compares with its thresholds.
+        """[tokens, L] the signal that ``point`` compares with its thresholds.
 
         Raises:
-            BadArgument: a signal, an estimator or a rule that this trace was not asked to record.
+            BadArgument: a signal, an estimator or a rule that this trace does not record.
         """
         if point.confidence is not None:
             return self.rule(point).signal
@@ -347,7 +344,7 @@ class Trace:
         """The columns of a point's confidence rule.
 
         Raises:
-            BadArgument: a rule that this trace was not asked to record.
+            BadArgument: a rule that this trace does not record.
         """
         if ConfidenceRule.of(point) not in self.rules:
             recorded = "; ".join(f"{rule.signal} {rule.confidence}" for rule in self.rules) or "none"
@@ -356,7 +353,7 @@ class Trace:
         return self.rules[ConfidenceRule.of(point)]
 
     def emitted(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """(nll_nats, top1) [tokens, L] of what a token that stops after each layer emits from.
+        """(nll_nats, top1) [tokens, L] of the emission of a token that stops after each layer.
 
         Raises:
             BadArgument: as ``rule``.
@@ -401,7 +398,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
     rows = (*COLUMNS, "token", "target", "position", "prompts")
     lengths = np.concatenate([part.lengths for part in parts])
-    told = any(part.divergence_nats is not None for part in parts)
+    has_divergence = any(part.divergence_nats is not None for part in parts)
     return Trace(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in rows},
         signals={signal: np.concatenate([part.signals[signal] for part in parts]) for signal in parts[0].signals},
@@ -413,7 +410,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         lens=parts[0].lens,
         macs_ahead=parts[0].macs_ahead,
         rules={rule: ConfidenceColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
-        divergence_nats=np.concatenate([part.divergence() for part in parts]) if told else None,
+        divergence_nats=np.concatenate([part.divergence() for part in parts]) if has_divergence else None,
         read_layers=parts[0].read_layers,
     )
 
@@ -453,7 +450,7 @@ def pad_right(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
 
 
 def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
-    """(what has to be run, its row for each of ``batch``): answers to one question of one token each share a row."""
+    """(sequences to run, the row of each of ``batch`` among them): one-token answers to one question share a row."""
     rows: dict[bytes, int] = {}
     place = np.array([rows.setdefault(sequence.input, len(rows)) for sequence in batch])
     _, first = np.unique(place, return_index=True)
@@ -480,10 +477,10 @@ def _block_columns(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     return dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
 
 
-def _trace_fields(taken: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _trace_fields(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Fields of a trace from columns [tokens, L] as ``readings`` names them."""
-    plain: dict[str, Any] = {name: taken[name] for name in COLUMNS}
-    return plain | {"signals": {name: taken[name] for name in LAYERWISE}}
+    plain: dict[str, Any] = {name: columns[name] for name in COLUMNS}
+    return plain | {"signals": {name: columns[name] for name in LAYERWISE}}
 
 
 def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor]:
@@ -512,8 +509,8 @@ def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
 def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     """The trace of one sequence, token by token with a cache, as decoding alone in a batch of one computes it.
 
-    For models whose arithmetic depends on what else is in the forward, such as dynamic quantisation with one scale per
-    tensor: there one plain pass is not what decoding does.
+    For models whose arithmetic depends on the other tokens of the forward, such as dynamic quantisation with one scale
+    per tensor: decoding then differs from one plain pass.
     """
     tokens, start = np.asarray(sequence.tokens, dtype=np.int64), sequence.adaptive_from
     targets = torch.from_numpy(tokens[start + 1 :]).to(stepper.device)
@@ -540,7 +537,7 @@ def states_after(
 ) -> Iterator[Tensor]:
     """States [tokens, D] of all decided positions of ``batch``, in order, after ``layers``, from one forward.
 
-    ``layers``: ascending; None: 1 … L. Those above the last of them are not run.
+    ``layers``: ascending; None: 1 … L. Layers above the last of them are not run.
     """
     run, place = shared_inputs(batch)
     tokens, lengths = pad_right(run)
@@ -573,13 +570,12 @@ def trace_batch(
 ) -> Trace:
     """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
-    ``readers``: estimator → (layers it is asked after, its reader). ``observe(layer, states [tokens, D], entropy)`` is
-    called after every layer that is read. ``rules``: rule → any point of it. ``divergence``, ``layers``: as of
-    ``take_trace``.
+    ``readers``: estimator → (its layers, its reader). ``observe(layer, states [tokens, D], entropy)`` is called after
+    every layer that is read. ``rules``: rule → any point of it. ``divergence``, ``layers``: as in ``take_trace``.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
-        BadArgument: ``layers`` that the model has not, or without one that a rule reads.
+        BadArgument: ``layers`` that the model lacks, or without one that a rule reads.
     """
     counts = np.array([len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
     following = np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])
@@ -596,16 +592,16 @@ def trace_batch(
     climbed: Iterable[Tensor] = states_after(stepper, batch)
     final: Tensor | None = None
     apart = np.full(shape, np.nan, dtype=np.float32)
-    if divergence:  # known at the end alone: states wait, which are D wide; logits would be V wide
+    if divergence:  # known only at the end, so states wait, which are D wide; logits would be V wide
         climbed = list(climbed)
         blocks = head_blocks(stepper, len(target))
         final = torch.cat([at_least_float32(stepper.logits(climbed[-1][rows])).log_softmax(dim=-1) for rows in blocks])
     for layer, states in enumerate(climbed, start=1):
         if layer in compared:
             remembered[layer] = states
-        for estimator, (asked, reader) in readers.items():
-            if layer in asked:
-                estimate = reader.read(states, list(asked).index(layer)).entropy_nats
+        for estimator, (layers_asked, reader) in readers.items():
+            if layer in layers_asked:
+                estimate = reader.read(states, list(layers_asked).index(layer)).entropy_nats
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
         if read is not None and layer not in read:
             continue
@@ -642,12 +638,12 @@ def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable
     """``layers`` and the last, ascending; None: every layer."""
     if layers is None:
         return None
-    found = tuple(sorted({*layers, total}))
-    if not 1 <= found[0] <= found[-1] <= total:
+    read = tuple(sorted({*layers, total}))
+    if not 1 <= read[0] <= read[-1] <= total:
         raise BadArgument("layers", tuple(layers), f"layers in 1–{total} of this model")
-    if lacking := sorted(set(compared) - set(found)):
+    if lacking := sorted(set(compared) - set(read)):
         raise BadArgument("layers", tuple(layers), f"also layers {lacking}, which a rule reads")
-    return found
+    return read
 
 
 def head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
@@ -689,21 +685,49 @@ def take_trace(
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
-    """The whole trace in memory; ``progress`` names the bar, None shows none; it goes to ``file``, else to stderr.
+    """Take the lens trace of sequences: the model's readout after every layer under teacher forcing.
 
-    ``estimators``: which to record beside the full entropy, after which layers; ``observe`` as in ``trace_batch``.
-    ``rules``: points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than
-    the plain columns, and [tokens, L] of memory four times over.
-    ``lens``: digest of a tuned lens attached to ``stepper``, through which all but the last layer are then read, for
-    points with that lens, those of ``rules`` among them; estimates are of the states all the same.
-    ``divergence``: record KL(p_L ‖ p_ℓ), too: one more head a batch, and its states after all layers held at once.
-    ``layers``: after which to read a head, besides the last; None: after every one. A head of a large vocabulary costs
-    as much as several blocks.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    sequences : iterable of TokenSequence
+        The text; the whole trace is held in memory.
+    estimators : mapping of Estimator to layers
+        Estimates to record besides the full entropy, and their layers.
+    observe : callable or None
+        Called as in ``trace_batch``.
+    rules : sequence of OperatingPoint
+        Points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than the
+        plain
+        columns, and four times [tokens, L] of memory.
+    lens : str or None
+        Digest of a tuned lens attached to ``stepper``, through which all but the last layer are read, for points with
+        that
+        lens (also among ``rules``). Estimates still read the states.
+    divergence : bool
+        Also record KL(p_L ‖ p_ℓ), nats: one more head per batch, with its states after all layers in memory.
+    layers : sequence of int or None
+        Layers whose heads are read, besides the last; None: all. A head of a large vocabulary costs as much as several
+        blocks.
+    progress : str or None
+        Name of the progress bar; None shows none.
+    file : TextIO or None
+        Stream of the progress bar; None: stderr.
 
-    Raises:
-        EmptyCorpus: no sequences.
-        BadArgument: a point without a confidence among ``rules``, or one of another lens; a lens that is not attached;
-            ``layers`` that the model has not.
+    Returns
+    -------
+    Trace
+        float32 [tokens, L] columns over all decided positions.
+
+    Raises
+    ------
+    EmptyCorpus
+        No sequences.
+    BadArgument
+        A point without a confidence among ``rules``, or one of another lens; a lens that is not attached; ``layers``
+        that
+        the model lacks.
     """
     rules = list(rules)
     others = [point.name for point in rules if point.lens != lens]
@@ -723,19 +747,19 @@ def assemble_trace(
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
-    """One trace of ``sequences``, in their order, of what ``traced`` makes of them in another, batch by batch.
+    """One trace of ``sequences`` in their order; ``traced`` processes them in another order, batch by batch.
 
     Raises:
         EmptyCorpus: no sequences.
     """
-    given = list(sequences)
-    order = sorted(range(len(given)), key=lambda i: given[i].size)  # like lengths together: less padding is run
-    bar = tqdm(traced([given[i] for i in order]), desc=progress, disable=progress is None, unit="batch", file=file)
+    ordered = list(sequences)
+    order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
+    bar = tqdm(traced([ordered[i] for i in order]), desc=progress, disable=progress is None, unit="batch", file=file)
     return concatenate_traces(list(bar)).reordered(np.argsort(order))
 
 
 def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
-    """What one plain pass needs beside the tokens: nothing, or a cache that holds the encoded sources."""
+    """The cache for one plain pass: None, or a cache with the encoded sources."""
     return None if all(source is None for source in sources) else stepper.open(sources, positions)
 
 
@@ -764,13 +788,13 @@ def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
 
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
-# Windows that one document may give where it is judged: documents are what intervals resample, and of a few long ones
-# beside many short ones a sample says little. Text to calibrate on is not judged, and is read as far as it goes.
+# Windows per document in a judged split: documents are the resampled unit, and a sample with a few long ones beside
+# many short ones says little. Calibration text is not judged, so it has no such limit.
 MOST_WINDOWS = 4
 
 
 def window_size(positions: int | None) -> int:
-    """Tokens per window: as many as a model of so many positions holds (None: any number), up to 512."""
+    """Tokens per window: the model's number of positions (None: unlimited), up to 512."""
     return min(positions or LONGEST_WINDOW, LONGEST_WINDOW)
 
 
@@ -783,9 +807,9 @@ def windows(
 ) -> Iterator[TokenSequence]:
     """Token sequences to score: one document per window, longer ones cut into windows that each start at full depth.
 
-    ``documents`` yields int64 [n] without an opening token; ``opening`` (the model's beginning-of-text id, or None)
-    is put before each window, so that its first token is predicted too. ``limit`` counts windows; ``per_document``
-    bounds how many of them one document may give, its first.
+    ``documents`` yields int64 [n] without an opening token; ``opening`` (the model's beginning-of-text id, or None) is
+    put before each window, so that its first token is predicted too. ``limit`` counts windows; ``per_document`` bounds
+    the windows of one document, from its start.
 
     Raises:
         BadArgument: a window that cannot hold two tokens, a negative limit, no window per document.
@@ -813,7 +837,7 @@ def windows(
 
 
 def round_robin_windows(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
-    """At most ``count`` of these windows, all first ones of a document before any second one, in the order given."""
+    """At most ``count`` of these windows: all first ones of a document before any second one, in order."""
     turns: Counter[int] = Counter()
     placed = []
     for place, window in enumerate(cut):
