@@ -64,12 +64,12 @@ def _parse_program(text: str, command: str, base: Path, where: str) -> ProgramAd
     if not words or not words[0]:
         raise BadArgument(where, text, "a command behind exec:", "e.g. exec:./decoder --threads 1")
     program = words[0]
-    # a bare name is looked up along PATH, as a shell does; a name with a slash is relative to base
-    found = shutil.which(str(base / program) if "/" in program else program)
-    if found is None:
+    # a bare name is searched along PATH, as in a shell; a name with a slash is relative to base
+    executable = shutil.which(str(base / program) if "/" in program else program)
+    if executable is None:
         looked = f"looked at {base / program}" if "/" in program else "looked along PATH; ./NAME means this folder"
         raise BadArgument(where, text, "a program that is there and can be run", looked)
-    return ProgramAddress(text, (found, *words[1:]), base)
+    return ProgramAddress(text, (executable, *words[1:]), base)
 
 
 def parse_host_and_port(rest: str, text: str, where: str, ports: range = PORTS) -> tuple[str, int]:

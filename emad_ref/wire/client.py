@@ -1,6 +1,6 @@
 """Client side of the wire protocol: ``Decoder`` and ``Session`` of ``emad_ref.protocol`` in another process.
 
-Each call has a time limit. Anything else than its reply breaks the connection for good, because later bytes cannot be
+Each call has a time limit. Anything but its reply breaks the connection for good, because later bytes cannot be
 assigned to a call: nothing more is read, and a program is killed with all processes that it started.
 """
 
@@ -34,7 +34,7 @@ from emad_ref.wire.transport import StreamEnded, StreamTimedOut, Transport, open
 
 
 class DecoderFailed(EmadError):
-    """A call got no valid reply; the message has the address, the call, what came instead, and a remedy.
+    """Raised if a call gets no valid reply; the message has the address, the call, what came instead, and a remedy.
 
     ``said``: the last lines of the program's standard error; empty for a server.
     """
@@ -42,8 +42,8 @@ class DecoderFailed(EmadError):
     def __init__(self, where: str, call: str, came: str, remedy: str, said: Sequence[str] = ()):
         self.where, self.call, self.came = where, call, came
         lines = "".join(f"\n  {line}" for line in said)
-        heard = f"\nlast lines of its standard error:{lines}" if said else ""
-        super().__init__(f"decoder={where}: call {call!r}: {came}; {remedy}{heard}")
+        stderr_text = f"\nlast lines of its standard error:{lines}" if said else ""
+        super().__init__(f"decoder={where}: call {call!r}: {came}; {remedy}{stderr_text}")
 
 
 WIRE = 1  # version of docs/wire.md
@@ -66,7 +66,9 @@ class DecoderRefusal(BadArgument):
 
 
 class ConnectionBroken(EmadError):
-    """Why a connection ended; ``Connection`` adds call and address. ``came``: what came instead of a reply."""
+    """Reason for the end of a connection; ``Connection`` adds call and address. ``came``: what came instead of a
+    reply.
+    """
 
     def __init__(self, came: str, remedy: str):
         self.came, self.remedy = came, remedy
@@ -120,11 +122,11 @@ class Connection:
             raise DecoderFailed(str(self.address), name, came, "open a decoder anew")
         if self._closed:
             raise DecoderFailed(str(self.address), name, "the connection is closed", "open a decoder anew")
-        parts = encode_frame(WireFrame({"call": name}) + frame)  # what cannot be sent breaks nothing
+        parts = encode_frame(WireFrame({"call": name}) + frame)  # an unencodable call leaves the connection intact
         try:
             reply = self._exchanged(name, parts, self._seconds if seconds is None else seconds)
             refusal = _parse_refusal(reply)
-            found = read(reply) if refusal is None else None
+            value = read(reply) if refusal is None else None
         except ConnectionBroken as error:
             raise self._broken(name, error) from error
         except BadArgument as error:
@@ -138,7 +140,7 @@ class Connection:
             if kind in REFUSALS:
                 raise REFUSALS[kind](message)
             raise DecoderFailed(str(self.address), name, f"the decoder reports a failure: {message}", "see its own log")
-        return found  # type: ignore[return-value]  # None only where a refusal was raised
+        return value  # type: ignore[return-value]  # None only where a refusal was raised
 
     def close(self) -> None:
         """Send ``bye`` and end the program. Idempotent; errors of the other side are ignored."""
@@ -149,7 +151,7 @@ class Connection:
             if self.failed is None:
                 self.call("bye", WireFrame(), lambda reply: None, min(self._seconds, BYE_TIMEOUT_S))
         except EmadError:
-            grace_s = 0.0  # end it anyway
+            grace_s = 0.0  # end it at once
         finally:
             self._closed = True
             self._transport.close(grace_s)
@@ -189,9 +191,9 @@ def _parse_refusal(reply: WireFrame) -> tuple[str, str] | None:
     if "error" not in reply.header:
         return None
     kind, message = reply.header["error"], reply.header.get("message")
-    known = (*REFUSALS, FAILURE)
-    if kind not in known or not isinstance(message, str):
-        raise BadArgument("error", kind, f"one of {', '.join(known)}, with a message")
+    kinds = (*REFUSALS, FAILURE)
+    if kind not in kinds or not isinstance(message, str):
+        raise BadArgument("error", kind, f"one of {', '.join(kinds)}, with a message")
     return kind, message
 
 
@@ -208,7 +210,7 @@ def _parse_hello(reply: WireFrame) -> str:
 
 
 class DecoderClient:
-    """Opens decoders over one connection, which is made when first needed and again after a break.
+    """Opens decoders over one connection, which is made on first use and again after a break.
 
     ``seconds``: time limit of each call.
     """
@@ -218,12 +220,12 @@ class DecoderClient:
         self._connection: Connection | None = None
 
     def open(self, request: Request, model: ServedModel, vocabulary: int) -> RemoteDecoder:
-        """A decoder for ``request``; ``vocabulary``: V of its logits.
+        """Open a decoder for ``request``; ``vocabulary``: V of its logits.
 
         Raises:
             Unsupported: the decoder declines.
             BadArgument: it cannot serve such a request.
-            DecoderFailed: it is out of reach, or it failed.
+            DecoderFailed: it is unreachable, or it failed.
         """
         if self._connection is None or not self._connection.usable:
             self.close()
@@ -258,8 +260,8 @@ class RemoteDecoder:
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         self._require_open()
         tokens = sorted(int(as_int64("stop", token)) for token in stop)
-        asked = {"max_new": int(as_int64("max_new", max_new)), "stop": tokens}
-        frame = self._asked() + WireFrame(asked) + prompts_frame(prompts)
+        arguments = {"max_new": int(as_int64("max_new", max_new)), "stop": tokens}
+        frame = self._asked() + WireFrame(arguments) + prompts_frame(prompts)
         return self._connection.call("generate", frame, lambda reply: record_of(reply, len(prompts), self._sizes))
 
     def synchronize(self) -> None:
@@ -313,7 +315,7 @@ class RemoteSession:
     def deepen(self, length: Ints) -> Step:
         length = as_int64("length", length)
         shallow = self._state.length - length if length.shape == self._state.length.shape else np.zeros(1, np.int64)
-        n = max(int(shallow[0]), 0)  # where rows differ the decoder refuses
+        n = max(int(shallow[0]), 0)  # if rows differ the decoder refuses
         return self._stepped("deepen", WireFrame(arrays={"length": length}), n, n)
 
     def rollback(self, length: Ints) -> None:

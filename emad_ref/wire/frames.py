@@ -30,15 +30,15 @@ DIMENSIONS, ARRAYS = 8, 256
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in ("int64", "float32", "float64")}
 
 Array = NDArray[Any]
-Read = Callable[[int], NDArray[np.uint8]]  # exactly so many bytes
+Read = Callable[[int], NDArray[np.uint8]]  # reads exactly so many bytes
 
 
 class BadFrame(EmadError):
-    """A header that exceeds a limit, is not JSON, or is inconsistent with itself or its payload."""
+    """Raised for a header that exceeds a limit, is not JSON, or is inconsistent with itself or its payload."""
 
 
 class NotAFrame(BadFrame):
-    """Bytes that do not begin a frame. ``magic``: the first of them."""
+    """Raised for bytes that do not begin a frame. ``magic``: the first of them."""
 
     def __init__(self, magic: bytes):
         self.magic = magic
@@ -141,8 +141,8 @@ def _parse_layout(listed: Any) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]
 
 
 def _parse_array_entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
-    given = entry if isinstance(entry, Mapping) else {}
-    name, dtype, shape = given.get("name"), given.get("dtype"), given.get("shape")
+    fields = entry if isinstance(entry, Mapping) else {}
+    name, dtype, shape = fields.get("name"), fields.get("dtype"), fields.get("shape")
     named, sized = f"array {reprlib.repr(name)}", f"shape={reprlib.repr(shape)}"
     if not isinstance(name, str):
         raise BadFrame(f"an array without a name: {reprlib.repr(entry)}")

@@ -1,8 +1,8 @@
 """JSON values read as typed fields, and operating points as JSON.
 
 Each reader takes (name, value) and raises ``BadArgument`` that names it. JSON's true and false are no numbers, though
-Python counts them among its integers. JSON has no infinite numbers: they travel as the texts ``inf`` and ``-inf``. What
-the fields of a point mean, and what is refused, ``emad_ref.point`` decides as for any other point.
+Python counts them among its integers. JSON has no infinite numbers: they are sent as the texts ``inf`` and ``-inf``.
+``emad_ref.point`` checks the fields of a point, as for any other point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def field(header: Mapping[str, Any], name: str, read: Callable[[str, Any], T]) -> T:
-    """``name`` of ``header`` as ``read`` gives it; one that is not there is None."""
+    """Field ``name`` of ``header``, read by ``read``; a missing one is None."""
     return read(name, header.get(name))
 
 
@@ -87,7 +87,7 @@ def items(name: str, value: Any) -> list[Any]:
 
 
 def point_to_json(point: OperatingPoint) -> dict[str, Any]:
-    """``point.to_json()``, every infinity as its text. Raises BadArgument for a NaN, which no text stands for."""
+    """``point.to_json()`` with infinities as texts. Raises BadArgument for a NaN."""
     plain: dict[str, Any] = _without_infinities(point.to_json())
     return plain
 
@@ -95,10 +95,10 @@ def point_to_json(point: OperatingPoint) -> dict[str, Any]:
 def point_from_json(plain: Any) -> OperatingPoint:
     """The inverse of ``point_to_json`` and of ``OperatingPoint.to_json``.
 
-    Keys that are not known are ignored; absent ones take their default.
+    Unknown keys are ignored; absent ones take their default.
 
     Raises:
-        BadArgument: a value of another type, by its name; a required field that is not there; or a point that is none.
+        BadArgument: a value of another type, by its name; a missing required field; or an invalid point.
     """
     point: OperatingPoint = _read("point", OperatingPoint, plain)
     return point

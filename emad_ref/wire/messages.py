@@ -2,7 +2,7 @@
 
 Writers return a ``WireFrame`` with their part; frames add up. Readers check the type of every field and the dtype and
 shape of every array, and raise ``BadArgument`` with its name: the server answers with it, the client fails. Values are
-checked only as far as they serve as indices (depths are layers, sequences are rows); audits check what they mean.
+checked only if they serve as indices (depths are layers, sequences are rows); audits check their meaning.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from emad_ref.wire.json_fields import amount, count, field, flag, items, mapping
 FLOATS = ("float32", "float64")
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
 COLUMNS = tuple(column.name for column in fields(Tokens))
-COUNTS = ("encoder_tokens", "encoder_context")  # fields of Work that are numbers
+COUNTS = ("encoder_tokens", "encoder_context")  # numeric fields of Work
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model to decode with: where its weights are, and the client's own dtype and device.
+    """The model to decode with: the folder of its weights, and the client's own dtype and device.
 
     ``folder``: absolute, with config.json and safetensors. ``fingerprint``: as ``models.loading.fingerprint_of``.
     """
@@ -56,7 +56,7 @@ class ReplyShapes:
 
 
 def read_array(frame: WireFrame, name: str, dtypes: Sequence[str], shape: Sequence[int | None]) -> Array:
-    """The array ``name``, of one of ``dtypes`` and of ``shape``, where None is any size.
+    """The array ``name``, of one of ``dtypes`` and of ``shape``; None allows any size.
 
     Raises:
         BadArgument: it is missing, or of another dtype or shape.
@@ -64,13 +64,13 @@ def read_array(frame: WireFrame, name: str, dtypes: Sequence[str], shape: Sequen
     expected = f"{' or '.join(dtypes)} [{', '.join('n' if size is None else str(size) for size in shape)}]"
     if name not in frame.arrays:
         raise BadArgument(name, None, f"an array, {expected}")
-    found = frame.arrays[name]
-    fits = found.ndim == len(shape) and all(
-        wanted in (None, size) for size, wanted in zip(found.shape, shape, strict=False)
+    array = frame.arrays[name]
+    fits = array.ndim == len(shape) and all(
+        wanted in (None, size) for size, wanted in zip(array.shape, shape, strict=False)
     )
-    if not fits or found.dtype.name not in dtypes:
-        raise BadArgument(name, f"{found.dtype.name} {list(found.shape)}", expected)
-    return found
+    if not fits or array.dtype.name not in dtypes:
+        raise BadArgument(name, f"{array.dtype.name} {list(array.shape)}", expected)
+    return array
 
 
 def read_ints(frame: WireFrame, name: str, *shape: int | None) -> Ints:
@@ -98,7 +98,7 @@ def request_frame(request: Request, model: ServedModel) -> WireFrame:
 
 
 def request_of(frame: WireFrame) -> Request:
-    """The request of an ``open``; ``load()`` of its model gives the ``ServedModel`` that the client described."""
+    """The request of an ``open``; ``load()`` of its model returns the ``ServedModel`` that the client described."""
     described = field(frame.header, "model", mapping)
     model = ServedModel(**{part.name: field(described, part.name, text) for part in fields(ServedModel)})
     return Request(
@@ -115,16 +115,16 @@ def capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
 
 
 def capabilities_of(header: Mapping[str, Any]) -> Capabilities:
-    given = field(header, "capabilities", mapping)
-    schedules = field(given, "schedules", items)
+    fields = field(header, "capabilities", mapping)
+    schedules = field(fields, "schedules", items)
     if not all(isinstance(name, str) for name in schedules):
         raise BadArgument("schedules", schedules, "a list of names")
     return Capabilities(
-        max_feed=field(given, "max_feed", positive),
+        max_feed=field(fields, "max_feed", positive),
         schedules=frozenset(schedules),
-        counted=field(given, "counted", flag),
-        logit_noise=field(given, "logit_noise", amount),
-        deepens=field(given, "deepens", flag),
+        counted=field(fields, "counted", flag),
+        logit_noise=field(fields, "logit_noise", amount),
+        deepens=field(fields, "deepens", flag),
     )
 
 
@@ -156,10 +156,10 @@ def prompts_of(frame: WireFrame) -> list[Prompt]:
 
 
 def _token_row(name: str, values: Any) -> Ints:
-    found = as_int64(name, values)
-    if found.ndim != 1:
-        raise BadArgument(name, found.shape, "shape [n]", "one Prompt per row")
-    return found
+    row = as_int64(name, values)
+    if row.ndim != 1:
+        raise BadArgument(name, row.shape, "shape [n]", "one Prompt per row")
+    return row
 
 
 def _ragged_frame(name: str, lengths: str, rows: Sequence[Ints]) -> WireFrame:
@@ -189,7 +189,7 @@ def _as_float(values: Array) -> NDArray[Any]:
 
 
 def step_of(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShapes) -> Step:
-    """A step of ``n`` tokens per row, of which ``read`` have logits."""
+    """A step of ``n`` tokens per row, ``read`` of them with logits."""
     return Step(
         read_floats(frame, "logits", rows, read, sizes.vocabulary),
         _require_layers(read_ints(frame, "depth", rows, n), "depth", sizes),
@@ -242,11 +242,11 @@ def record_frame(record: Record) -> WireFrame:
     columns = {f"token.{name}": getattr(record.tokens, name).astype(np.int64) for name in COLUMNS}
     frame = WireFrame({"stop": list(record.stop)}, columns | {"signal": _as_float(record.signal)})
     frame += _ragged_frame("emitted", "emitted_lengths", [np.asarray(row, dtype=np.int64) for row in record.emitted])
-    for prefix, held in (("work", record.work), ("prompt_work", record.prompt_work)):
-        if held is not None:
-            if set(held) != {0}:
-                raise BadArgument(prefix, sorted(held), "work of model 0", "a decoder belongs to one model")
-            frame += work_frame(held[0], prefix)
+    for prefix, counts in (("work", record.work), ("prompt_work", record.prompt_work)):
+        if counts is not None:
+            if set(counts) != {0}:
+                raise BadArgument(prefix, sorted(counts), "work of model 0", "a decoder belongs to one model")
+            frame += work_frame(counts[0], prefix)
     return frame
 
 

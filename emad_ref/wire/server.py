@@ -39,18 +39,18 @@ REFUSAL_KINDS: tuple[tuple[type[EmadError], str], ...] = (
     (BadArgument, "BadArgument"),
 )
 
-REQUEST_BYTES = 64 << 20  # of one request's arrays: tokens and depths, never logits
+REQUEST_BYTES = 64 << 20  # of one request's arrays: tokens and depths, no logits
 MESSAGE_CHARACTERS = 2000  # of one refusal, which quotes the refused value
 
 T = TypeVar("T")
 
 
 class IdleTimeout(EmadError):
-    """The client sent no call for longer than ``idle_s``."""
+    """Raised if the client sent no call for longer than ``idle_s``."""
 
 
 class LimitExceeded(EmadError):
-    """A client exceeds a limit of the server: ``name=value, but expected <limit>; <remedy>``."""
+    """Raised if a client exceeds a limit of the server: ``name=value, but expected <limit>; <remedy>``."""
 
     def __init__(self, name: str, value: int, most: int, option: str):
         remedy = f"close what is done with, or start the server with a larger {option}"
@@ -61,9 +61,9 @@ class LimitExceeded(EmadError):
 class ServerLimits:
     """Limits for one client; ``inf`` is no limit.
 
-    ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction.
-    ``sessions``: open at once, and as many decoders. ``tokens``: positions that all open sessions hold, over all rows,
-    those of a ``generate`` in progress included: K/V is kept for each.
+    ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction. ``sessions``:
+    open at once, and as many decoders. ``tokens``: positions of all open sessions over all rows, including those of a
+    ``generate`` in progress: K/V is kept for each.
     """
 
     idle_s: float = math.inf
@@ -88,7 +88,7 @@ class DecoderServer:
         self._make, self._name, self._turn, self._limits = make, name, turn or nullcontext(), limits
         self._numbers = itertools.count(1)
         self._decoders: dict[int, Decoder] = {}
-        self._sessions: dict[int, tuple[int, Session]] = {}  # of which decoder
+        self._sessions: dict[int, tuple[int, Session]] = {}  # with the number of its decoder
         self._calls: dict[str, Callable[[WireFrame], WireFrame]] = {
             "hello": self._hello,
             "open": self._opened,
@@ -110,7 +110,7 @@ class DecoderServer:
 
         Raises:
             IdleTimeout: no call for too long.
-            StreamTimedOut: a request that is not sent to its end, or a reply that is not read, in time.
+            StreamTimedOut: a request is not sent to its end, or a reply not read, in time.
             StreamEnded: the stream ended within a request.
             BadFrame: something else than a request: nothing can be read after it.
             OSError: the client does not read any more.
@@ -122,15 +122,15 @@ class DecoderServer:
                     raise IdleTimeout(f"no call for {self._limits.idle_s:g} s")
                 _set_deadline(stream, self._limits.frame_s)
                 try:
-                    asked = read_frame(stream.read, REQUEST_BYTES)
+                    frame = read_frame(stream.read, REQUEST_BYTES)
                 except StreamEnded as end:
                     if not end.received:
                         return
                     raise
-                reply = self._answered(asked)
+                reply = self._answered(frame)
                 _set_deadline(stream, self._limits.frame_s)
                 stream.write(reply)
-                if asked.header.get("call") == "bye":
+                if frame.header.get("call") == "bye":
                     return
         finally:
             self.close()
@@ -140,38 +140,38 @@ class DecoderServer:
         for number in list(self._decoders):
             self._closed(number)
 
-    def _answered(self, asked: WireFrame) -> list[bytes | memoryview]:
+    def _answered(self, frame: WireFrame) -> list[bytes | memoryview]:
         """The bytes of the reply, or of a refusal."""
-        name = asked.header.get("call")
+        name = frame.header.get("call")
         try:
             if not isinstance(name, str) or name not in self._calls:
                 raise BadArgument("call", name, f"one of {', '.join(self._calls)}")
             with self._turn:
-                return encode_frame(WireFrame({"reply": name}) + self._calls[name](asked))
+                return encode_frame(WireFrame({"reply": name}) + self._calls[name](frame))
         except EmadError as error:
             kind = next((kind for family, kind in REFUSAL_KINDS if isinstance(error, family)), FAILURE)
             return _encode_refusal(kind, str(error) if kind != FAILURE else f"{type(error).__name__}: {error}")
-        except Exception as error:  # a decoder's own: the client gets the message, standard error the traceback
+        except Exception as error:  # from the decoder: the client gets the message, standard error the traceback
             traceback.print_exc(file=sys.stderr)
             return _encode_refusal(FAILURE, f"{type(error).__name__}: {error}")
 
     # ------------------------------------------------------------ calls
 
-    def _hello(self, asked: WireFrame) -> WireFrame:
-        if asked.header.get("wire") != WIRE:
-            raise BadArgument("wire", asked.header.get("wire"), f"{WIRE}, the version spoken here")
+    def _hello(self, frame: WireFrame) -> WireFrame:
+        if frame.header.get("wire") != WIRE:
+            raise BadArgument("wire", frame.header.get("wire"), f"{WIRE}, the version spoken here")
         return WireFrame({"wire": WIRE, "name": self._name})
 
-    def _opened(self, asked: WireFrame) -> WireFrame:
+    def _opened(self, frame: WireFrame) -> WireFrame:
         _require_within("decoders", len(self._decoders) + 1, self._limits.sessions, "--sessions")
-        decoder = self._make(request_of(asked))
+        decoder = self._make(request_of(frame))
         number = next(self._numbers)
         self._decoders[number] = decoder
         return WireFrame({"decoder": number, "capabilities": capabilities_json(decoder.capabilities)})
 
-    def _start(self, asked: WireFrame) -> WireFrame:
-        owner, decoder = self._decoder(asked)
-        prompts = prompts_of(asked)
+    def _start(self, frame: WireFrame) -> WireFrame:
+        owner, decoder = self._decoder(frame)
+        prompts = prompts_of(frame)
         _require_within("sessions", len(self._sessions) + 1, self._limits.sessions, "--sessions")
         self._require_tokens(sum(len(prompt.tokens) for prompt in prompts))
         session, step = decoder.start(prompts)
@@ -179,65 +179,65 @@ class DecoderServer:
         self._sessions[number] = owner, session
         return WireFrame({"session": number}) + _session_state_frame(session) + step_frame(step)
 
-    def _feed(self, asked: WireFrame) -> WireFrame:
-        session = self._session(asked)
-        depth = read_ints(asked, "depth", None, None) if "depth" in asked.arrays else None
-        last = field(asked.header, "last", absent_or(count))
-        tokens = read_ints(asked, "tokens", None, None)
+    def _feed(self, frame: WireFrame) -> WireFrame:
+        session = self._session(frame)
+        depth = read_ints(frame, "depth", None, None) if "depth" in frame.arrays else None
+        last = field(frame.header, "last", absent_or(count))
+        tokens = read_ints(frame, "tokens", None, None)
         self._require_tokens(tokens.size)
         step = session.feed(tokens, depth, last)
         return _session_state_frame(session) + step_frame(step)
 
-    def _deepen(self, asked: WireFrame) -> WireFrame:
-        session = self._session(asked)
-        step = session.deepen(read_ints(asked, "length", None))
+    def _deepen(self, frame: WireFrame) -> WireFrame:
+        session = self._session(frame)
+        step = session.deepen(read_ints(frame, "length", None))
         return _session_state_frame(session) + step_frame(step)
 
-    def _moved(self, asked: WireFrame, method: str) -> WireFrame:
-        session = self._session(asked)
-        getattr(session, method)(read_ints(asked, "length", None))
+    def _moved(self, frame: WireFrame, method: str) -> WireFrame:
+        session = self._session(frame)
+        getattr(session, method)(read_ints(frame, "length", None))
         return _session_state_frame(session)
 
-    def _drop(self, asked: WireFrame) -> WireFrame:
-        session = self._session(asked)
-        session.drop(read_ints(asked, "rows", None))
+    def _drop(self, frame: WireFrame) -> WireFrame:
+        session = self._session(frame)
+        session.drop(read_ints(frame, "rows", None))
         return _session_state_frame(session)
 
-    def _end(self, asked: WireFrame) -> WireFrame:
-        self._session(asked).close()
-        del self._sessions[field(asked.header, "session", count)]
+    def _end(self, frame: WireFrame) -> WireFrame:
+        self._session(frame).close()
+        del self._sessions[field(frame.header, "session", count)]
         return WireFrame()
 
-    def _generate(self, asked: WireFrame) -> WireFrame:
-        _, decoder = self._decoder(asked)
-        stop = field(asked.header, "stop", items)
+    def _generate(self, frame: WireFrame) -> WireFrame:
+        _, decoder = self._decoder(frame)
+        stop = field(frame.header, "stop", items)
         if not all(is_whole(token) for token in stop):
             raise BadArgument("stop", stop, "a list of tokens")
-        max_new = field(asked.header, "max_new", whole)
-        prompts = prompts_of(asked)
+        max_new = field(frame.header, "max_new", whole)
+        prompts = prompts_of(frame)
         self._require_tokens(sum(len(prompt.tokens) + max(max_new, 0) for prompt in prompts))
         return record_frame(decoder.generate(prompts, max_new, frozenset(stop)))
 
-    def _synchronize(self, asked: WireFrame) -> WireFrame:
-        self._decoder(asked)[1].synchronize()
+    def _synchronize(self, frame: WireFrame) -> WireFrame:
+        self._decoder(frame)[1].synchronize()
         return WireFrame()
 
-    def _close(self, asked: WireFrame) -> WireFrame:
-        self._closed(self._decoder(asked)[0])
+    def _close(self, frame: WireFrame) -> WireFrame:
+        self._closed(self._decoder(frame)[0])
         return WireFrame()
 
     # ------------------------------------------------------------ numbers
 
     def _require_tokens(self, more: int) -> None:
-        held = sum(int(session.length.sum()) for _, session in self._sessions.values())
-        _require_within("tokens", held + more, self._limits.tokens, "--tokens")
+        held_tokens = sum(int(session.length.sum()) for _, session in self._sessions.values())
+        _require_within("tokens", held_tokens + more, self._limits.tokens, "--tokens")
 
-    def _decoder(self, asked: WireFrame) -> tuple[int, Decoder]:
-        number = field(asked.header, "decoder", count)
+    def _decoder(self, frame: WireFrame) -> tuple[int, Decoder]:
+        number = field(frame.header, "decoder", count)
         return number, _lookup("decoder", number, self._decoders)
 
-    def _session(self, asked: WireFrame) -> Session:
-        return _lookup("session", field(asked.header, "session", count), self._sessions)[1]
+    def _session(self, frame: WireFrame) -> Session:
+        return _lookup("session", field(frame.header, "session", count), self._sessions)[1]
 
     def _closed(self, number: int) -> None:
         for mine in [session for session, (owner, _) in self._sessions.items() if owner == number]:
@@ -259,10 +259,10 @@ def _encode_refusal(kind: str, message: str) -> list[bytes | memoryview]:
     return encode_frame(WireFrame({"error": kind, "message": cut}))
 
 
-def _lookup(kind: str, number: int, held: dict[int, T]) -> T:
-    if number not in held:
-        raise BadArgument(kind, number, f"an open {kind}", f"open are {sorted(held) or 'none'}")
-    return held[number]
+def _lookup(kind: str, number: int, table: dict[int, T]) -> T:
+    if number not in table:
+        raise BadArgument(kind, number, f"an open {kind}", f"open are {sorted(table) or 'none'}")
+    return table[number]
 
 
 def _session_state_frame(session: Session) -> WireFrame:

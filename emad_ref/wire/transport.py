@@ -1,6 +1,6 @@
 """Byte streams with deadlines, over a program's pipes or a socket. POSIX only: descriptors, process groups.
 
-Every wait ends at the stream's deadline. Once a stream breaks, its transport can tell how the other side ended. A
+Every wait ends at the stream's deadline. Once a stream breaks, its transport reports how the other side ended. A
 program is killed with all processes that it started, in any session (``supervisor``; only its process group on systems
 other than Linux). A thread reads its standard error, so that it never blocks, and keeps the last lines.
 """
@@ -33,7 +33,7 @@ CHUNK_BYTES = 1 << 20  # bytes of one read or write: the deadline is checked bef
 
 
 class StreamEnded(EmadError):
-    """The other side closed the stream, ``received`` bytes into what was read."""
+    """Raised if the other side closed the stream after ``received`` bytes of a read."""
 
     def __init__(self, received: bytes):
         self.received = received
@@ -41,7 +41,7 @@ class StreamEnded(EmadError):
 
 
 class StreamTimedOut(EmadError):
-    """The deadline passed, ``received`` bytes into what was read."""
+    """Raised if the deadline passed after ``received`` bytes of a read."""
 
     def __init__(self, received: bytes):
         self.received = received
@@ -51,8 +51,8 @@ class StreamTimedOut(EmadError):
 class Stream:
     """Reads from ``incoming``, writes to ``outgoing``: descriptors that the caller owns and closes.
 
-    ``deadline``: a value of ``time.monotonic`` at which every wait ends; None waits for ever. Writing keeps to it only
-    where ``outgoing`` does not block.
+    ``deadline``: a value of ``time.monotonic`` at which every wait ends; None waits without limit. Writing respects it
+    only if ``outgoing`` does not block.
     """
 
     def __init__(self, incoming: int, outgoing: int):
@@ -60,13 +60,13 @@ class Stream:
         self.deadline: float | None = None
 
     def read(self, count: int) -> NDArray[np.uint8]:
-        """Exactly ``count`` bytes, in memory of their own.
+        """Exactly ``count`` bytes, in separate memory.
 
         Raises:
             StreamEnded, StreamTimedOut: with the bytes received until then.
             OSError: the stream broke.
         """
-        # memory is committed as it is written: a size that is announced and never sent costs nothing
+        # memory is committed as it is written: an announced size that is never sent costs nothing
         try:
             buffer = np.empty(count, dtype=np.uint8)
         except MemoryError as error:
@@ -102,16 +102,16 @@ class Stream:
 
     def rest(self, most: int = 80) -> bytes:
         """Further bytes, at most ``most``, until none come for ``QUIET_MS``; none from a broken stream."""
-        ready, found = select.poll(), b""
+        ready, data = select.poll(), b""
         ready.register(self.incoming, select.POLLIN)
         try:
-            while len(found) < most and ready.poll(QUIET_MS):
-                if not (piece := os.read(self.incoming, most - len(found))):
+            while len(data) < most and ready.poll(QUIET_MS):
+                if not (piece := os.read(self.incoming, most - len(data))):
                     break
-                found += piece
+                data += piece
         except OSError:
-            return found
-        return found
+            return data
+        return data
 
     def _wait(self, descriptor: int, event: int) -> bool:
         """Whether ``descriptor`` is ready, or broken, before the deadline."""
@@ -122,7 +122,7 @@ class Stream:
         return bool(ready.poll(max(self.deadline - time.monotonic(), 0) * 1000))
 
 
-LINES, LETTERS = 20, 400  # of standard error: the last lines, and as much of each
+LINES, LETTERS = 20, 400  # of standard error: the last lines, and letters of each
 GRACE_S = 2.0  # for a program to exit after its output has ended, and for its last bytes to arrive
 
 
@@ -179,14 +179,14 @@ class ProgramTransport:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._input.close()  # a program that reads may end by itself
+        self._input.close()  # a program that reads may then end by itself
         if grace_s:
             self._wait(grace_s)
         self._kill()
         self._process.wait()
         self._output.close()
         self._drain.join(GRACE_S)
-        if not self._drain.is_alive():  # else a process outside the group holds the other end of the pipe
+        if not self._drain.is_alive():  # otherwise a process outside the group holds the other end of the pipe
             self._errors.close()
 
     def _wait(self, seconds: float) -> int | None:
@@ -197,7 +197,7 @@ class ProgramTransport:
         return status
 
     def _kill(self) -> None:
-        """Kill the program with all that it started; elsewhere than on Linux, with its process group.
+        """Kill the program with all that it started; on systems other than Linux, its process group.
 
         The group remains if the supervisor was killed, by the program itself or for lack of memory.
         """
