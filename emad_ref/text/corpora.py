@@ -1,5 +1,4 @@
-"""Documents by corpus name: read from the world, files or the hub, without near-duplicates, tokenised as far as
-needed.
+"""Corpora by name: documents from the world, files or the hub, without near-duplicates, tokenised as far as needed.
 
 ``world:premise``, ``world:mixed``   generated (``text.world``)
 ``wikitext``                         ``wikitext-2/`` of a data folder, else the hub's WikiText-2 (raw)
@@ -7,13 +6,13 @@ needed.
 PATH                                 a .txt file (articles if it has WikiText headings, else paragraphs), a .jsonl file
                                      (field ``text``), or a folder with valid.txt and test.txt
 
-Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest. What
-is shared is dealt in runs of consecutive documents, because neighbours may be about one thing. Where documents are
-paragraphs, the one at each border belongs to no split.
+Splits never overlap: if a source has a test part, ``evaluate`` reads it and the other splits share the rest. Shared
+parts are dealt in runs of consecutive documents, because neighbours may have one subject. If documents are paragraphs,
+the one at each border belongs to no split.
 
-Near-duplicates are documents whose sets of five consecutive word pieces have a Jaccard index of at least 0.4,
-estimated from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is
-kept: what is counted as independent must not be the same text again.
+Near-duplicates are documents whose sets of five consecutive word pieces have a Jaccard index of at least 0.4, estimated
+from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is kept:
+documents that count as independent must not repeat the same text.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ HUB_TIMEOUT_S = 5.0  # seconds
 
 
 def is_hub_reachable() -> bool:
-    """False in offline mode (``HF_HUB_OFFLINE``) and where the hub does not answer, which is tried once per process."""
+    """Whether the hub answers, tested once per process; False in offline mode (``HF_HUB_OFFLINE``)."""
     from huggingface_hub import constants  # not at import: this package is torch-free and quick
 
     return not constants.HF_HUB_OFFLINE and _hub_answers(constants.ENDPOINT)
@@ -60,7 +59,7 @@ def _hub_answers(endpoint: str) -> bool:
 
     try:
         get_session().head(endpoint, timeout=HUB_TIMEOUT_S)
-    except Exception:  # whichever library the client uses for HTTP, whatever its error: there was no answer
+    except Exception:  # whatever the client's HTTP library and its error: there was no answer
         return False
     return True
 
@@ -69,7 +68,7 @@ def _hub_answers(endpoint: str) -> bool:
 def hub_offline() -> Iterator[None]:
     """Inside the block, ``huggingface_hub`` and ``datasets`` behave as under ``HF_HUB_OFFLINE=1``.
 
-    They read that variable once, when imported, so the flags they keep are set, and put back.
+    They read that variable once, at import, so the block sets and restores their own flags.
     """
     import datasets.config
     from huggingface_hub import constants
@@ -82,27 +81,27 @@ def hub_offline() -> Iterator[None]:
 
 # ---------------------------------------------------------------- near-duplicates
 
-DUPLICATE_SIMILARITY = 0.4  # share of the shingles of two documents from which they count as one
+DUPLICATE_SIMILARITY = 0.4  # share of common shingles from which two documents count as one
 SHINGLE = 5  # pieces
-MAX_PIECES = 4_000  # pieces of a document that are looked at: more than the windows of it that are judged
-SKETCH_SIZE = 256  # smallest hashes of a document: the index is known to 0.03 near the threshold
-# of them, by which likely duplicates are found: two texts that are alike share fewer than two once in 300 times
+MAX_PIECES = 4_000  # pieces of a document that are compared: more than its judged windows have
+SKETCH_SIZE = 256  # smallest hashes of a document: the index is precise to 0.03 near the threshold
+# of them, for finding likely duplicates: two similar texts share fewer than two once in 300 times
 LOOKUP_HASHES = 16
-# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON_HOLDERS of them have
-# says little: it is looked up only for a document with fewer than MIN_RARE_HASHES others. No hash leads to more than
-# MAX_HOLDERS documents, and no document is compared with more than MAX_COMPARISONS: time grows with their number.
+# Many documents begin alike (a licence, a letterhead) and continue differently. A hash of COMMON_HOLDERS documents says
+# little: it is looked up only for a document with fewer than MIN_RARE_HASHES others. No hash leads to more than
+# MAX_HOLDERS documents, and no document is compared with more than MAX_COMPARISONS, so time grows with their number.
 COMMON_HOLDERS, MIN_RARE_HASHES, MAX_HOLDERS, MAX_COMPARISONS = 64, 6, 1_024, 8
-MAX_DUPLICATES_IN_A_ROW = 10_000  # near-duplicates in a row, after which a source says nothing new any more
+MAX_DUPLICATES_IN_A_ROW = 10_000  # consecutive near-duplicates that end a source
 
 _PIECE = re.compile(r"\w{1,6}")  # long runs are cut: not every script puts spaces between words
 _FACTORS = np.array([0x9E3779B97F4A7C15 * (2 * k + 1) % 2**64 for k in range(SHINGLE)], dtype=np.uint64)
 
 
 def bottom_k_sketch(text: str) -> NDArray[np.uint64]:
-    """[at most ``SKETCH_SIZE``] the smallest hashes of the shingles, ascending; of few pieces one hash of all."""
+    """[at most ``SKETCH_SIZE``] the smallest hashes of the shingles, ascending; for few pieces one hash of all."""
     pieces = islice(_PIECE.finditer(text), MAX_PIECES)
     codes = np.array([zlib.crc32(piece.group().lower().encode()) for piece in pieces], dtype=np.uint64)
-    if len(codes) < SHINGLE:  # too short for a shingle, or no word at all: only the same again is alike
+    if len(codes) < SHINGLE:  # too short for a shingle, or without words: only an equal text is similar
         words = text.strip().lower() if not len(codes) else " ".join(map(str, codes.tolist()))
         return np.array([zlib.crc32(words.encode())], dtype=np.uint64)
     mixed = np.lib.stride_tricks.sliding_window_view(codes, SHINGLE) * _FACTORS
@@ -117,14 +116,14 @@ def jaccard_index(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> float:
 
 
 class DocumentIndex:
-    """Documents read so far, each under the number of the first that it is a near-duplicate of."""
+    """Index of documents: each is filed under the first document that it nearly duplicates."""
 
     def __init__(self) -> None:
         self._sketches: list[NDArray[np.uint64]] = []
         self._holders: dict[int, list[int]] = {}
 
     def place(self, text: str) -> tuple[int, bool]:
-        """(number of the first document like this one among those that differ, whether this is that first)."""
+        """(number of the first similar document among the distinct ones, whether this document is that first)."""
         mine = bottom_k_sketch(text)
         lookup, holders = mine[:LOOKUP_HASHES].tolist(), self._holders
         rare = [code for code in lookup if len(holders.get(code, ())) < COMMON_HOLDERS]
@@ -138,16 +137,16 @@ class DocumentIndex:
         number = len(self._sketches)
         self._sketches.append(mine)
         for code in lookup:
-            known = holders.setdefault(code, [])
-            if len(known) < MAX_HOLDERS:
-                known.append(number)
+            earlier = holders.setdefault(code, [])
+            if len(earlier) < MAX_HOLDERS:
+                earlier.append(number)
         return number, True
 
 
 class DistinctDocuments(Iterator[str]):
-    """The first of all documents that are alike, in order; ``left_out`` counts the others that were read so far.
+    """Documents without near-duplicates of earlier ones, in order; ``left_out`` counts the dropped ones so far.
 
-    A source that gives nothing new ``MAX_DUPLICATES_IN_A_ROW`` times ends.
+    A source that repeats itself ``MAX_DUPLICATES_IN_A_ROW`` times ends.
     """
 
     def __init__(self, documents: Iterable[str]) -> None:
@@ -162,13 +161,13 @@ class DistinctDocuments(Iterator[str]):
 
 
 def duplicate_clusters(texts: Iterable[str]) -> Ints:
-    """int64 [texts] the same number for texts that are alike.
+    """int64 [texts] cluster numbers, equal for similar texts.
 
     >>> duplicate_clusters(["one two three", "one, two  THREE!", "four"]).tolist()
     [0, 0, 1]
     """
-    seen = DocumentIndex()
-    return np.array([seen.place(text)[0] for text in texts], dtype=np.int64)
+    index = DocumentIndex()
+    return np.array([index.place(text)[0] for text in texts], dtype=np.int64)
 
 
 # ---------------------------------------------------------------- corpora
@@ -178,24 +177,24 @@ HUB_SETS = {  # repository, configuration
     "pile": ("NeelNanda/pile-10k", None),
 }
 FOLDERS = {"wikitext": "wikitext-2", "pile": "pile"}
-Quarters = tuple[int, int]  # of a source's documents, in order: first, and first that belongs to others
+Quarters = tuple[int, int]  # range of a source's documents, in quarters: first, and end
 WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
-WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # what a test part leaves to share
-BLOCK = 25  # consecutive documents of a stream, whose end nobody knows, that stay in one split
+WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # shares of the rest beside a test part
+BLOCK = 25  # consecutive documents of a stream of unknown length that stay in one split
 
 
 log = logging.getLogger(__name__)
 
 
 class CorpusUnavailable(EmadError):
-    """A corpus that is neither in the data folder nor to be had from the hub."""
+    """Raised for a corpus that neither the data folder nor the hub provides."""
 
 
 def corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
-    Those of files, data sets and extensions come as ``DistinctDocuments``: of near-duplicates the first alone, for
-    they are what is counted as independent. The world's are drawn independently, and left as they are.
+    Those of files, data sets and extensions come as ``DistinctDocuments``: only the first of near-duplicates, since
+    documents count as independent. The world's are drawn independently, and unfiltered.
 
     Raises:
         BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
@@ -232,8 +231,8 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if path.exists():
         kind = file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
-    known = ", ".join([*world.CORPORA, *FOLDERS, "self", *added_parts("corpora")])
-    raise BadArgument("corpus", corpus, f"one of {known}, or a path that exists", "check the spelling of the path")
+    names = ", ".join([*world.CORPORA, *FOLDERS, "self", *added_parts("corpora")])
+    raise BadArgument("corpus", corpus, f"one of {names}, or a path that exists", "check the spelling of the path")
 
 
 def split_blocks(documents: Iterable[str], split: Split) -> Iterator[str]:
@@ -243,7 +242,7 @@ def split_blocks(documents: Iterable[str], split: Split) -> Iterator[str]:
 
 
 def split_bounds(total: int, quarters: Quarters) -> tuple[int, int]:
-    """Numbers of the first document in ``quarters`` of ``total``, and of the first behind them.
+    """Range (first, end) of the documents in ``quarters`` of ``total``.
 
     >>> [split_bounds(10, quarters) for quarters in WHOLE.values()]
     [(0, 3), (3, 5), (5, 10)]
@@ -253,7 +252,7 @@ def split_bounds(total: int, quarters: Quarters) -> tuple[int, int]:
 
 
 def file_part(path: Path, quarters: Quarters) -> Iterator[str]:
-    """The documents in ``quarters`` of a file, which is read once more to count them: it may not fit into memory."""
+    """The documents in ``quarters`` of a file, which is read twice, first to count them: it may not fit into memory."""
     first, end = split_bounds(sum(1 for _ in file_documents(path)), quarters)
     neighbours = first > 0 and path.suffix == ".txt" and not has_articles(path)
     return islice(file_documents(path), first + neighbours, end)
@@ -263,14 +262,14 @@ def folder_documents(folder: Path, split: Split) -> Iterator[str]:
     """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused."""
     stem = "test" if split == "evaluate" else "valid"
     try:
-        found = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
+        files = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
     except OSError as error:
         raise BadArgument("corpus", str(folder), "a folder that can be read", str(error.strerror)) from error
-    if not found:
+    if not files:
         raise BadArgument(
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
-    return file_documents(found[0]) if split == "evaluate" else file_part(found[0], WITHOUT_TEST[split])
+    return file_documents(files[0]) if split == "evaluate" else file_part(files[0], WITHOUT_TEST[split])
 
 
 def file_documents(path: Path) -> Iterator[str]:
@@ -287,7 +286,7 @@ def text_documents(path: Path) -> Iterator[str]:
 
 
 def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator[str]:
-    """``lines`` joined into documents, each of which begins with a line that ``starts`` one."""
+    """Join ``lines`` into documents, each of which begins at a line for which ``starts`` is true."""
     document: list[str] = []
     for line in lines:
         if starts(line) and document:
@@ -298,19 +297,19 @@ def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator
 
 
 def has_articles(path: Path) -> bool:
-    """Whether a text file tells where one article ends: by WikiText's headings."""
+    """Whether a text file marks its articles by WikiText headings."""
     return any(is_heading(line) for line in clean_lines(path))
 
 
 def clean_lines(path: Path) -> Iterator[str]:
-    """Lines of a text file, each with its \\n, whichever ends they have there.
+    """Lines of a text file, each ending with \n, whatever its line ends.
 
     Raises:
-        BadArgument: what is no text, by its line.
+        BadArgument: a line that is no text, by its number.
     """
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         text = clean_text(line, f"{path.name}, line {number}")
-        yield from io.StringIO(text)  # several, where a carriage return alone ended them
+        yield from io.StringIO(text)  # several, if a carriage return alone ended them
 
 
 def is_heading(line: str) -> bool:
@@ -320,7 +319,7 @@ def is_heading(line: str) -> bool:
 
 
 def jsonl_documents(path: Path) -> Iterator[str]:
-    """The field ``text`` of every line; blank lines are passed over."""
+    """The field ``text`` of every line; blank lines are skipped."""
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         if line.strip():
             place = f"{path.name}, line {number}"
@@ -346,7 +345,7 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
     try:
         from datasets import load_dataset  # an extra: only this source needs it
 
-        streaming = is_hub_reachable()  # what an earlier download left in the cache is no stream
+        streaming = is_hub_reachable()  # an earlier download in the cache is no stream
         with nullcontext() if streaming else hub_offline():
             rows = load_dataset(name, configuration, split=part, streaming=streaming)
         first = next(iter(rows))
@@ -365,7 +364,7 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
 
 
 def _is_clean(text: str, name: str) -> bool:
-    """Whether a document of the hub is text; one that holds NUL cannot be mended there and is left out, by name."""
+    """Whether a document of the hub is text; one with NUL cannot be mended there and is dropped, by name."""
     if "\0" in text:
         log.warning("%s: a document holds NUL, which is no text, and is left out: %.60r", name, text)
     return "\0" not in text
@@ -379,21 +378,21 @@ def join_articles(lines: Iterable[str]) -> Iterator[str]:
 # ---------------------------------------------------------------- tokens
 
 LONG_CHARACTERS = 100_000  # characters; shorter documents are tokenised whole
-MARGIN_TOKENS = 64  # tokens before a cut, which are not read
-SECOND_CUT_CHARACTERS = 1009  # characters, a prime: by which the second beginning is longer than the first
+MARGIN_TOKENS = 64  # tokens before a cut that are discarded
+SECOND_CUT_CHARACTERS = 1009  # characters, a prime: the difference between the two starts
 
 
 def tokenize_document(tokenizer: Any, text: str) -> Ints | LongDocument:
-    """int64 [n] the tokens of ``text``, none of them special; of a long one, what gives any slice of them."""
+    """int64 [n] the tokens of ``text`` without special ones; for a long text, an object that gives any slice."""
     return _encode(tokenizer, text) if len(text) <= LONG_CHARACTERS else LongDocument(tokenizer, text)
 
 
 class LongDocument:
-    """The tokens of a long text. ``document[start:stop]`` is what the array of all tokens would give."""
+    """Tokens of a long text. ``document[start:stop]`` equals the slice of all its tokens."""
 
     def __init__(self, tokenizer: Any, text: str):
         self._tokenizer, self._text = tokenizer, text
-        self._known, self._read = np.zeros(0, dtype=np.int64), 0  # tokens, and characters tokenised for them
+        self._known, self._read = np.zeros(0, dtype=np.int64), 0  # tokens, and the characters tokenised so far
 
     def __getitem__(self, part: slice) -> Ints:
         """int64; steps of one, from the front."""
@@ -404,7 +403,7 @@ class LongDocument:
         return self._known[part]
 
     def _read_on(self, characters: int) -> None:
-        """Tokenise the first so many ``characters``, or all where the rest is short or tokens depend on the cut."""
+        """Tokenise the first ``characters``, or all if the rest is short or tokens depend on the cut."""
         if characters + SECOND_CUT_CHARACTERS < len(self._text) // 2:
             first, second = (
                 _encode(self._tokenizer, self._text[:end]) for end in (characters, characters + SECOND_CUT_CHARACTERS)

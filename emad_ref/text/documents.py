@@ -1,7 +1,7 @@
-"""Documents and examples: the two kinds of text that anything in this project reads.
+"""Documents and examples: the two kinds of text of this project.
 
-A *document* is a string that is scored token by token. An *example* is a prompt with an answer that is
-scored as right or wrong. This module knows nothing of tokens, models or files.
+A *document* is a string that is scored token by token. An *example* is a prompt with an answer that is scored as right
+or wrong. This module knows nothing of tokens, models or files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPLITS: tuple[Split, ...] = ("train", "calibrate", "validate", "evaluate")
 DEFAULT_CORPUS, DEFAULT_DOCUMENTS = (
     "world:premise",
     200,
-)  # what is read where nothing else is asked for, and how many windows of it
+)  # the default corpus, and its number of windows
 
 # One checksum bucket in eight for each split that measures, the rest to train on.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
@@ -32,13 +32,12 @@ Scoring = Literal["choice", "mean_choice", "exact", "runs"]
 class Example:
     """One scored item of a task.
 
-    ``choice``: the option with the highest log-likelihood must be ``options[answer_index]``.
-    ``mean_choice``: the option with the highest log-likelihood per token.
-    ``exact``: the greedy continuation must equal ``answer``.
-    ``runs``: ``prompt`` + the greedy continuation + ``check`` must be a program whose asserts hold.
+    ``choice``: the option with the highest log-likelihood must be ``options[answer_index]``. ``exact``: the greedy
+    continuation must equal ``answer``. ``runs``: ``prompt`` + the greedy continuation + ``check`` must be a program
+    whose asserts hold.
 
-    ``guess``: probability that the best guesser who uses no more than the input's own symbols answers right; None:
-    1 / options for a choice, 0 where the answer space is open.
+    ``guess``: probability of a right answer by the best guess from the input's own symbols; None: 1 / options for a
+    choice, 0 for an open answer space.
     """
 
     task: str
@@ -68,24 +67,24 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def clean_text(text: str, place: str) -> str:
-    """``text`` without a byte order mark at its start and with \\n for every end of a line.
+    """``text`` without a byte order mark at its start and with \n for every end of a line.
 
-    The same words then give the same tokens, whichever system wrote them. ``place``: where the text stands, for the
+    The same words then give the same tokens, whichever system wrote them. ``place``: the origin of the text, for the
     message.
 
     Raises:
-        BadArgument: a NUL, or half of a surrogate pair, which no encoding of text has.
+        BadArgument: a NUL, or half of a surrogate pair, which no text encoding has.
     """
-    found = _NO_TEXT.search(text)
-    if found is not None:
-        what = "NUL" if found[0] == "\0" else f"half of a surrogate pair (U+{ord(found[0]):04X})"
-        around = text[max(0, found.start() - 20) : found.start() + 20]
+    match = _NO_TEXT.search(text)
+    if match is not None:
+        what = "NUL" if match[0] == "\0" else f"half of a surrogate pair (U+{ord(match[0]):04X})"
+        around = text[max(0, match.start() - 20) : match.start() + 20]
         raise BadArgument(
-            place, around, f"text without {what}", f"character {found.start()} is one: remove it, or convert to UTF-8"
+            place, around, f"text without {what}", f"character {match.start()} is one: remove it, or convert to UTF-8"
         )
     return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def split_of(text: str) -> Split:
-    """The one split in which a generated item may stand, by the checksum of its text."""
+    """The split of a generated item, by the checksum of its text."""
     return _BUCKETS[zlib.crc32(text.encode()) % len(_BUCKETS)]

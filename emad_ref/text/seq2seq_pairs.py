@@ -1,16 +1,16 @@
-"""Input → output pairs of a small world: what an encoder-decoder reads and what it must write.
+"""Input → output pairs of a small world, for encoder-decoders.
 
-``qa``        a question and a passage of four events (SQuAD in small). Every person, thing and place asked for has
-              rivals of its kind in the passage, so the span must be chosen. Three kinds of question need more: two
-              sentences joined (box and place), a fact no passage tells (``HOMETOWN``), or a sum. Then no word of the
+``qa``        a question and a passage of four events (SQuAD in small). Every person, thing and place of the question
+              has rivals of its kind in the passage, so the span must be chosen. Three kinds of question need more: two
+              sentences joined (box and place), a fact outside the passage (``HOMETOWN``), or a sum. Then no word of the
               passage is the answer, and an early layer that only copies is wrong.
 ``summary``   two exchanges between two people; the target is their outcomes (SamSum in small), some with a sum.
 ``count``     two people whose things come and go; the target is a worked chain of sums for one of them.
 ``corrupted_pairs`` span corruption (Raffel et al. 2020, §3.1.4) over the texts of the pairs and over facts.
 
-Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and most of that
-in towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed); beyond
-that every text belongs to one split for good, by its checksum. This module knows nothing of tokens or models.
+Early exits prune a vocabulary to a few dozen tokens, so there are two hundred names, as many things and nearly as many
+towns, each a single token (``training.seq2seq``). A split is a generator seeded with (task, split, seed). In addition
+every text belongs to one split for good, by its checksum. This module knows nothing of tokens or models.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ TextTask = Literal["qa", "summary", "count"]
 SENTINELS = tuple(f"<extra_id_{i}>" for i in range(15))
 CORRUPTED_SHARE = 0.25  # share of words; T5 has 0.15, but short texts leave too little to learn from
 SPAN_MEAN = 2.5  # words per span
-WINDOW = 48  # words of a text that are shown at once
-FACTS_SHARE = 0.3  # of what is corrupted: where people are from; the rest are texts of the pairs
+WINDOW = 48  # words of a text per pair
+FACTS_SHARE = 0.3  # share of facts (home towns) among corrupted texts; the rest are texts of the pairs
 FACTS = 6  # people in one text of facts
 
 TIMES = ("In the morning", "In the evening", "On that day")
 CONTAINERS = ("box", "bag")
 STEPS = (2, 4)  # least and most sums of one person's chain
-STEP, LEAST_HELD, MOST_HELD = 9, 10, 60  # largest change at once; what may be held at first
-ORDER = ("First", "Then", "Next", "Last")  # a step of the chain is looked up by its word
-SUMS_SHARE = 0.3  # of questions: sums, which would be one in ten if all kinds were as likely
+STEP, LEAST_HELD, MOST_HELD = 9, 10, 60  # largest change at once; range of the first amount
+ORDER = ("First", "Then", "Next", "Last")  # words that identify the steps of a chain
+SUMS_SHARE = 0.3  # share of sums among questions; one in ten if all kinds were equally likely
 
 
 @dataclass(frozen=True)
 class SourceTarget:
-    """What a model reads, what it is trained to write, and what counts as right (``target`` is one of them).
+    """Input of a model, its training target, and the right answers (``target`` is one of them).
 
     ``text``: the passage, dialogue or story alone. Pairs about one text are not independent of one another.
     """
@@ -98,8 +98,8 @@ class _PairText:
 
 # ---------------------------------------------------------------- question → answer
 
-# Kinds of event: sentence, (question, answer) pairs, and those whose answer is a sum; the question about the place of
-# what was put away needs two sentences.
+# Kinds of event: sentence, (question, answer) pairs, and those with a sum as answer. The question about the place of a
+# stored thing needs two sentences.
 _EVENTS = (
     (
         "{time} {name} went to the {place}.",
@@ -148,19 +148,19 @@ _EVENTS = (
 def _question(rng: random.Random) -> _PairText:
     """Each kind of event once, in any order, and one question about one of them.
 
-    No two events of a passage share a person, thing, colour or place, but for the person who is given something.
+    No two events of a passage share a person, thing, colour or place, except the person who receives something.
     """
     kinds = rng.sample(_EVENTS, len(_EVENTS))
     people = rng.sample(NAMES, 4)
-    drawn = zip(people, rng.sample(THINGS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
+    subjects = zip(people, rng.sample(THINGS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
     sentences, plain, sums = [], [], []
-    for (sentence, asked, added), (name, thing, colour, place) in zip(kinds, drawn, strict=True):
+    for (sentence, questions, added), (name, thing, colour, place) in zip(kinds, subjects, strict=True):
         other = rng.choice([other for other in people if other != name])
         roles: dict[str, Any] = {"name": name, "other": other, "thing": thing, "colour": colour, "place": place}
         roles |= {"time": rng.choice(TIMES), "container": rng.choice(CONTAINERS)}
         roles |= {"home": HOMETOWN[name], "other_home": HOMETOWN[other], **_amounts(rng)}
         sentences.append(sentence.format_map(roles))
-        plain.append([(question.format_map(roles), answer.format_map(roles)) for question, answer in asked])
+        plain.append([(question.format_map(roles), answer.format_map(roles)) for question, answer in questions])
         if added:
             sums.append([(question.format_map(roles), answer.format_map(roles)) for question, answer in added])
     question, answer = rng.choice(rng.choice(sums if rng.random() < SUMS_SHARE else plain))
@@ -168,9 +168,9 @@ def _question(rng: random.Random) -> _PairText:
 
 
 def _amounts(rng: random.Random) -> dict[str, int]:
-    """How many things there were, how many came or went, and how many there are then."""
-    held, step = rng.randint(LEAST_HELD, MOST_HELD), rng.randint(1, STEP)
-    return {"held": held, "step": step, "more": held + step, "left": held - step}
+    """The number of things at first, the change, and the number afterwards."""
+    at_first, step = rng.randint(LEAST_HELD, MOST_HELD), rng.randint(1, STEP)
+    return {"held": at_first, "step": step, "more": at_first + step, "left": at_first - step}
 
 
 # ---------------------------------------------------------------- dialogue → summary
@@ -223,7 +223,7 @@ _DIALOGUES = (
 
 
 def _small_talk(rng: random.Random) -> list[str]:
-    """Nothing that a summary would tell, said about the same kinds of things."""
+    """Turns about the same kinds of things that a summary omits."""
     return [
         f"{rng.choice(TIMES)} I was in the {rng.choice(PLACES)}.",
         rng.choice(("I was cleaning.", f"I put some {rng.choice(THINGS)} in a {rng.choice(CONTAINERS)}.")),
@@ -251,29 +251,29 @@ def _dialogue(rng: random.Random) -> _PairText:
 
 def _chain(rng: random.Random, name: str, thing: str, ordered: bool) -> tuple[list[str], str]:
     """(sentences about one person's things in their order; the first of them, the sums and the last number)."""
-    held = rng.randint(LEAST_HELD, MOST_HELD)
-    sentences, sums = [f"{name} has {held} {thing}."], []
+    amount = rng.randint(LEAST_HELD, MOST_HELD)
+    sentences, sums = [f"{name} has {amount} {thing}."], []
     for when in ORDER[: rng.randint(*STEPS)]:
         step = rng.randint(1, STEP)
-        gains = held - step < 0 or (rng.random() < 0.5 and held + step <= LARGEST_NUMBER)
-        after = held + step if gains else held - step
+        gains = amount - step < 0 or (rng.random() < 0.5 and amount + step <= LARGEST_NUMBER)
+        after = amount + step if gains else amount - step
         sentences.append(f"{f'{when} ' if ordered else ''}{name} {'finds' if gains else 'loses'} {step}.")
-        sums.append(f"{when} {held} {'+' if gains else '-'} {step} = {after}.")
-        held = after
-    return sentences, f"{sentences[0]} {' '.join(sums)} So {name} has {held} {thing}."
+        sums.append(f"{when} {amount} {'+' if gains else '-'} {step} = {after}.")
+        amount = after
+    return sentences, f"{sentences[0]} {' '.join(sums)} So {name} has {amount} {thing}."
 
 
 def _story(rng: random.Random) -> _PairText:
-    """Two chains told in turns, and the question about the one whose steps are in order."""
+    """Two interleaved chains, and the question about the one whose steps are in order."""
     people, things = rng.sample(NAMES, 2), rng.sample(THINGS, 2)
-    asked, other = (
+    main, other = (
         _chain(rng, name, thing, ordered) for name, thing, ordered in zip(people, things, (True, False), strict=True)
     )
-    whose = [number for number, (sentences, _) in enumerate((asked, other)) for _ in sentences]
+    whose = [number for number, (sentences, _) in enumerate((main, other)) for _ in sentences]
     rng.shuffle(whose)
-    left = [iter(sentences) for sentences, _ in (asked, other)]
+    left = [iter(sentences) for sentences, _ in (main, other)]
     question = f"How many {things[0]} has {people[0]} now?"
-    return _PairText(" ".join(next(left[number]) for number in whose), question, asked[1])
+    return _PairText(" ".join(next(left[number]) for number in whose), question, main[1])
 
 
 # ---------------------------------------------------------------- splits
@@ -288,7 +288,7 @@ _SOURCES: dict[TextTask, str] = {
 
 
 def format_source(task: TextTask, text: str, question: str = "") -> str:
-    """What a model is given: the text-to-text form in which T5 reads its tasks (Raffel et al. 2020, appendix D).
+    """The model's input: T5's text-to-text form of a task (Raffel et al. 2020, appendix D).
 
     Raises:
         BadArgument: unknown task.
@@ -346,8 +346,7 @@ def _texts(split: Split, rng: random.Random) -> Iterator[str]:
 
 
 def _spans(rng: random.Random, words: int) -> list[tuple[int, int]]:
-    """(first, past last) of the spans to hide: apart from one another, in order, about ``CORRUPTED_SHARE`` of the
-    words."""
+    """(first, end) of the hidden spans: apart from one another, in order, about ``CORRUPTED_SHARE`` of the words."""
     hidden = max(1, round(CORRUPTED_SHARE * words))
     count = max(1, min(len(SENTINELS), round(hidden / SPAN_MEAN)))
     lengths = _parts(rng, hidden, count)
@@ -360,7 +359,7 @@ def _spans(rng: random.Random, words: int) -> list[tuple[int, int]]:
 
 
 def _parts(rng: random.Random, total: int, count: int) -> list[int]:
-    """``total`` cut into ``count`` whole parts of at least one, every cut as likely."""
+    """``total`` cut into ``count`` positive whole parts, every cut equally likely."""
     cuts = sorted(rng.sample(range(1, total), count - 1))
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
@@ -376,13 +375,13 @@ def corrupt_text(text: str, rng: random.Random) -> SourceTarget:
         raise BadArgument("text", text, "at least four words")
     start = rng.randint(0, max(0, len(words) - WINDOW))
     words = words[start : start + WINDOW]
-    shown, told, at = [], [], 0
+    source, told, at = [], [], 0
     for sentinel, (first, last) in zip(SENTINELS, _spans(rng, len(words)), strict=False):
-        shown += [*words[at:first], sentinel]
+        source += [*words[at:first], sentinel]
         told += [sentinel, *words[first:last]]
         at = last
     target = " ".join(told)
-    return SourceTarget("corrupted", " ".join([*shown, *words[at:]]), target, (target,), text)
+    return SourceTarget("corrupted", " ".join([*source, *words[at:]]), target, (target,), text)
 
 
 def corrupted_pairs(split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:

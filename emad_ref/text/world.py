@@ -1,24 +1,24 @@
-"""The synthetic world: documents and tasks generated from a seed, no text from elsewhere.
+"""Synthetic world: documents and tasks generated from a seed, without outside text.
 
-Documents are put together from *passages*:
+Documents consist of *passages*:
 
 ``charts``  a random map f over letters, then a walk whose next letter is f(x), f²(x) or f³(x) with equal
             probability (demanding: needs serial look-ups, yet stays uncertain even when they are done, so
             that no token of it is easy at any layer), then pairs x, f²(x) (two look-ups, certain once done).
 ``tales``   routine prose from templates.
 
-Two corpora are made of them (METHODS, "Corpus"):
+Two corpora consist of them (METHODS, "Corpus"):
 
-``world:premise``  charts first, tales after: uncertainty falls along a document, as EMAD assumes.
-``world:mixed``    tales, charts, tales: demanding tokens anywhere.
+``world:premise``  charts first, tales after: uncertainty falls along a document, as EMAD assumes. ``world:mixed``
+tales, charts, tales: demanding tokens anywhere.
 
-Five tasks stand beside them, a prompt with a worked answer of many tokens, so that what an early exit gets wrong is
-carried on: ``inventory`` (counting), ``facts`` (two hops through boxes), ``chart`` (two hops through a map), ``code``
-(three operations named, then written) and ``recall`` (a tale told again with another thing and another person).
+Five tasks have a prompt with a worked answer of many tokens, so that an error of an early exit propagates:
+``inventory`` (counting), ``facts`` (two hops through boxes), ``chart`` (two hops through a map), ``code`` (three named
+operations, then written) and ``recall`` (a tale retold with another thing and another person).
 
-A split is a stream of its own: its generator is seeded with (corpus, split, seed), so splits never share a draw. Items
-of tasks belong to one split for good, by the checksum of their prompt, and no stream gives one twice: all that a task
-is scored on is distinct and stands in no other split, whatever the seeds.
+A split has its own stream: its generator is seeded with (corpus, split, seed), so splits never share a draw. Items of
+tasks belong to one split for good, by the checksum of their prompt, and no stream repeats one: scored items are
+distinct and occur in no other split, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLOURS = ["red", "blue", "green", "black", "white", "yellow"]
 LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"]
 
 WALK_AT_LEAST = 8
-WALK_ENDS = 1 / 14  # hazard per step: the end of a walk must not be predictable
+WALK_ENDS = 1 / 14  # hazard per step: the end of a walk must be unpredictable
 PAIRS_END = 1 / 4
 CHANGES = (9, 11)  # of an inventory: six tokens of a worked answer each
 LARGEST_COUNT = 20
@@ -115,7 +115,7 @@ def meeting(rng: random.Random) -> str:
 
 
 def meeting_text(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
-    """How ``n`` met ``m`` in ``p``, got a thing ``o`` out of a bag of colour ``c``, and put it in ``q``."""
+    """A sentence: ``n`` met ``m`` in ``p``, got a thing ``o`` out of a bag of colour ``c``, and put it in ``q``."""
     return (
         f"In the morning {n} went to the {p} and met {m}. {m} was carrying some {o} in a {c} bag. "
         f"{n} asked {m} for the {o}, and {m} gave {n} the {o}. Then {n} went from the {p} to the {q}. "
@@ -141,51 +141,50 @@ def tale(rng: random.Random) -> str:
 
 
 # ---------------------------------------------------------------- tasks: a prompt and its worked answer
-#
-# ``guess`` is that of somebody who knows the form of the answer and draws every symbol that has to be found from those
-# that could stand there; what is only copied (names in a program, a tale) leaves nothing to guess.
+# ``guess`` is the accuracy of drawing every required symbol from the possible ones, with the form of the answer known;
+# copied parts (names in a program, a tale) leave nothing to guess.
 
 
 def inventory(rng: random.Random) -> Example:
     """Nine to eleven changes of a count; the answer works them one by one."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
-    held, changes = rng.randint(1, 9), rng.randint(*CHANGES)
-    story, chain = f"{name} has {held} {thing}.", ""
+    amount, changes = rng.randint(1, 9), rng.randint(*CHANGES)
+    story, chain = f"{name} has {amount} {thing}.", ""
     for _ in range(changes):
-        gains = held < 2 or (rng.random() < 0.55 and held + 9 <= LARGEST_COUNT)
-        step = rng.randint(1, 9) if gains else rng.randint(1, min(9, held - 1))
-        after = held + step if gains else held - step
+        gains = amount < 2 or (rng.random() < 0.55 and amount + 9 <= LARGEST_COUNT)
+        step = rng.randint(1, 9) if gains else rng.randint(1, min(9, amount - 1))
+        after = amount + step if gains else amount - step
         story += f" {name} {'finds' if gains else 'loses'} {step} {thing}."
-        chain += f" {held} {'+' if gains else '-'} {step} = {after}."
-        held = after
-    answer = f"{chain} Answer: {held}.\n"
+        chain += f" {amount} {'+' if gains else '-'} {step} = {after}."
+        amount = after
+    answer = f"{chain} Answer: {amount}.\n"
     return Example("inventory", f"{story} How many {thing} now?", answer, "exact", guess=LARGEST_COUNT**-changes)
 
 
 def facts(rng: random.Random) -> Example:
-    """Where are five keys? Each lies in a box, and each box stands in a place; the answer says both, key by key.
+    """The places of five keys: each lies in a box, and each box stands in a place; the answer gives both, key by key.
 
-    Facts are told in pairs, as the answer needs them: with words between name and box an hour's training left all two
-    hops at guessing.
+    Facts come in pairs, in the answer's order: with words between name and box an hour's training left all two hops at
+    guessing.
     """
     colours, places, names = rng.sample(COLOURS, BOXES), rng.sample(PLACES, BOXES), rng.sample(NAMES, OWNERS)
     place_of = dict(zip(colours, places, strict=True))
     box_of = {name: rng.choice(colours) for name in names}
     stated = [f"The {c} {p} box." for c, p in place_of.items()] + [f"The {n} {c} key." for n, c in box_of.items()]
     rng.shuffle(stated)
-    asked = rng.sample(names, OWNERS)
-    answer = "".join(f" The {n} {box_of[n]} key is in the {box_of[n]} {place_of[box_of[n]]} box." for n in asked)
+    owners = rng.sample(names, OWNERS)
+    answer = "".join(f" The {n} {box_of[n]} key is in the {box_of[n]} {place_of[box_of[n]]} box." for n in owners)
     return Example(
-        "facts", f"{' '.join(stated)} Where are {', '.join(asked)}?", f"{answer}\n", "exact", guess=BOXES**-OWNERS
+        "facts", f"{' '.join(stated)} Where are {', '.join(owners)}?", f"{answer}\n", "exact", guess=BOXES**-OWNERS
     )
 
 
 def chart(rng: random.Random) -> Example:
-    """Two look-ups in a random map for each of its letters in any order: x F, then f and what f leads to."""
+    """Two look-ups in a random map for each of its letters in any order: x F, then f(x) and f(f(x))."""
     image = chart_map(rng, *TASK_LETTERS)
-    asked = rng.sample(list(image), len(image))
-    worked = "".join(f" {x} {image[x].upper()} {image[x]} {hops(image, x, 2).upper()}." for x in asked)
-    prompt = f"{listing(rng, image)} = {' '.join(asked)}:"
+    letters = rng.sample(list(image), len(image))
+    worked = "".join(f" {x} {image[x].upper()} {image[x]} {hops(image, x, 2).upper()}." for x in letters)
+    prompt = f"{listing(rng, image)} = {' '.join(letters)}:"
     return Example("chart", prompt, f"{worked}\n", "exact", guess=len(image) ** (-2 * len(image)))
 
 
@@ -193,7 +192,7 @@ OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def code(rng: random.Random) -> Example:
-    """A function whose name tells its three operations; the answer is the expression it returns."""
+    """A function whose name lists its three operations; the answer is the expression it returns."""
     names = rng.sample(list(OPERATORS), len(OPERATORS))
     constants = [rng.randint(1, CODE_CONSTANTS) for _ in names]
     body, x = "x", rng.randint(1, 9)
@@ -207,7 +206,7 @@ def code(rng: random.Random) -> Example:
 
 
 def recall(rng: random.Random) -> Example:
-    """A tale, to be told again with another thing and with another person."""
+    """A tale, to be retold with another thing and with another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
     prompt = f"{meeting_text(n, m, o, c, p, q)} Now {instead} and {other}:"
@@ -234,13 +233,13 @@ def mixed(rng: random.Random) -> str:
     return tale(rng) + charts(rng) + tale(rng)
 
 
-# What the bundled models are trained on, in shares of documents: the first three of passages, the others of tasks.
+# Training text of the bundled models, in shares of documents: the first three of passages, the others of tasks.
 PASSAGES = ((0.24, premise), (0.10, charts), (0.10, mixed))
 SHARES = {"inventory": 0.16, "facts": 0.14, "chart": 0.12, "code": 0.06, "recall": 0.08}
 
 
 def curriculum(split: Split, rng: random.Random) -> Documents:
-    """What the bundled models are trained on: both corpora and the tasks in fixed shares."""
+    """Training text of the bundled models: both corpora and the tasks in fixed shares."""
     passages = [_each(maker)(split, rng) for _, maker in PASSAGES]
     worked = [(item.prompt + item.answer for item in _items(task, split, rng)) for task in SHARES]
     weights = [*(share for share, _ in PASSAGES), *SHARES.values()]
@@ -277,17 +276,17 @@ def documents(corpus: str, split: Split, seed: int = 0) -> Documents:
 
 
 def examples(task: str, split: Split, limit: int, seed: int = 0) -> Iterator[Example]:
-    """``limit`` examples of a task, no two alike; the same (task, split, seed) gives the same examples."""
+    """``limit`` distinct examples of a task; the same (task, split, seed) gives the same examples."""
     if task not in TASKS:
         raise BadArgument("task", task, f"one of {', '.join(TASKS)}")
     return islice(_items(task, split, _stream(task, split, seed)), limit)
 
 
 def _items(task: str, split: Split, rng: random.Random) -> Iterator[Example]:
-    """Endless items of a split, none twice."""
-    given: set[str] = set()
+    """Endless distinct items of a split."""
+    prompts: set[str] = set()
     while True:
         item = TASKS[task](rng)
-        if split_of(item.prompt) == split and item.prompt not in given:
-            given.add(item.prompt)
+        if split_of(item.prompt) == split and item.prompt not in prompts:
+            prompts.add(item.prompt)
             yield item
