@@ -143,8 +143,9 @@ def _judge_comparisons(tally: Tally, how: str, point: OperatingPoint, depth: Int
         which = point.probes.index(at) if at in point.probes else 0
         tally.require(
             False,
-            f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth {expected[0][row]}: "
-            f"after layer {point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
+            f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth "
+            f"{expected[0][row]}: after layer "
+            f"{point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
         )
     careless = CARELESS_COMPARISONS.values()
     return np.array([(_compared_depths(point, signal, threshold, *each) != expected[0]).sum() for each in careless])

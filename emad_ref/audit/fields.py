@@ -369,12 +369,12 @@ class FieldsCheck:
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
             if not variant.by_lens:
-                found, expected = (
+                actual, expected = (
                     each.generate([prompt], self.new, frozenset()) for each in (decoder, self.own(point))
                 )
-                theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (found, expected))
+                theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (actual, expected))
                 there, here = (
-                    [each.tokens.depth[each.tokens.kept_of(0)][-self.new :].tolist()] for each in (found, expected)
+                    [each.tokens.depth[each.tokens.kept_of(0)][-self.new :].tolist()] for each in (actual, expected)
                 )
                 same = same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,

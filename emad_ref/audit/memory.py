@@ -80,13 +80,13 @@ def _growth_in_one_session(
     decoder: Decoder, prompts: Sequence[Prompt], fed: int, read: Callable[[], MemoryReading]
 ) -> MemoryReading:
     session, _ = decoder.start([Prompt(prompt.tokens[:OPENING], prompt.source) for prompt in prompts])
-    held, widest = session.length.copy(), min(decoder.capabilities.max_feed, WIDEST)
+    lengths, widest = session.length.copy(), min(decoder.capabilities.max_feed, WIDEST)
     piece = np.stack([np.resize(prompt.tokens, widest) for prompt in prompts])
     for number in range(WARM_UP + math.ceil(fed / widest)):
         if number == WARM_UP:
             before = read()
         session.feed(piece, None, 0)
-        session.rollback(held)
+        session.rollback(lengths)
     grown = _growth(before, read())
     session.close()
     return grown

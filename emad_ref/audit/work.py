@@ -209,8 +209,8 @@ def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints
     both = {"at full depth": full, "at a point with exits": exiting}
     with tally:
         fed = {name: _work_fed(each, prompt, continuation) for name, each in both.items()}
-        made = {name: _work_generated(each, prompt, new) for name, each in both.items()}
-        ways = (f"fed {len(continuation)}", fed, len(continuation) + 1), (f"generated {new}", made, new)
+        by_point = {name: _work_generated(each, prompt, new) for name, each in both.items()}
+        ways = (f"fed {len(continuation)}", fed, len(continuation) + 1), (f"generated {new}", by_point, new)
         for how, works, steps in ways:
             for name, work in works.items():
                 _judge_encoder_work(tally, f"{how} tokens {name}", work, source)
@@ -327,6 +327,6 @@ def _judge_head(tally: Tally, label: str, request: ObservedRequest) -> None:
     rows_met = max(rows for (layer, _), rows in request.rows.items() if layer == HEAD)
     tally.require(
         rows_met <= 2 * read + prompt + ROW_ROUNDING,
-        f"{label}: the head ran for {rows_met:g} rows, but its record counts {read} readouts (of {prompt} prompt tokens "
-        "besides, at most)",
+        f"{label}: the head ran for {rows_met:g} rows, but its record counts {read} readouts (of {prompt} prompt "
+        "tokens besides, at most)",
     )

@@ -428,14 +428,14 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
             raise BadArgument(
                 "adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", "nothing is decided in the sequence"
             )
-        asked, read = last + 1 - sequence.adaptive_from, sequence.input
+        n_decided, read = last + 1 - sequence.adaptive_from, sequence.input
         rows = len(inputs) + (read not in inputs)
-        if batch and max(max(widest, sequence.size) * rows, decided + asked) > tokens:
+        if batch and max(max(widest, sequence.size) * rows, decided + n_decided) > tokens:
             yield batch
             batch, inputs, widest, decided = [], set(), 0, 0
         batch.append(sequence)
         inputs.add(read)
-        widest, decided = max(widest, sequence.size), decided + asked
+        widest, decided = max(widest, sequence.size), decided + n_decided
     if batch:
         yield batch
 

@@ -427,8 +427,8 @@ def _count_numbers(shape: Sequence[int]) -> int:
 
 
 def _bin_header(path: Path) -> dict[str, tuple[str, int]]:
-    held = torch.load(path, map_location="meta", weights_only=True)
-    tensors = held.items() if isinstance(held, dict) else ()
+    stored = torch.load(path, map_location="meta", weights_only=True)
+    tensors = stored.items() if isinstance(stored, dict) else ()
     return {
         name: (_TORCH.get(value.dtype, str(value.dtype).removeprefix("torch.")), value.numel())
         for name, value in tensors
@@ -450,9 +450,9 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     except ValueError as error:
         raise BadArgument("config", config.model_type, "one part that is the text model", str(error)[:120]) from error
     if not isinstance(part, PreTrainedConfig):
-        held = next(key for key in ("text_config", *CONFIG_PARTS) if getattr(config, key, None) is part)
+        attribute = next(key for key in ("text_config", *CONFIG_PARTS) if getattr(config, key, None) is part)
         raise BadArgument(
-            f"config.{held}", _shorten(part), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
+            f"config.{attribute}", _shorten(part), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
         )
     text: PreTrainedConfig = part
     return text

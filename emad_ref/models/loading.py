@@ -365,15 +365,15 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
 # ---------------------------------------------------------------- names
 
 
-def _source_and_revision(name: str, given: str | None) -> tuple[_ModelSource, str | None]:
+def _source_and_revision(name: str, explicit_revision: str | None) -> tuple[_ModelSource, str | None]:
     """The source of a name, and the revision in the name or the argument."""
     plain, at, behind = name.rpartition("@")
     if not at or Path(name).is_dir():  # a folder's name may contain an @
-        source, revision = _source_of(name), given
+        source, revision = _source_of(name), explicit_revision
     elif not behind:
         raise BadArgument("name", name, "a branch, tag or commit of the hub behind the @", "e.g. pythia-410m@step3000")
-    elif given not in (None, behind):
-        raise BadArgument("revision", given, f"{behind!r}, as the name {name} says", "name it once")
+    elif explicit_revision not in (None, behind):
+        raise BadArgument("revision", explicit_revision, f"{behind!r}, as the name {name} says", "name it once")
     else:
         source, revision = _source_of(plain), behind
     if revision is not None and source.hub_id is None:

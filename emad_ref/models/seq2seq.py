@@ -427,8 +427,8 @@ class Seq2SeqStepper:
         shape = (*states.shape[:2], -1, self.geometry.head_dim)
         return attention.k(states).view(shape).transpose(1, 2), attention.v(states).view(shape).transpose(1, 2)
 
-    def _checked_source(self, row: int, given: Ints | None) -> Ints:
-        source: Ints = np.asarray(given)
+    def _checked_source(self, row: int, sent: Ints | None) -> Ints:
+        source: Ints = np.asarray(sent)
         if source.ndim != 1 or len(source) == 0 or source.dtype.kind not in "iu":
             raise BadArgument(f"sources[{row}]", source.tolist(), "integers of shape [s ≥ 1]", "T5 reads a source")
         bad = source[(source < 0) | (source >= self.vocabulary)]

@@ -167,7 +167,7 @@ def load_exit(path: Path | str) -> Exit:
     Parameters
     ----------
     path : Path
-        A file of ``save_exit`` or ``emad screen --out``: safetensors, with JSON in its metadata.
+        A file of ``save_exit`` or ``emad screen``: safetensors, with JSON in its metadata.
 
     Returns
     -------

@@ -233,16 +233,16 @@ def _small_talk(rng: random.Random) -> list[str]:
 def _dialogue(rng: random.Random) -> _PairText:
     """Two different exchanges, each opened by the same person: every exchange has an even number of turns."""
     name, other = rng.sample(NAMES, 2)
-    said, outcomes = (_small_talk(rng) if rng.random() < 0.5 else []), []
+    exchanged, outcomes = (_small_talk(rng) if rng.random() < 0.5 else []), []
     for turns, outcome in rng.sample(_DIALOGUES, 2):
         place, instead = rng.sample(PLACES, 2)
         roles: dict[str, Any] = {"name": name, "other": other, "place": place, "instead": instead}
         roles["time"] = rng.choice(TIMES).replace("In", "in").replace("On", "on")
         roles |= _amounts(rng) | {"thing": rng.choice(THINGS), "colour": rng.choice(COLOURS)}
         worded = (rng.choice(wordings) if len(wordings) > 1 else wordings[0] for wordings in turns)
-        said += [turn.format_map(roles) for turn in worded]
+        exchanged += [turn.format_map(roles) for turn in worded]
         outcomes.append(outcome.format_map(roles))
-    spoken = (f"{(name, other)[i % 2]}: {turn}" for i, turn in enumerate(said))
+    spoken = (f"{(name, other)[i % 2]}: {turn}" for i, turn in enumerate(exchanged))
     return _PairText(" ".join(spoken), "", " ".join(outcomes))
 
 
@@ -375,12 +375,12 @@ def corrupt_text(text: str, rng: random.Random) -> SourceTarget:
         raise BadArgument("text", text, "at least four words")
     start = rng.randint(0, max(0, len(words) - WINDOW))
     words = words[start : start + WINDOW]
-    source, told, at = [], [], 0
+    source, answer, at = [], [], 0
     for sentinel, (first, last) in zip(SENTINELS, _spans(rng, len(words)), strict=False):
         source += [*words[at:first], sentinel]
-        told += [sentinel, *words[first:last]]
+        answer += [sentinel, *words[first:last]]
         at = last
-    target = " ".join(told)
+    target = " ".join(answer)
     return SourceTarget("corrupted", " ".join([*source, *words[at:]]), target, (target,), text)
 
 

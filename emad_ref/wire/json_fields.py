@@ -136,11 +136,11 @@ def _read_object(name: str, kind: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise BadArgument(name, value, "an object with the fields of a point")
     hints = get_type_hints(kind)
-    given = {key: _read(f"{name}.{key}", hint, value[key]) for key, hint in hints.items() if key in value}
+    known_fields = {key: _read(f"{name}.{key}", hint, value[key]) for key, hint in hints.items() if key in value}
     for each in fields(kind):
-        if each.default is MISSING and each.name not in given:
+        if each.default is MISSING and each.name not in known_fields:
             raise BadArgument(f"{name}.{each.name}", None, "a value", "this field has no default")
-    return kind(**given)
+    return kind(**known_fields)
 
 
 def _number(name: str, value: Any) -> float:

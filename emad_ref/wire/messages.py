@@ -66,7 +66,7 @@ def read_array(frame: WireFrame, name: str, dtypes: Sequence[str], shape: Sequen
         raise BadArgument(name, None, f"an array, {expected}")
     array = frame.arrays[name]
     fits = array.ndim == len(shape) and all(
-        wanted in (None, size) for size, wanted in zip(array.shape, shape, strict=False)
+        expected_size in (None, size) for size, expected_size in zip(array.shape, shape, strict=False)
     )
     if not fits or array.dtype.name not in dtypes:
         raise BadArgument(name, f"{array.dtype.name} {list(array.shape)}", expected)
