@@ -156,7 +156,7 @@ def emad_pair(
     emad_settings: RunSettings, emad_host: RunResources, emad_register: dict[str, Claim]
 ) -> Iterator[PairMeasurements]:
     """Everything this run knows of its small and its large model: one pair for all models under test."""
-    from emad_ref.claims.ead_f1 import savings
+    from emad_ref.claims.switching import savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair import PairMeasurements
 

@@ -1,4 +1,4 @@
-"""What EE-7 and EMAD-X2 share: a promise about calibration sets, and how many of them are shown to have kept it.
+"""Promises of calibration: EE-7 and EMAD-X2, and how many calibration sets are shown to have kept theirs.
 
 A promise P(risk ≤ δ) ≥ 1 − ε is about sets drawn anew, so sets are the unit, and no two share a member. Each has chosen
 a threshold; what that risks is known from a pool which no set has a member of. A set has broken the promise where its
@@ -10,13 +10,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 from scipy import stats
 
-from emad_ref.record import Bools, Floats
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import LEVEL, LegTest, leg_test
-from emad_ref.sweep.risk import hoeffding_bentkus
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.early_exit_answers import (
+    EXIT_TASKS,
+    exit_row,
+    inapplicable_leg,
+    missing_task_legs,
+    undecided_leg,
+)
+from emad_ref.claims.premises import exit_answer_absent
+from emad_ref.measurements.early_exits import EarlyExitMeasurements, TextConsistency
+from emad_ref.measurements.learned_exit import ExitEvaluation
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.record import Bools, Floats, Ints
+from emad_ref.screening.guarantee import EXCESS
+from emad_ref.statistics.estimate import Estimate, needed_n
+from emad_ref.statistics.legs import LEVEL, LegTest, combine_verdict, count_leg, decide_legs, leg_test
+from emad_ref.statistics.rates import mean_rate
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Leg, Verdict
+from emad_ref.sweep.risk import (
+    betting_p_values,
+    hoeffding_bentkus,
+    needed_documents,
+    needed_sequences,
+    select_threshold,
+)
 
 MISLED = 0.01  # chance, over pools, that any threshold is taken for another than it is
 NOUN = "calibration sets"
@@ -76,3 +100,305 @@ def needed_sets(least: float, misled: float = MISLED) -> int:
     63
     """
     return math.ceil(math.log(LEVEL - misled) / math.log(least))
+
+
+# ---------------------------------------------------------------- EE-7: thresholds of softmax response
+
+
+THRESHOLDS = (0.99, 0.9, 0.7, 0.4, 0.1)  # of softmax response, strict to loose
+ENOUGH = 0.5  # share of sets that must choose an exit for the promise to be worth something
+
+
+@dataclass(frozen=True)
+class PromiseEvidence:
+    """``consistency``: by task, of a model of ``layers`` blocks; ``missing``: task that could not be asked → why."""
+
+    consistency: Mapping[str, TextConsistency]
+    layers: int
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromiseCounts:
+    """What became of the promise, set by set: numbers of sets.
+
+    ``exiting``: chose a threshold at all. ``broken``, ``safe``: whose choice is shown to risk more than δ, or less.
+    ``seen``: whose choice risks at most δ as the pool has it. ``saved``: blocks per token, mean over sets.
+    """
+
+    sets: int
+    exiting: int
+    broken: int
+    safe: int
+    seen: int
+    saved: float
+
+
+def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict:
+    """EE-7: do thresholds chosen by Learn-then-Test keep their promise over calibration sets?
+    (Early-exit LLMs, Introduction, Eq. (1))
+
+    Sets are the unit, and no two share an item: sets drawn again and again from the same items agree because of those
+    items. Each set chooses by ``sweep.risk.certify``; what became of the promise is looked up in a pool.
+
+    The promise is a theorem for independent losses in 0–1: a falsified row tells of the machine that keeps it. It
+    cannot fail where no threshold on the grid risks more than δ, and is worth little where most sets choose full depth:
+    neither survives.
+
+    One leg per task: the share of calibration sets whose choice kept the promise, against 1 − ε.
+    """
+    delta = asked.claim.thresholds["tolerance"]
+    tests: list[LegTest] = []
+    beside = missing_task_legs(found.missing)
+    for task, each in found.consistency.items():
+        name, (more, less) = f"{task}, δ={delta:g}", risk_shown(each.pool, delta)
+        kept = promise_counts(each, more, less, found.layers, asked)
+        if (leg := _undecidable_promise_leg(name, each, more, kept, asked)) is not None:
+            beside.append(leg)
+        else:
+            tests.append(_promise_leg(name, kept, asked))
+        beside += _promise_worth_legs(task, each, kept, asked.claim.unit)
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def promise_counts(each: TextConsistency, more: Bools, less: Bools, layers: int, asked: ClaimContext) -> PromiseCounts:
+    """Let every set choose, and look the choices up."""
+    delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
+    chosen = [select_threshold(losses, each.mean_exit, layers, tolerance=delta, level=level) for losses in each.sets]
+    exiting = [index for one in chosen if (index := one.certificate.index) is not None]
+    full, risk = len(chosen) - len(exiting), each.pool.mean(axis=0)
+    return PromiseCounts(
+        len(chosen),
+        len(exiting),
+        int(more[exiting].sum()),
+        full + int(less[exiting].sum()),
+        full + int((risk[exiting] <= delta).sum()),
+        sum(one.blocks_saved for one in chosen) / max(1, len(chosen)),
+    )
+
+
+def _undecidable_promise_leg(
+    name: str, each: TextConsistency, more: Bools, kept: PromiseCounts, asked: ClaimContext
+) -> Leg | None:
+    """Why these items could not falsify the claim, or let it survive, whatever the truth; None where they could."""
+    delta, items, least = asked.claim.thresholds["tolerance"], len(each.pool), asked.claim.minimum.get("items", 0)
+    if items < least:
+        return undecided_leg(name, f"{items} items, at least {least} are needed", items)
+    if not kept.sets:
+        return undecided_leg(name, "too few items for a calibration set", items)
+    if kept.broken:
+        return None
+    worst = each.pool.mean(axis=0).max()
+    if worst <= delta:
+        return inapplicable_leg(name, f"no threshold differs by more than {worst:.3f}: nothing could break", items)
+    if not more.any():
+        return undecided_leg(name, f"no threshold is shown to differ by more than {delta:g} on {items} items", items)
+    if kept.exiting < ENOUGH * kept.sets:
+        return undecided_leg(name, f"{kept.exiting} of {kept.sets} sets certify any exit, half are needed", kept.sets)
+    return None
+
+
+def _promise_leg(name: str, kept: PromiseCounts, asked: ClaimContext) -> LegTest:
+    """Of the sets that are sure to have kept or broken the promise."""
+    counts = {"sure": kept.safe, "not_so": kept.broken, "seen": kept.seen}
+    least, claim = asked.claim.thresholds["coverage"], asked.claim
+    return set_share_leg(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum)
+
+
+def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, unit: str) -> list[Leg]:
+    """What the promise is worth: whether any exit is chosen, what it saves, and how each threshold differs."""
+    legs = [
+        count_leg(f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit),
+        count_leg(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
+    ]
+    for threshold, loss, depth in zip(THRESHOLDS, each.pool.mean(axis=0), each.mean_exit, strict=True):
+        name, said = f"{task}, λ={threshold:g}: difference from full depth", f"mean exit {depth:.2f}"
+        legs.append(count_leg(name, loss, len(each.pool), "D", said))
+    return legs
+
+
+def promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
+    """Answers under softmax response at each threshold, compared with the text of full depth."""
+    found = {task: exits.consistency(task, THRESHOLDS) for task in exits.tasks}
+    return PromiseEvidence(found, exits.subject.stepper.layers, exits.missing)
+
+
+# ---------------------------------------------------------------- EMAD-X2: the guarantee of an exit
+
+
+SHARE = "share of calibration sets"
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationDraws:
+    """``chosen`` int64 [sets]: the threshold that each set certified, by its place, −1 for full depth.
+
+    ``pool`` [documents, λ] losses in 0–B at each threshold, of documents that no set has.
+    """
+
+    chosen: Ints
+    pool: ByDocument
+
+
+@dataclass(frozen=True)
+class GuaranteeEvidence:
+    """``losses`` [documents] in 0–B of the exit on evaluated ones; None: full depth was chosen, and ``why`` says why.
+
+    ``risk``, ``error``, ``cap``: δ, ε and B. ``documents``: it was calibrated on.
+    ``power``: what it states of itself, or None.
+    """
+
+    losses: ByDocument | None
+    risk: float
+    error: float
+    documents: int
+    power: float | None = None
+    draws: CalibrationDraws | None = None
+    why: str = ""
+    cap: float = 1.0
+
+
+def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-X2: does the guarantee given for an exit hold on fresh text, and are its calibration sets large enough?
+
+    A guarantee (``screening.guarantee``) says that the mean loss of a document, bounded by B, is at most δ, with
+    probability 1 − ε over calibration sets: Learn-then-Test chose by it. Three things are looked at, each a leg:
+
+    risk   of the exit put forward, on evaluated documents that nothing was fitted or chosen on: its mean loss against
+           δ. An ε of honest guarantees fail here, too: of one exit there is but one draw. It survives by betting, as
+           certified as the guarantee itself, and so with no fewer documents: a mean of few that happen to lose nothing
+           knows nothing of the twentieth that loses B.
+    draws  where text can be drawn again and again, calibration sets that share no document: the share of them whose
+           choice keeps the promise on a pool of others, against 1 − ε.
+    power  the share of such sets that certify any exit, against ``power``: sets too small to certify one promise
+           nothing wrong. Where no sets were drawn it is the power that the guarantee states for itself, and opens the
+           row where it is less, for no reader can hold that number against data.
+
+    Full depth keeps any promise. Where it was chosen, and no sets were drawn, the row does not apply; nor does the leg
+    on draws where no threshold on the grid risks more than δ, for then none could break.
+    """
+    if found.losses is None and found.draws is None:
+        return asked.not_applicable(f"full depth was chosen, which keeps any promise: {found.why or 'no exit'}")
+    tests: list[LegTest] = []
+    beside: list[Leg] = []
+    if found.losses is not None:
+        tests.append(_fresh_risk(found.losses, found, asked))
+    if found.draws is not None:
+        kept = _promises_kept(found.draws, found, asked)
+        if isinstance(kept, LegTest):
+            tests.append(kept)
+        else:
+            beside.append(kept)
+        tests.append(_certifying(found.draws, asked))
+    else:
+        beside.append(_stated(found, asked))
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest:
+    ones, risk = losses.like(np.ones(len(losses))), found.risk
+    mean = mean_rate(losses, ones, threshold=risk, rng=asked.rng, unit=asked.claim.unit)
+    shares, tolerance = losses.values[:, None] / found.cap, risk / found.cap
+    (certified,) = betting_p_values(shares, tolerance, LEVEL)
+    mean = replace(mean, p_below=max(mean.p_below, float(certified)))
+    tested = leg_test(f"risk on fresh documents, δ={risk:g}", mean, "above", risk, asked.claim.minimum)
+
+    def needed(error: float) -> int | None:
+        if mean.value > risk:
+            return needed_n(mean, error)
+        number = needed_documents(shares, tolerance, error)
+        return None if number is None else max(number, mean.n + 1)
+
+    return replace(tested, needed=needed, to_survive=needed_sequences(tolerance, LEVEL))
+
+
+def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest | Leg:
+    """Sets whose choice is shown to keep the promise, among all; or why none could have broken it."""
+    risk = found.risk
+    name = f"promises kept, δ={risk:g}"
+    means, sets = draws.pool.values.mean(axis=0), len(draws.chosen)
+    if means.max() <= risk:
+        said = f"no threshold risks more than {means.max():.3g}: nothing could break"
+        return Leg(name, "not applicable", None, None, sets, None, SHARE, said)
+    more, less = risk_shown(draws.pool.values / found.cap, risk / found.cap)
+    exiting = draws.chosen[draws.chosen >= 0]
+    full = sets - len(exiting)
+    return set_share_leg(
+        name,
+        sets,
+        sure=full + int(less[exiting].sum()),
+        not_so=int(more[exiting].sum()),
+        seen=full + int((means[exiting] <= risk).sum()),
+        least=1 - found.error,
+        unit=SHARE,
+        minimum=asked.claim.minimum,
+    )
+
+
+def _certifying(draws: CalibrationDraws, asked: ClaimContext) -> LegTest:
+    sets, exiting = len(draws.chosen), int((draws.chosen >= 0).sum())
+    return set_share_leg(
+        "sets that certify an exit",
+        sets,
+        sure=exiting,
+        not_so=sets - exiting,
+        seen=exiting,
+        least=asked.claim.thresholds["power"],
+        unit=SHARE,
+        minimum=asked.claim.minimum,
+        misled=0.0,
+    )
+
+
+def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
+    """The power that the guarantee states: enough, too little, or none stated."""
+    name, least = "power of its calibration set, as stated", asked.claim.thresholds["power"]
+    if found.power is None:
+        return Leg(name, "unmeasured", None, None, 0, least, SHARE, "the guarantee states none")
+    leg = count_leg(name, found.power, found.documents, SHARE)
+    if found.power >= least:
+        return replace(leg, threshold=least)
+    said = f"a set of {found.documents} documents certifies an exit in {found.power:.0%} of draws"
+    return replace(leg, outcome="inconclusive", threshold=least, good="higher", reason=said)
+
+
+def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From the guarantee that the exit carries, and its losses on evaluated documents."""
+    if unjudged := exit_answer_absent(evidence, asked):
+        return unjudged
+    return Answer(_guarantee_verdict(evidence.learned_exit, asked), evidence.corpus, evidence.fingerprint)
+
+
+def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
+    guarantee, point = beyond.exit.guarantee, beyond.point
+    if guarantee is None:
+        return asked.unmeasured(f"the exit carries no guarantee{': ' if point is None else ''}{beyond.exit.why_none}")
+    if guarantee.loss != EXCESS.name:
+        return asked.unmeasured(f"its guarantee is about the loss {guarantee.loss!r}, which is not measured here")
+    losses = None if point is None else beyond.excess
+    return decide_guarantee(
+        GuaranteeEvidence(
+            losses,
+            guarantee.risk,
+            guarantee.error,
+            guarantee.documents,
+            guarantee.power,
+            why=beyond.exit.why_none,
+            cap=guarantee.cap,
+        ),
+        asked,
+    )
+
+
+QUESTIONS = (
+    exit_row("EE-7", promise_evidence, decide_kept_promises, legs=EXIT_TASKS),
+    # Risk, promises kept, sets that certify.
+    Question(
+        "EMAD-X2",
+        "model",
+        answer_guarantee,
+        legs=lambda study, layers: 3,
+        budget="standard",
+        decide=decide_guarantee,
+    ),
+)

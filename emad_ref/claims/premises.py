@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from emad_ref.claims.base import Answer, ClaimContext
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.study import Study
 from emad_ref.measurements.verification import FlopVerification
 from emad_ref.statistics.legs import count_leg
 from emad_ref.statistics.verdicts import Verdict
@@ -16,6 +20,28 @@ def quality_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict
     if reason := evidence.subject.without_quality or evidence.replay_validity.refusal:
         return asked.not_applicable(reason)
     return None
+
+
+def replayed_row(
+    claim: str,
+    gather: Callable[[ModelMeasurements], Any],
+    decide: Callable[[Any, ClaimContext], Verdict],
+    *,
+    attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
+    legs: Callable[[Study, int], int],
+) -> Question[ModelMeasurements]:
+    """The row of a claim that is decided by replay: ``decide`` what ``gather`` takes, under ``quality_premise``.
+
+    ``attach``: what stands beside the verdict where there is one.
+    """
+
+    def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+        if absent := quality_premise(evidence, asked):
+            return Answer(absent, evidence.corpus, evidence.fingerprint)
+        verdict = decide(gather(evidence), asked)
+        return Answer(verdict, evidence.corpus, evidence.fingerprint, attach(evidence))
+
+    return Question(claim, "model", answer, legs=legs, decide=decide)
 
 
 def decoder_refusal(evidence: ModelMeasurements) -> str:

@@ -1,7 +1,8 @@
-"""What EMAD-F1 and its literal reading share: quality at every operating point that saves enough FLOPs.
+"""Quality at operating points: EMAD-F1, its literal reading, and EMAD-E10, a margin chosen on validation.
 
-Legs per judged point: one per corpus (perplexity rise), one for accuracy. Points that save less are listed as not
-applicable. No judged point → not applicable, never survived.
+EMAD-F1 and its literal reading judge every operating point that saves enough FLOPs. Legs per judged point: one per
+corpus (perplexity rise), one for accuracy. Points that save less are listed as not applicable. No judged point → not
+applicable, never survived.
 
 The accuracy leg asks whether two or more of the k tasks that count at the point (``statistics.accuracy``) lose more
 than the threshold. Tasks are judged one by one, never pooled or averaged; each stands beside the leg as measured, with
@@ -15,6 +16,8 @@ A task below the minimum of items shows neither. One counting task alone leaves 
 task loses: text without tasks of its own gives one, continuation choice. None leaves the leg unmeasured. So the row
 cannot survive on perplexity alone, nor on one task beside others that cannot fall. The worst counting task and its loss
 stand in the verdict's reason, whatever the verdict.
+
+No claim here applies to weights without quality, or behind a decoder for which replay does not speak.
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.premises import decoder_refusal, quality_premise, replayed_row
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.operating_points import PointMeasurements
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.operating_points import PointMeasurements, point_attachments, task_attachments
+from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
 from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, accuracy_drop, needed_items
 from emad_ref.statistics.estimate import Estimate
@@ -42,7 +48,14 @@ from emad_ref.statistics.legs import (
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import document_draws, perplexity_rise, resamples_for
+from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
+from emad_ref.sweep.grids import SETTINGS_PER_FAMILY
+from emad_ref.sweep.losses import PointLoss
+from emad_ref.text import world
+
+SHOWN = 20  # legs that are listed, worst first
+USEFUL = 0.15  # net FLOP reduction below which the paper does not speak of an operating point
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,12 @@ class QualityEvidence:
 
 
 def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | None = None) -> Verdict:
-    """The verdict over all points.
+    """EMAD-F1, falsifier: at every point put forward that saves enough FLOPs, does quality hold?
+    (EMAD, Experiments, Falsification criteria, first item)
+
+    A net FLOP reduction of 15 % that costs more than 1 % of perplexity, or a point of accuracy on two or more tasks,
+    refutes the method. Judged are the points a run puts forward as usable: the calibrated default, the margin chosen on
+    validation, the one the user names. A task asked for that could not be scored is a leg that was not seen.
 
     Thresholds ``flop_reduction``, ``perplexity_rise``, ``accuracy_drop``; minimum ``documents`` and ``items``. Points
     of one corpus share their bootstrap samples.
@@ -86,7 +104,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
 
 
 def is_usable(verdict: Verdict, point: str) -> bool:
-    """Whether a verdict of ``judged`` lets the point of this name stand: judged, and no leg of it falsified."""
+    """Whether a verdict of ``decide_quality`` lets the point of this name stand: judged, and no leg of it falsified."""
     outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
     return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
 
@@ -250,3 +268,159 @@ def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdic
     loss, task, name = max(losses)
     worst = f"worst task that counts: {task} loses {100 * loss:z.1f} points at {name}"
     return replace(verdict, reason=f"{verdict.reason}; {worst}")
+
+
+# ---------------------------------------------------------------- EMAD-F1 and its literal reading
+
+
+def answer_points_put_forward(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """The points put forward on the run's corpus and on every task; beside it the operating-point table.
+
+    Raises:
+        AuditRefutedError: the decoder under test does not give what is read for it (``ReplayValidity.spot_checked``).
+    """
+    verdict = quality_premise(evidence, asked)
+    if verdict is not None:
+        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=decoder_refusal(evidence))
+    points, subject = evidence.points, evidence.subject
+    windows = subject.sequences("evaluate", subject.budget.evaluate)
+    for point in points.put_forward:
+        evidence.replay_validity.spot_checked(point, windows, evidence.scored.sequences).require()
+    found = QualityEvidence([measurements_at(evidence, loss) for loss in points.losses], evidence.scored.unmeasured)
+    verdict = decide_quality(found, asked)
+    by_leg = {leg.name: leg.interval for leg in verdict.legs}
+    names = [loss.point.name for loss in points.losses]
+    intervals = {name: by_leg.get(perplexity_leg(name, evidence.corpus)) for name in names}
+    exhibits = point_attachments(points, intervals) + task_attachments(points)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
+
+
+def measurements_at(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:
+    """What is judged at a point: ``CandidatePoints.at``, and lm-eval's perplexity tasks as further corpora."""
+    held = evidence.points.at(loss)
+    return replace(held, perplexity={**held.perplexity, **evidence.scored.published.corpora(loss.point)})
+
+
+def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-F1-literal: at any point of the sweep that saves enough FLOPs, usable or not, does quality hold?
+    (EMAD, Experiments, Falsification criteria, first item, read literally: it speaks of any operating point)
+
+    Every margin of the grid is judged by the rule of EMAD-F1, on the tasks that one trace decides at every point;
+    programs and lm-eval's tasks would have to be run at each. Only the worst legs are listed.
+    """
+    return decide_quality(found, asked, shown=SHOWN)
+
+
+def every_margin(evidence: ModelMeasurements) -> QualityEvidence:
+    """EMAD at every margin of the grid, on the evaluation split."""
+    points, tasks = evidence.points, evidence.scored.replayed
+    return QualityEvidence([points.at(loss, tasks=tasks) for loss in points.emad_sweep])
+
+
+# ---------------------------------------------------------------- EMAD-E10: the margin chosen on validation
+
+
+@dataclass(frozen=True)
+class SelectedMargin:
+    """The cheapest margin within bounds on validation, and the share of FLOPs it saves there, net."""
+
+    name: str
+    net_reduction: float
+
+
+@dataclass(frozen=True)
+class MarginTest:
+    """On the test split: NLL sums at the selected margin and at full depth, nats, and tokens, by document.
+
+    ``perplexity``: of full depth. ``tasks``: the replayed ones at the margin, whether or not they count.
+    """
+
+    nll_nats: ByDocument
+    full_nll_nats: ByDocument
+    tokens: ByDocument
+    perplexity: float
+    tasks: Mapping[str, TaskAccuracy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MarginEvidence:
+    """``selected``: None where no margin holds the bounds. ``tested``: None where nothing useful is selected."""
+
+    selected: SelectedMargin | None
+    tested: MarginTest | None = None
+
+
+def useful(selected: SelectedMargin | None) -> bool:
+    """Whether there is an operating point to speak of."""
+    return selected is not None and selected.net_reduction >= USEFUL
+
+
+def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E10: does a margin selected on a validation set hold the drop on a test set? (EMAD, Margin selection)
+
+    Perplexity within the stricter of two bounds, points and relative; and the accuracy of each replayed task that
+    counts at the margin (``statistics.accuracy``), one by one: pooled, tasks on which the rule never acts would dilute
+    the one that falls. Where tasks are scored and fewer than two of them count, the accuracy leg is unmeasured, so that
+    perplexity or one task can refute the claim and cannot carry it.
+
+    It does not apply where no margin that saves what the paper calls an operating point holds the bounds on validation.
+
+    One leg for perplexity, one for each task that counts; the other tasks are listed with the reason.
+    """
+    selected, tested = found.selected, found.tested
+    if selected is None or not useful(selected):
+        saved = "none at all" if selected is None else f"{selected.name} ({selected.net_reduction:+.1%} net)"
+        return asked.not_applicable(
+            f"no margin that saves {USEFUL:.0%} holds the bounds on validation; selected: {saved}"
+        )
+    assert tested is not None, "a useful margin is tested"
+    claim = asked.claim
+    bound = min(claim.thresholds["perplexity_points"] / tested.perplexity, claim.thresholds["perplexity_rise"])
+    sums = tested.nll_nats, tested.full_nll_nats, tested.tokens
+    rise = perplexity_rise(*sums, threshold=bound, rng=asked.rng)
+    legs = [leg_test(f"{selected.name}: perplexity", rise, "above", bound, claim.minimum)]
+    least = claim.thresholds["accuracy_drop"]
+    drops = {task: task_drop(held, least) for task, held in tested.tasks.items()}
+    counting = [task for task, held in tested.tasks.items() if held.counts]
+    legs += [leg_test(f"{selected.name}: {task}", drops[task], "above", least, claim.minimum) for task in counting]
+    beside = [
+        estimate_leg(f"{selected.name}: {task}", drops[task], held.standing, least)
+        for task, held in tested.tasks.items()
+        if not held.counts
+    ]
+    if tested.tasks and len(counting) < FEWEST:
+        beside.append(unmeasured_leg(f"{selected.name}: accuracy", uncounted_reason(tested.tasks)))
+    return combine_verdict(claim, asked.model, [*decide_legs(legs, asked.other_legs), *beside])
+
+
+def margin_evidence(evidence: ModelMeasurements) -> MarginEvidence:
+    """The margin that the run selects, replayed on the evaluation split."""
+    chosen = evidence.points.selected
+    selected = None if chosen is None else SelectedMargin(chosen.point.name, chosen.net_reduction)
+    tested = tested_at(evidence, chosen.point) if chosen is not None and useful(selected) else None
+    return MarginEvidence(selected, tested)
+
+
+def tested_at(evidence: ModelMeasurements, point: OperatingPoint) -> MarginTest:
+    """What ``point`` loses on the evaluation split."""
+    full, traces = evidence.points.full_loss, evidence.traces
+    adaptive = evidence.rivals.evaluated(point)
+    nll, reference = (traces.by_document(loss.nll_nats) for loss in (adaptive, full))
+    tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
+    return MarginTest(nll, reference, traces.lengths, full.perplexity, tasks)
+
+
+QUESTIONS = (
+    # Accuracy, and perplexity on the corpus and on each task that is one, of each of the points put forward.
+    Question(
+        "EMAD-F1",
+        "model",
+        answer_points_put_forward,
+        legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None)),
+        decide=decide_quality,
+    ),
+    replayed_row(
+        "EMAD-F1-literal", every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY
+    ),
+    replayed_row("EMAD-E10", margin_evidence, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)),
+)

@@ -212,7 +212,7 @@ def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
 
 
 def _open_pair(stack: ExitStack, docket: RunPlan, host: Any, names: tuple[str, str]) -> PairMeasurements:
-    from emad_ref.claims.ead_f1 import savings
+    from emad_ref.claims.switching import savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair import PairMeasurements
 

@@ -161,7 +161,7 @@ def perplexity_rise(
     documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than 300
     documents. Simulations at the threshold used log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal, 1
     and 2 % ruined documents, and lengths of any kind, independent of the rises or not. 200 to 800 documents survive in
-    at most 5 % and are falsified in at most 6 % (``tests/questions/cases/emad_f1.py``). If half a per cent of 400
+    at most 5 % and are falsified in at most 6 % (``tests/claims/cases/quality.py``). If half a per cent of 400
     documents lose 2 nats, more than is assumed, 11 % survive.
 
     Args:

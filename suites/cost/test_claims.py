@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.claims.base import RunPlan
-from emad_ref.claims.emad_f2 import usable_point
+from emad_ref.claims.speedup import usable_point
 from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_samples
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.claims.base import Answer, ClaimContext, question_of
-from emad_ref.claims.emad_e2 import FED, SEEDS, answered, differences_at
+from emad_ref.claims.identities import FED, SEEDS, answer_from_differences, differences_at
 from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.hypothesis_profile import property_settings, raise_refusal, stop_search_on_refusal
 from pytest_emad.options import RunSettings
@@ -33,6 +33,6 @@ def test_logits_at_any_admissible_depth_are_the_full_models(
 
         with raise_refusal():
             compare()
-        return answered(evidence, asked, drawn)
+        return answer_from_differences(evidence, asked, drawn)
 
     emad_ask("EMAD-E2", replace(question_of("EMAD-E2"), answer=answer))

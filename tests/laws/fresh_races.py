@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 from tabulate import tabulate
 
-from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide
+from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
 from emad_ref.measurements.study import BUDGETS, Budget
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.units import ByPair
-from tests.questions.simulation import asked
+from tests.claims.simulation import asked
 
 BETWEEN, WITHIN = 0.01, 0.05  # standard deviations of the log ratio of two arms
 DRAWS = 100
@@ -51,7 +51,7 @@ def verdicts(budget: Budget, speedup: float, neighbour: str = "") -> Counter[str
     for draw in range(DRAWS):
         rng = np.random.default_rng([draw, budget.rank, round(1000 * speedup)])
         batches = {rows: raced(budget, rng, speedup, neighbour) for rows in budget.batch_sizes}
-        said[decide(SpeedupEvidence(batches), asked("EMAD-F2", rng)).verdict] += 1
+        said[decide_speedup(SpeedupEvidence(batches), asked("EMAD-F2", rng)).verdict] += 1
     return said
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from emad_ref.benchmark.clock import time_pairs
-from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide
+from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
 from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.units import ByPair
-from tests.questions.simulation import asked
+from tests.claims.simulation import asked
 
 RUNS, JUDGED, PAIRS, LEVEL = 200, 60, 30, 0.95
 LEAST = LEVEL - 4 * math.sqrt(LEVEL * (1 - LEVEL) / RUNS)  # four standard errors of a share of so many runs
@@ -85,5 +85,5 @@ def test_no_run_of_arms_that_do_the_same_lets_a_speed_up_survive(name):
         for batch in (1, 4):
             taken = seconds(MACHINES[name], 2 * run + (batch > 1))
             batches[batch] = TimedBatch(taken.pop("adaptive"), taken)
-        verdict = decide(SpeedupEvidence(batches), asked("EMAD-F2", np.random.default_rng(run)))
+        verdict = decide_speedup(SpeedupEvidence(batches), asked("EMAD-F2", np.random.default_rng(run)))
         assert verdict.verdict != "survived", (run, verdict.reason)

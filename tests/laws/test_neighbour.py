@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 import emad_ref
-from emad_ref.claims.emad_f2 import SpeedupEvidence, decide, timed_batch
+from emad_ref.claims.speedup import SpeedupEvidence, decide_speedup, timed_batch
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.process_replicates import run_task_file
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Decoder, Request
-from tests.questions.simulation import asked
+from tests.claims.simulation import asked
 
 BUDGET = replace(BUDGETS["smoke"], pairs=30, processes=5, batch_sizes=(1,), prompt_tokens=16, new_tokens=8)
 NAME = "adaptive"  # of the point
@@ -87,7 +87,7 @@ def verdict(planted: str) -> str:
     (timed,) = made.latency.timed(point).values()
     assert timed.by_pair()["full"].processes == BUDGET.processes
     found = SpeedupEvidence({1: timed_batch(timed, made.latency.checked(timed, point))})
-    return decide(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
+    return decide_speedup(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
 
 
 @contextmanager

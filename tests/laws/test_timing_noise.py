@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from emad_ref.claims.emad_f2 import SpeedupEvidence, TimedBatch, decide
+from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.speedup import log_ratio, steadiness, total_ratio, work_ratio
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg
+from tests.claims.simulation import asked
 from tests.laws.timing_noise import (
     LEVEL,
     SHAPES,
@@ -24,7 +25,6 @@ from tests.laws.timing_noise import (
     shared_drift,
     slow_at_times,
 )
-from tests.questions.simulation import asked
 
 MOST = 0.06  # false verdicts each way
 DRAWS, MEASURED = 50, 1000
@@ -69,7 +69,7 @@ def legs(race: tuple[ByPair, ByPair]) -> tuple[Leg, ...]:
     """Of EMAD-F2, asked of one race."""
     baseline, point = race
     found = SpeedupEvidence({1: TimedBatch(point, {"full depth": baseline})})
-    return decide(found, asked("EMAD-F2", np.random.default_rng(0))).legs
+    return decide_speedup(found, asked("EMAD-F2", np.random.default_rng(0))).legs
 
 
 @pytest.mark.parametrize("shape", [autoregressive(0.8), shared_drift(0.03)])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from emad_ref.benchmark.energy import Unmeasured
-from emad_ref.claims.emad_n1 import energy_counter
+from emad_ref.claims.energy import energy_counter
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 

@@ -137,11 +137,11 @@ def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, sourc
 PLUGIN = """
 from functools import partial
 
-from emad_ref.claims import emad_n1
+from emad_ref.claims import energy
 
-emad_n1.device_uuid = lambda device: {board!r}
-emad_n1.paired = partial(emad_n1.paired, min_seconds=0.1)
-emad_n1.SMOKE_PAIRS = 30
+energy.device_uuid = lambda device: {board!r}
+energy.measure_pairs = partial(energy.measure_pairs, min_seconds=0.1)
+energy.SMOKE_PAIRS = 30
 """
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import StaticCache
 
 from emad_ref.benchmark.clock import PairedTimings
-from emad_ref.claims import emad_f2
+from emad_ref.claims import speedup
 from emad_ref.measurements import latency
 from emad_ref.measurements.latency import (
     AUDITED_ROWS,
@@ -36,7 +36,7 @@ from emad_ref.record import Record
 from emad_ref.report.tables import plain_table
 from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.units import ByPair
-from tests.questions.simulation import asked
+from tests.claims.simulation import asked
 from tests.small import LAYERS, small_model
 from tests.small_evidence import FEW, small_evidence
 
@@ -416,16 +416,16 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
         assert {len(prompts) for prompts in requests.prompts} == {rows}
         assert evidence.latency.checked(requests, point).passed is True
     assert list(evidence.latency.timed(point)) == [1, 4], "what decides is what decided before"
-    found = emad_f2.speedup_evidence_at(evidence, point, "")
+    found = speedup.speedup_evidence_at(evidence, point, "")
     assert list(found.every) == [1, 2, 4, 8, 16]
     question = asked("EMAD-F2", np.random.default_rng(0))
-    verdict = emad_f2.decide(found, question)
+    verdict = speedup.decide_speedup(found, question)
     legs = {leg.name: leg for leg in verdict.legs}
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
     assert legs["batch 8: timed requests"].n > 0
-    exhibits = emad_f2.speedup_exhibits(found, evidence, point, question)
-    said = emad_f2.speedup_limit_of(found.every).said
-    assert legs[emad_f2.ENDS].reason == said
+    exhibits = speedup.speedup_exhibits(found, evidence, point, question)
+    said = speedup.speedup_limit_of(found.every).said
+    assert legs[speedup.ENDS].reason == said
     assert verdict.reason.endswith(said)
     assert any(note.endswith(said) for note in exhibits.notes)
     (table,) = exhibits.tables
@@ -440,10 +440,10 @@ def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeyp
     """And its times end nowhere."""
     evidence = sweeping(monkeypatch, lying(another_token))
     point = evidence.traces.profile.point(0.0)
-    found = emad_f2.speedup_evidence_at(evidence, point, "")
+    found = speedup.speedup_evidence_at(evidence, point, "")
     honest = {rows: replace(timed, check=None) for rows, timed in found.batches.items()}
-    verdict = emad_f2.decide(replace(found, batches=honest), asked("EMAD-F2", np.random.default_rng(0)))
+    verdict = speedup.decide_speedup(replace(found, batches=honest), asked("EMAD-F2", np.random.default_rng(0)))
     assert verdict.verdict == "falsified"
     assert "batch 2: timed requests" in {leg.name for leg in verdict.legs if leg.outcome == "falsified"}
     assert "vanishes" not in verdict.reason
-    assert emad_f2.ENDS not in {leg.name for leg in verdict.legs}
+    assert speedup.ENDS not in {leg.name for leg in verdict.legs}

@@ -11,7 +11,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.statistics.fronts import FamilySplit, PointFamily, at_equal_flops, comparison_leg, resamples_for_legs
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import load_register
-from tests.questions.duelling import Text, convex, family, halved, linear, renamed
+from tests.claims.cases.ablations import Text, convex, family, halved, linear, renamed
 
 LEVELS = (0.15, 0.30)
 

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from emad_ref.errors import BadArgument
 from emad_ref.statistics.accuracy import retained_share
 from emad_ref.statistics.units import ByItem, ByPair
-from tests.questions.simulation import clustered
+from tests.claims.simulation import clustered
 
 
 def test_retained_score_is_a_ratio_of_two_uncertain_scores() -> None:

@@ -1,0 +1,203 @@
+"""Ablations at equal net FLOPs, by replay: EMAD against rivals (EMAD-R1 to R4), and a profile of another corpus (E6).
+
+None applies to weights without quality, or behind a decoder for which replay does not speak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from emad_ref.calibration.profile import Profile
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.premises import quality_premise, replayed_row
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.point import FEATURES
+from emad_ref.signals import relative_rise
+from emad_ref.statistics.fronts import (
+    EqualFlopsComparison,
+    PointFamily,
+    at_equal_flops,
+    comparison_leg,
+    resamples_for_legs,
+)
+from emad_ref.statistics.legs import LEVEL, LegTest, combine_verdict, decide_legs, estimate_leg
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Leg, Verdict
+from emad_ref.sweep.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSaving, margin_points
+
+CONDITIONINGS = [features for count in (1, 2) for features in combinations(FEATURES, count)]
+MARGIN = "margin"
+NO_DAMAGE = "the foreign profile does no damage"
+
+
+@dataclass(frozen=True)
+class BaselineEvidence:
+    """Both families on the same documents of both splits; losses in nats."""
+
+    ours: PointFamily
+    rival: PointFamily
+
+
+def decide_against_baseline(found: BaselineEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-R1 to R4: at equal net FLOPs, does EMAD have lower perplexity than a rival family of rules?
+    (EMAD, Experiments, Baselines)
+
+    At every net saving that both sweeps reach on the validation split, the mixture of two of EMAD's points that saves
+    exactly that on the evaluation split meets the rival's (``sweep.front``). Which points stands on validation, and the
+    interval draws both splits anew (``statistics.fronts``). Sides that decide the same tie: neither is better. The
+    claims do not apply where no point of both sweeps saves 15 % of FLOPs.
+
+    A leg per net saving: relative rise of EMAD's perplexity over the rival's at exactly the same.
+    """
+    threshold = asked.claim.thresholds["perplexity_rise"]
+    met = at_equal_flops(
+        found.ours,
+        found.rival,
+        SAVING_LEVELS,
+        threshold=math.log1p(threshold),
+        rng=asked.rng,
+        unit="nats per token",
+        resamples=resamples_for_legs(len(SAVING_LEVELS) + asked.other_legs),
+    )
+    if not met:
+        return asked.not_applicable("no point of both sweeps saves 15 % of FLOPs on validation")
+    tests = [_equal_flops_leg(each, asked, threshold) for each in met]
+    return combine_verdict(asked.claim, asked.model, decide_legs(tests, asked.other_legs))
+
+
+def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: float) -> LegTest:
+    """One saving, before Holm; nats per token become a rise of perplexity."""
+    estimate = met.estimate
+    if estimate is not None:
+        rise, low, high = (relative_rise(nats) for nats in (estimate.value, estimate.low, estimate.high))
+        estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
+    name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
+    return comparison_leg(name, met, estimate, threshold, asked.claim)
+
+
+# ---------------------------------------------------------------- EMAD-E6: a profile of another corpus
+
+
+@dataclass(frozen=True)
+class ProfileShiftEvidence:
+    """Families on the same documents, losses in nats: ``own`` and ``plain`` at m = 0.
+
+    ``plain`` has thresholds of the corpus ``foreign``, and so have the ``remedies``, by name.
+    """
+
+    own: PointFamily
+    plain: PointFamily
+    remedies: Mapping[str, PointFamily]
+    foreign: str
+
+
+def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E6: do conditioning and margins lower the damage that a profile from another corpus does?
+    (EMAD, Limitations)
+
+    damage   nats per token that the foreign profile's decoder loses over the own profile's, at the same net FLOPs
+    remedy   thresholds by position, by confidence, by frequency or by two of them; a margin chosen on validation
+
+    Own, foreign and conditioned thresholds stand at m = 0 and give some documents full depth instead, as many as bring
+    all of them to one net saving (``sweep.front``): the highest at which sweeps are compared that own and foreign
+    thresholds reach on validation. Where no damage is shown there, there is nothing to lower, and the claim does not
+    apply. Without a second corpus it is unmeasured.
+
+    A leg per remedy: its damage beyond that of plain foreign thresholds, nats per token at the same net FLOPs.
+    """
+    reached = [level for level in SAVING_LEVELS if level <= min(found.own.promised, found.plain.promised)]
+    if not reached:
+        return asked.not_applicable("own and foreign thresholds do not both save 15 % of FLOPs on validation")
+    level = max(reached)
+    damage = _at_level(found.plain, found.own, level, asked)
+    enough = len(damage.ours.loss) >= asked.claim.minimum[ByDocument.noun]
+    if enough and (damage.estimate is None or damage.estimate.p_above > LEVEL):
+        return asked.not_applicable(f"{NO_DAMAGE}{_lost_text(damage)}")
+    tests, beside = [], []
+    for name, remedy in found.remedies.items():
+        called = f"{name} against none, profile of {found.foreign}"
+        if remedy.promised <= 0:
+            beside.append(Leg(called, "not applicable", None, None, 0, None, "", "saves no FLOPs on validation"))
+        else:
+            tests.append(_remedy_leg(called, _at_level(remedy, found.plain, min(level, remedy.promised), asked), asked))
+    shown = (
+        [] if damage.estimate is None else [estimate_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
+    )
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside, *shown])
+
+
+def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimContext) -> EqualFlopsComparison:
+    """Both at ``level``, which both reach on validation."""
+    threshold = asked.claim.thresholds["damage_nats"]
+    resamples = resamples_for_legs(len(CONDITIONINGS) + 1 + asked.other_legs)
+    (met,) = at_equal_flops(
+        ours, rival, [level], threshold=threshold, rng=asked.rng, unit=asked.claim.unit, resamples=resamples
+    )
+    return met
+
+
+def _lost_text(damage: EqualFlopsComparison) -> str:
+    """What was lost, where that was more than nothing at all."""
+    if damage.estimate is None:
+        return f": it decides as the own one at {damage.saving:.1%} net"
+    found = damage.estimate
+    return f" at {damage.saving:.1%} net: {found.value:.4f} nats per token [{found.low:.4f}, {found.high:.4f}]"
+
+
+def _remedy_leg(name: str, met: EqualFlopsComparison, asked: ClaimContext) -> LegTest:
+    """One remedy, before Holm."""
+    return comparison_leg(name, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
+
+
+def answer_profile_shift(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Replays of validation and evaluation split under thresholds of two corpora."""
+    verdict = quality_premise(evidence, asked)
+    if verdict is None and evidence.shifted is None:
+        verdict = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
+    if verdict is None:
+        verdict = decide_profile_shift(profile_shift_evidence(evidence), asked)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+def profile_shift_evidence(evidence: ModelMeasurements) -> ProfileShiftEvidence:
+    """What ``decide`` takes, of evidence that has a second corpus."""
+    assert evidence.shifted is not None, "asked of a model that another corpus shifts"
+    rivals, foreign = evidence.rivals, evidence.shifted.traces
+
+    def default(profile: Profile) -> PointFamily:
+        return rivals.family_of([profile.point(0.0)])
+
+    plain = foreign.calibrated()
+    saved = NetSaving(rivals.validation, rivals.geometry)
+    remedies = {"×".join(features): default(foreign.calibrated(features=features)) for features in CONDITIONINGS}
+    remedies[MARGIN] = rivals.family_of(margin_points(plain, saved, SETTINGS_PER_FAMILY))
+    return ProfileShiftEvidence(
+        default(evidence.traces.calibrated()), default(plain), remedies, evidence.shifted.corpus
+    )
+
+
+def baseline_row(claim: str, family: str) -> Question[ModelMeasurements]:
+    """The row of EMAD as published against ``family``, a key of ``sweep.grids.point_families``."""
+
+    def both(evidence: ModelMeasurements) -> BaselineEvidence:
+        return BaselineEvidence(evidence.rivals.family(EMAD_FAMILY), evidence.rivals.family(family))
+
+    return replayed_row(claim, both, decide_against_baseline, legs=lambda study, layers: len(SAVING_LEVELS))
+
+
+QUESTIONS = (
+    baseline_row("EMAD-R1", "fixed truncation"),  # the same first layers for every token, at the best depth
+    baseline_row("EMAD-R2", "fixed entropy"),  # one threshold after every probe, without a profile
+    baseline_row("EMAD-R3", "softmax response"),  # it exits where the two largest probabilities lie far enough apart
+    baseline_row("EMAD-R4", "chunked"),  # EMAD's profile, but decided once per chunk of tokens
+    Question(
+        "EMAD-E6",
+        "model",
+        answer_profile_shift,
+        legs=lambda study, layers: len(CONDITIONINGS) + 1,
+        decide=decide_profile_shift,
+    ),
+)

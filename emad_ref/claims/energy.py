@@ -1,0 +1,211 @@
+"""Energy: EMAD-N1, joules per generated token.
+
+Windows of the device's own counter in pairs (``benchmark.energy``), requests of the same shape as those timed. What the
+counter's steps may add or leave out widens the interval at its worst. On a CPU it is the energy of its packages where
+the system shows it (``benchmark.rapl``), including other programs' share.
+
+All windows are this process's: NVML lists who is on a device, and a window that another process shared is spoiled, so
+that one which measured for this one could not be told from a stranger's.
+
+Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees one of several
+devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from emad_ref.benchmark.energy import (
+    EnergyCounter,
+    EnergyResult,
+    Unmeasured,
+    counted_over_polled,
+    measure_pairs,
+    open_nvml,
+    refresh_seconds,
+)
+from emad_ref.benchmark.rapl import open_rapl
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.measurements.attachments import Attachments
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.models.stepper import Stepper
+from emad_ref.protocol import Decoder
+from emad_ref.statistics.legs import judge_side
+from emad_ref.statistics.speedup import ratio_within
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Verdict
+
+SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
+HALF = (
+    2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
+)
+ARMS = ("full", "adaptive")  # in the order of ``JoulesPerToken``
+ALONE = "in this process alone (another on the device spoils a window)"
+
+
+@dataclass(frozen=True)
+class JoulesPerToken:
+    """Joules per generated token [pairs] at full depth and under the point; by what share each may be off."""
+
+    full: ByPair
+    adaptive: ByPair
+    full_off: ByPair
+    adaptive_off: ByPair
+
+
+@dataclass(frozen=True)
+class EnergyEvidence:
+    """Batch size → joules. ``unmeasured``: why one could not be measured, so that none is judged; "" if all were."""
+
+    batches: Mapping[int, JoulesPerToken] = field(default_factory=dict)
+    unmeasured: str = ""
+
+
+def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-N1: do joules per generated token fall? (CLAIMS; the paper itself reports latency and FLOPs only)
+
+    Every batch size is a leg: how many times full depth's joules a token takes, against ``energy_ratio``. It estimates
+    the ratio of joules per token summed over windows, which together are one mix of requests.
+    """
+    if found.unmeasured:
+        return asked.unmeasured(found.unmeasured)
+    claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
+    legs = {
+        f"batch {rows}": replace(
+            ratio_within(joules.adaptive, joules.full, joules.adaptive_off, joules.full_off, threshold=most),
+            unit=claim.unit,
+        )
+        for rows, joules in found.batches.items()
+    }
+    return judge_side(claim, asked.model, legs, "above", most, other_legs=asked.other_legs)
+
+
+def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From the counter of the device that the model lies on.
+
+    The smallest budget has not the minutes for a processor's, and would decide nothing by them.
+    """
+    with energy_counter(evidence.subject.stepper, packages=evidence.study.budget.rank > 0) as counter:
+        energies = energy_by_batch(evidence, counter)
+    verdict = decide_energy(energy_evidence(energies), asked)
+    notes = tuple(
+        f"{evidence.name}: energy at batch {rows}: {energy_note(each)}"
+        for rows, each in energies.items()
+        if isinstance(each, EnergyResult)
+    )
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
+
+
+def energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> EnergyEvidence:
+    """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
+    found = {rows: each for rows, each in energies.items() if isinstance(each, EnergyResult)}
+    reasons = [each.reason for each in energies.values() if isinstance(each, Unmeasured)]
+    joules = {
+        rows: JoulesPerToken(
+            *(ByPair(each.joules_per_token(arm)) for arm in ARMS), *(ByPair(each.resolution(arm)) for arm in ARMS)
+        )
+        for rows, each in found.items()
+    }
+    return EnergyEvidence(joules, reasons[0] if reasons else "")
+
+
+def energy_note(energies: EnergyResult) -> str:
+    """Which instrument was read, how often it moves, what was and what could not be checked, what was thrown away."""
+    moves = (f"moves every {1000 * energies.refresh_s:.3g} ms",) if energies.refresh_s else ()
+    spoiled = f"{len(energies.spoiled)} windows spoiled"
+    return "; ".join((energies.source, ALONE, *moves, *energies.caveats, spoiled))
+
+
+def energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[EnergyCounter | Unmeasured]:
+    """NVML's counter of the one GPU that the model lies on, or why there is none.
+
+    ``packages``: that of the processor (RAPL), where the model lies on no GPU.
+    """
+    places = {stepper.device, *stepper.places}
+    if len(places) > 1:
+        return nullcontext(Unmeasured(f"the model lies on {len(places)} devices, and a counter sees one of them"))
+    if stepper.device.type == "cpu" and packages:
+        return nullcontext(open_rapl())
+    return open_nvml(device_uuid(stepper.device))
+
+
+def device_uuid(device: torch.device) -> str | None:
+    """The UUID by which NVML knows the decoder's device; None where it is not a GPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def energy_by_batch(
+    evidence: ModelMeasurements, counter: EnergyCounter | Unmeasured
+) -> dict[int, EnergyResult | Unmeasured]:
+    """Batch size → windows of it; nothing is tried after the first that cannot be measured."""
+    energies: dict[int, EnergyResult | Unmeasured] = {}
+    for rows in evidence.study.budget.batch_sizes:
+        energies[rows] = counter if isinstance(counter, Unmeasured) else energy_windows(evidence, counter, rows)
+        if isinstance(energies[rows], Unmeasured):
+            break
+    return energies
+
+
+def energy_windows(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | Unmeasured:
+    """Joules and tokens of full depth and of the timed point, requests of the same shape as those timed.
+
+    Raises:
+        Unsupported: the decoder under test declines one of them.
+    """
+    subject, latency = evidence.subject, evidence.latency
+    length, new = latency.request_shape
+    pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs // HALF
+    prompts = subject.prompts(rows * (pairs + 1), length)
+
+    def arm(decoder: Decoder) -> Callable[[int, int], int]:
+        def run(pair: int, request: int) -> int:
+            first = (pair + 1 + request) % (pairs + 1) * rows
+            record = decoder.generate(prompts[first : first + rows], new, frozenset())
+            return sum(len(emitted) for emitted in record.emitted)
+
+        return run
+
+    with (
+        subject.open_audited(subject.full, max_rows=rows) as full,
+        subject.open_audited(latency.point, max_rows=rows) as adaptive,
+    ):
+        refresh = refresh_seconds(counter)
+        if isinstance(refresh, Unmeasured):
+            return refresh
+        at_full = arm(full)
+        agreement = counted_over_polled(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
+        energies = measure_pairs(
+            {"full": at_full, "adaptive": arm(adaptive)},
+            pairs,
+            np.random.default_rng(subject.seed),
+            counter,
+            synchronize=full.synchronize,
+        )
+    return energies if isinstance(energies, Unmeasured) else with_self_check(energies, refresh, agreement)
+
+
+def with_self_check(energies: EnergyResult, refresh_s: float, agreement: float | Unmeasured) -> EnergyResult:
+    """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
+    if isinstance(agreement, Unmeasured):
+        said = [f"no self-check: {agreement.reason}"]
+    else:
+        said = [f"counted over integrated power: {agreement:.2f}"]
+    return replace(energies, refresh_s=refresh_s, caveats=(*energies.caveats, *said))
+
+
+QUESTIONS = (
+    Question(
+        "EMAD-N1",
+        "model",
+        answer_energy,
+        legs=lambda study, layers: len(study.budget.batch_sizes),
+        measures=True,
+        suite="cost",
+        decide=decide_energy,
+    ),
+)

@@ -1,0 +1,491 @@
+"""What EMAD assumes of entropy (EMAD-E1, E3, E4, E9, E11 and E13).
+
+It falls by layer (E1) and with context (E9). Probes are cheap (E3) and rank tokens as the full softmax does (E4). A
+steeper profile gains more (E11). One matrix embeds and unembeds (E13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emad_ref.benchmark.flops import probe_share
+from emad_ref.calibration.monotonicity import correction_text, profile_warnings
+from emad_ref.calibration.trace import Trace
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.premises import quality_premise, replayed_row, with_flop_evidence
+from emad_ref.exit_rules.rules import default_probes
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.pareto import MarginGain, margin_gain
+from emad_ref.measurements.traces import PAPER_KS, PAPER_RANKS, READ
+from emad_ref.models.geometry import Geometry, geometry_named
+from emad_ref.point import Estimator
+from emad_ref.probes.estimators import probe_flops
+from emad_ref.record import Bools, Floats
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import (
+    LegTest,
+    combine_verdict,
+    count_leg,
+    decide_legs,
+    estimate_leg,
+    judge_side,
+    leg_test,
+    unmeasured_leg,
+)
+from emad_ref.statistics.rates import mean_rate, profile_slope, profile_steps, rank_correlation, slope_within_documents
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
+from emad_ref.sweep.diagnostics import (
+    agreement_auroc,
+    agreement_rate,
+    depth_by_doubling,
+    echo_rate,
+    estimator_agreements,
+    monotone_and_free_depths,
+)
+
+# ---------------------------------------------------------------- EMAD-E1: by layer
+
+
+@dataclass(frozen=True)
+class EntropyProfileEvidence:
+    """``entropy_sums`` [documents, L] Σ_t H_ℓ(t), nats; ``tokens`` [documents]."""
+
+    entropy_sums: ByDocument
+    tokens: ByDocument
+
+
+def decide_entropy_profile(found: EntropyProfileEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E1: does mean entropy under teacher forcing fall from each layer to the next?
+    (EMAD, Introduction and Method)
+
+    All layers of the trace, the last among them, not probes only. An adjacent rise that is shown to be above zero
+    falsifies; a step that is flat within its interval leaves the row inconclusive. It does not apply to weights without
+    quality; the decoder under test plays no part in it.
+
+    One leg per step between adjacent layers; the slope over all layers is listed as measured.
+    """
+    threshold = asked.claim.thresholds["entropy_rise_nats"]
+    steps = profile_steps(found.entropy_sums, found.tokens, threshold=threshold, rng=asked.rng)
+    tests = [
+        leg_test(step_name(layer), step, "above", threshold, asked.claim.minimum)
+        for layer, step in enumerate(steps, start=1)
+    ]
+    slope = profile_slope(found.entropy_sums, found.tokens, threshold=threshold, rng=asked.rng)
+    legs = [*decide_legs(tests, asked.other_legs), estimate_leg("slope over all layers", slope, threshold=threshold)]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def step_name(layer: int) -> str:
+    """The leg of the step from ``layer`` to the next."""
+    return f"layer {layer} → {layer + 1}"
+
+
+def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From the evaluation trace; beside it what each layer's readout is worth, and where the run's profile rises."""
+    if reason := evidence.subject.without_quality:
+        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    traces = evidence.traces
+    verdict = decide_entropy_profile(EntropyProfileEvidence(traces.entropy_sums, traces.lengths), asked)
+    profile = traces.profile
+    targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
+    rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
+    rows = readouts(traces.evaluation, targets, rises)
+    table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
+    said = [each for each in (*profile_warnings(profile), correction_text(profile)) if each]
+    notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,), notes))
+
+
+def readouts(trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last.
+
+    ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, where
+    it is shown to be one.
+    """
+    columns = zip(
+        trace.entropy_nats.mean(axis=0), echo_rate(trace), agreement_rate(trace), agreement_auroc(trace), strict=True
+    )
+    return [
+        {
+            "layer": layer,
+            "mean entropy, nats": float(entropy),
+            "shown rise, nats": rises.get(step_name(layer - 1)),
+            "target, nats": targets.get(layer),
+            "echo %": float(echo),
+            "agrees with last %": float(agrees),
+            "AUROC of low entropy for that": None if np.isnan(auroc) else float(auroc),
+        }
+        for layer, (entropy, echo, agrees, auroc) in enumerate(columns, start=1)
+    ]
+
+
+# ---------------------------------------------------------------- EMAD-E3: what probes cost
+
+
+GEOMETRIES = ("pythia-410m", "pythia-1.4b", "opt-1.3b", "llama-7b")
+STRIDES = (4, 8)
+CONTEXT = 512
+K, RANK = 64, 64
+
+
+@dataclass(frozen=True)
+class ProbeCostEvidence:
+    """Geometry → estimator and stride → FLOPs of all probes of a token at full depth as a share of its blocks'."""
+
+    shares: Mapping[str, Mapping[str, float]]
+
+
+def decide_probe_cost(found: ProbeCostEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E3: does probing cost less than 5 % of block FLOPs in small models at stride 4–8? (EMAD, Method, Complexity)
+
+    A token that runs to full depth has read every probe: the share the paper's bound speaks of, at its largest.
+    Arithmetic on geometries, no weights: a leg has no interval. Exact top-K computes the products of a full head, and
+    says so. It always applies.
+
+    One leg per geometry, estimator and stride; a share survives below the threshold, not at it.
+    """
+    threshold, legs = asked.claim.thresholds["probe_share"], []
+    for geometry, by_estimator in found.shares.items():
+        for estimator, share in by_estimator.items():
+            outcome: Outcome = "survived" if share < threshold else "falsified"
+            name = f"{geometry}, {estimator}"
+            legs.append(Leg(name, outcome, float(share), None, 1, threshold, asked.claim.unit, good="lower"))
+    return combine_verdict(asked.claim, asked.model, legs) if legs else asked.unmeasured("no geometry was counted")
+
+
+def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """The model under test beside small models of the papers."""
+    geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
+    geometries |= {name: geometry_named(name) for name in GEOMETRIES}
+    found = ProbeCostEvidence({name: probe_shares(geometry) for name, geometry in geometries.items()})
+    return Answer(decide_probe_cost(found, asked), fingerprint=evidence.fingerprint)
+
+
+def probe_shares(geometry: Geometry) -> dict[str, float]:
+    """Estimator and stride → share, at a context of ``CONTEXT`` tokens; strides that leave a probe."""
+    return {
+        f"{estimator.name}, stride {stride}": probe_share(
+            geometry, (geometry.layers - 1) // stride, CONTEXT, probe_flops(geometry, estimator)
+        )
+        for stride in STRIDES
+        if stride < geometry.layers
+        for estimator in paper_estimators(geometry)
+    }
+
+
+def paper_estimators(geometry: Geometry) -> tuple[Estimator, ...]:
+    """Full, top-K by exact and by low-rank retrieval, low-rank logits, and the linear probe, at sizes that fit."""
+    k, rank = min(K, geometry.vocabulary), min(RANK, geometry.embedding_width)
+    return (
+        Estimator(),
+        Estimator("topk", k=k),
+        Estimator("topk", k=k, rank=rank, search="lowrank"),
+        Estimator("lowrank", k=k, rank=rank),
+        Estimator("linear"),
+    )
+
+
+# ---------------------------------------------------------------- EMAD-E4: what cheap probes rank
+
+
+ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper
+
+
+@dataclass(frozen=True)
+class EstimatorReading:
+    """Uncorrected estimates [tokens, probes] of one estimator and size, nats. ``listed``: ours, and so reports only."""
+
+    estimator: str
+    nats: Floats
+    listed: bool = False
+
+
+@dataclass(frozen=True)
+class EstimatorRankingEvidence:
+    """``full`` [tokens, probes] entropies of the full softmax after ``probes``, nats; ``document`` [tokens]."""
+
+    probes: Sequence[int]
+    full: Floats
+    readings: Sequence[EstimatorReading]
+    document: DocumentOf
+
+
+def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E4: do top-K and low-rank estimators keep the entropy ranking of the full softmax? (EMAD, Method)
+
+    At the sizes the paper means (``EntropyEstimates.paper``): K of 32 and 128 or small shares of V, r ≤ d/8; half of d
+    would say nothing. Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by
+    document: the paper's two estimators decide at every size, the linear probe, which is ours, is listed beside. It
+    does not apply behind a decoder for which replay does not speak: its probes would read something else.
+
+    A leg per estimator, size and probe: Spearman's ρ against the threshold.
+    """
+    threshold = asked.claim.thresholds["spearman"]
+    legs: dict[str, Estimate] = {}
+    beside: list[Leg] = []
+    for reading in found.readings:
+        for i, probe in enumerate(found.probes):
+            columns = reading.nats[:, i], found.full[:, i]
+            rho = rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
+            name = f"{reading.estimator}, layer {probe}"
+            if reading.listed:
+                beside.append(estimate_leg(name, rho, "ours, not the paper's"))
+            else:
+                legs[name] = rho
+    return judge_side(asked.claim, asked.model, legs, "below", threshold, other_legs=asked.other_legs, beside=beside)
+
+
+def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Estimators fitted on two splits, read on documents of the third; beside it what they err and change."""
+    if absent := quality_premise(evidence, asked):
+        return Answer(absent, evidence.corpus, evidence.fingerprint)
+    estimates = evidence.estimates
+    fitted = estimates.corrected([*estimates.paper, estimates.linear])
+    trace, document = estimates.read_by_document("evaluate", READ, fitted)
+    full = estimates.columns(trace.entropy_nats)
+    read = {estimator: estimates.uncorrected(trace, estimator) for estimator in fitted}
+    readings = [EstimatorReading(each.name, nats, each.kind == "linear") for each, nats in read.items()]
+    verdict = decide_estimator_ranking(EstimatorRankingEvidence(estimates.probes, full, readings, document), asked)
+    table = AttachedTable("entropy estimators against the full softmax", agreement_rows(evidence, full, read))
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,)))
+
+
+def agreement_rows(evidence: ModelMeasurements, full: Floats, read: Mapping[Estimator, Floats]) -> list[dict[str, Any]]:
+    """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
+    targets = [(float(target),) for target in evidence.traces.profile.targets_nats]
+    vocabulary, width = evidence.subject.stepper.unembedding.shape
+    return [
+        {
+            "estimator": row.estimator.name,
+            "layer": row.probe,
+            "K / V": row.estimator.k / vocabulary if row.estimator.k else None,
+            "r / d": row.estimator.rank / width if row.estimator.rank else None,
+            "ρ": row.spearman,
+            "bias, nats": row.bias_nats,
+            "RMSE, nats": row.rmse_nats,
+            "decisions changed %": next(iter(row.changed.values())),
+            "tokens": row.tokens,
+        }
+        for row in estimator_agreements(evidence.estimates.probes, full, read, targets)
+    ]
+
+
+# ---------------------------------------------------------------- EMAD-E9: along the context
+
+
+HARD_LEG = "hard tokens that come after depth has fallen below what they would take"
+EXERCISED = 0.05  # share of blocks that must be left out for depth to have fallen at all (METHODS: a task counts)
+
+
+@dataclass(frozen=True)
+class ContextDepthEvidence:
+    """Per token [tokens]: log₂ of its position, entropy of the last layer in nats, depth if free, its document.
+
+    ``above_cap`` bool [tokens]: its free depth exceeds what the monotone constraint allows.
+    ``blocks_saved``: share of blocks that the monotone rule leaves out.
+    """
+
+    doublings: Floats
+    entropy_nats: Floats
+    free_depth: Floats
+    above_cap: Bools
+    document: DocumentOf
+    blocks_saved: float
+
+
+def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E9: does uncertainty fall as the context grows, so that depth that never rises is a fair bias?
+    (EMAD, Method)
+
+    Two legs, both within documents. The slope of the last layer's entropy over log₂ of the position, each document's
+    own mean removed: long easy documents would make one of their own. And what the slope is said for: of the tokens
+    that stay hard, how many come only after depth has fallen below what they would take (``hard_above_cap``)? A text
+    may grow easier on average and still ask for depth when it is gone; then the constraint is no fair bias, whatever
+    the slope.
+
+    Beside them the depth each token would take were it free to rise, and how often any token's exceeds the cap. Depths
+    are replayed at the calibrated default. Where no token is hard, or depth hardly falls, nothing can come too late:
+    the second leg is unmeasured, and the row does not survive.
+    """
+    tests, beside = [_entropy_slope(found, asked)], _free_depth(found, asked)
+    if reason := _why_none_is_late(found, asked):
+        beside.insert(0, unmeasured_leg(HARD_LEG, reason))
+    else:
+        tests.append(_late_hard_tokens(found, asked))
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def _entropy_slope(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
+    most = asked.claim.thresholds["slope_nats"]
+    columns = found.doublings, found.entropy_nats, found.document
+    slope = slope_within_documents(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
+    return leg_test("entropy of the last layer, within documents", slope, "above", most, asked.claim.minimum)
+
+
+def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
+    """Why no hard token could have come too late, whatever the text; empty where one could."""
+    least_nats = asked.claim.thresholds["hard_nats"]
+    if not (found.entropy_nats > least_nats).any():
+        return f"no token is above {least_nats:g} nats at the last layer: none can come too late"
+    if found.blocks_saved < EXERCISED:
+        return f"depth hardly falls: {100 * found.blocks_saved:.1f} % of blocks are left out, so none can come too late"
+    return ""
+
+
+def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
+    """Of the hard tokens of each document, those above the cap; documents without a hard token say nothing."""
+    most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
+    document = DocumentOf(found.document.number[hard])
+    late = ByDocument.summed(found.above_cap[hard].astype(np.int64), document)
+    all_hard = ByDocument.summed(np.ones(len(document), dtype=np.int64), document)
+    share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
+    return leg_test(HARD_LEG, share, "above", most, asked.claim.minimum)
+
+
+def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
+    columns = found.doublings, found.free_depth, found.document
+    free = slope_within_documents(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
+    above = ByDocument.summed(found.above_cap.astype(np.int64), found.document)
+    tokens = ByDocument.summed(np.ones(len(found.document), dtype=np.int64), found.document)
+    capped = mean_rate(above, tokens, threshold=0.0, rng=asked.rng, unit="share of tokens")
+    return [
+        estimate_leg("unconstrained exit depth, within documents", free),
+        estimate_leg("share of tokens whose unconstrained depth exceeds the monotone cap", capped),
+    ]
+
+
+def context_depth_evidence(evidence: ModelMeasurements) -> ContextDepthEvidence:
+    """From the evaluation trace and the calibrated default."""
+    traces, trace = evidence.traces, evidence.traces.evaluation
+    bound, free = monotone_and_free_depths(trace, traces.profile.point(0.0))
+    return ContextDepthEvidence(
+        doublings=np.log2(trace.position + 1.0),
+        entropy_nats=trace.entropy_nats[:, -1].astype(np.float64),
+        free_depth=free.astype(np.float64),
+        above_cap=free > bound,
+        document=traces.tokens,
+        blocks_saved=float(1 - bound.mean() / trace.layers),
+    )
+
+
+def context_depth_table(evidence: ModelMeasurements) -> Attachments:
+    """Depth in every doubling of the position."""
+    rows = depth_by_position(evidence)
+    return Attachments((AttachedTable(f"depth by position on {evidence.corpus}", rows, "depth by position"),))
+
+
+def depth_by_position(evidence: ModelMeasurements) -> list[dict[str, Any]]:
+    """What the calibrated default does along a text, and what it would do were depth free to rise again."""
+    return [
+        {
+            "positions": f"{part.first}–{part.last}" if part.first < part.last else str(part.first),
+            "tokens": part.tokens,
+            "mean depth": part.depth,
+            "mean free depth": part.free_depth,
+            "mean entropy of the last layer, nats": part.entropy_nats,
+        }
+        for part in depth_by_doubling(evidence.traces.evaluation, evidence.traces.profile.point(0.0))
+    ]
+
+
+# ---------------------------------------------------------------- EMAD-E11: what a flat profile gains
+
+
+@dataclass(frozen=True)
+class FlatProfileEvidence:
+    """``entropy_sums`` [documents, L] nats, ``tokens`` [documents], of the evaluation split; ``gain`` there."""
+
+    entropy_sums: ByDocument
+    tokens: ByDocument
+    gain: MarginGain
+
+
+def decide_flat_profile(found: FlatProfileEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E11: do flatter profiles gain less? What one model on one corpus adds to that trend. (EMAD, Limitations)
+
+    Two numbers without a threshold: the slope of the mean entropy profile, and the gain at equal quality, what the
+    margin that saves most within the bounds of perplexity on validation saves on evaluation; beside them, what it loses
+    there. The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
+    """
+    slope = profile_slope(found.entropy_sums, found.tokens, threshold=0.0, rng=asked.rng)
+    gain, documents = found.gain, len(found.tokens)
+    chosen = f"{gain.point}, chosen on validation"
+    legs = [
+        count_leg(f"net reduction at equal quality ({chosen})", gain.saved, documents, asked.claim.unit),
+        count_leg(f"perplexity at that point ({chosen})", gain.rise, documents, "relative rise"),
+        estimate_leg("slope of the mean profile", slope),
+    ]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From the evaluation trace, and the sweep of margins on validation."""
+    verdict = quality_premise(evidence, asked)
+    if verdict is None:
+        traces = evidence.traces
+        verdict = decide_flat_profile(
+            FlatProfileEvidence(traces.entropy_sums, traces.lengths, margin_gain(evidence.rivals)), asked
+        )
+        verdict = with_flop_evidence(verdict, evidence.flop_verification)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+# ---------------------------------------------------------------- EMAD-E13: one matrix
+
+
+@dataclass(frozen=True)
+class TiedEmbeddingEvidence:
+    """``tied``: whether embedding and unembedding are one matrix."""
+
+    tied: bool
+
+
+def decide_tied_embedding(found: TiedEmbeddingEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E13: is the unembedding tied to the embedding? (EMAD, Method, Problem setting)
+
+    The paper assumes one matrix for both. Read off the model's own description; it always applies.
+    """
+    outcome: Outcome = "survived" if found.tied else "falsified"
+    said = "the premise holds" if found.tied else "the premise does not hold: embedding and unembedding are separate"
+    leg = Leg("tied unembedding", outcome, float(found.tied), None, 1, 1.0, asked.claim.unit, said, good="higher")
+    return combine_verdict(asked.claim, asked.model, [leg])
+
+
+def answer_tied_embedding(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From the geometry of the model under test."""
+    verdict = decide_tied_embedding(TiedEmbeddingEvidence(evidence.loaded.geometry.tied), asked)
+    return Answer(verdict, fingerprint=evidence.fingerprint)
+
+
+QUESTIONS = (
+    Question(
+        "EMAD-E1",
+        "model",
+        answer_entropy_profile,
+        legs=lambda study, layers: layers - 1,
+        decide=decide_entropy_profile,
+    ),
+    Question("EMAD-E3", "model", answer_probe_cost, decide=decide_probe_cost),
+    Question(
+        "EMAD-E4",
+        "model",
+        answer_estimator_ranking,
+        legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)),
+        decide=decide_estimator_ranking,
+    ),
+    replayed_row(
+        "EMAD-E9",
+        context_depth_evidence,
+        decide_context_depth,
+        attach=context_depth_table,
+        legs=lambda study, layers: 2,
+    ),
+    Question("EMAD-E11", "model", answer_flat_profile, decide=decide_flat_profile),
+    Question("EMAD-E13", "model", answer_tied_embedding, decide=decide_tied_embedding),
+)

@@ -1,0 +1,322 @@
+"""Identities of monotone depth: logits need no backfill (EMAD-E2) and blocks are counted exactly (E5).
+
+EMAD-E12 asks the first of them of an int8 copy, and what perplexity loses there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from emad_ref.calibration.profile import profile_of
+from emad_ref.calibration.trace import (
+    TokenSequence,
+    Trace,
+    concatenate_traces,
+    stepwise_logits,
+    take_trace,
+    trace_stepwise,
+)
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.premises import with_flop_evidence
+from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import default_probes
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.traces import documents_of
+from emad_ref.models.loading import LoadedModel
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt, Unsupported
+from emad_ref.record import Floats, Ints
+from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, judge_exact, leg_test
+from emad_ref.statistics.rates import perplexity_rise
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
+from emad_ref.sweep.losses import PointLoss, loss_table
+
+PROMPT, FED = 6, 8  # tokens: before the first forced depth, and under forced depths
+SEEDS = 2**16  # of the tokens that are fed
+
+
+@dataclass(frozen=True)
+class ForcedDepthEvidence:
+    """``differences`` [comparisons] largest |difference| of a logit at a position.
+
+    ``tolerance`` the honest one: of the dtype, or the noise that the decoder declares.
+    """
+
+    differences: Floats
+    tolerance: float
+
+
+def decide_forced_depths(found: ForcedDepthEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E2: does depth that never rises need no K/V backfill? (EMAD, Method, KV-consistent scheduling)
+
+    The logits of a token under any admissible depth sequence must equal the full model's readout at that token's depth:
+    every layer it attends to was run for every earlier token. Logits of the decoder under test are held against the
+    judge's own; the largest difference over all sequences is the verdict's estimate. Weights need not mean anything. It
+    does not apply to a decoder that takes no depth from outside.
+
+    A suite may bring depth sequences of its own (ours draws them with Hypothesis) to ``differences_at``, and hand all
+    differences to ``answer_from_differences``.
+
+    One leg: every comparison within the tolerance.
+    """
+    errors = {"logits under drawn depths": found.differences}
+    return judge_exact(asked.claim, asked.model, errors, found.tolerance)
+
+
+def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Depth sequences from the run's generator, as many as the budget has examples."""
+    layers, rng = evidence.subject.stepper.layers, asked.rng
+    drawn = [
+        differences_at(evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS)))
+        for _ in range(evidence.study.budget.examples)
+    ]
+    return answer_from_differences(evidence, asked, drawn)
+
+
+def answer_from_differences(evidence: ModelMeasurements, asked: ClaimContext, drawn: Sequence[Floats]) -> Answer:
+    """The answer from ``differences_at`` of every depth sequence drawn; no text is read."""
+    differences = np.concatenate(drawn) if drawn else np.zeros(0)
+    allowed = evidence.subject.allowed(evidence.subject.capabilities)
+    verdict = decide_forced_depths(ForcedDepthEvidence(differences, allowed), asked)
+    return Answer(verdict, fingerprint=evidence.fingerprint)
+
+
+def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:
+    """Largest |difference| of a logit at the last position of a prompt and at every position fed after it.
+
+    Args:
+        falls: depths 1…L; their running minimum, which is admissible, is what tokens are forced to.
+        seed: of the tokens, which are drawn from the whole vocabulary.
+
+    Returns:
+        [1 + len(falls)] of the prompt's last position, at full depth, and of each forced one.
+
+    Raises:
+        Unsupported: the decoder under test declines full depth or a depth from outside.
+    """
+    subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
+    tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary, PROMPT + len(depths))
+    reference = subject.lens(tokens)
+    with subject.open(subject.full) as decoder:
+        session, step = decoder.start([Prompt(tokens[:PROMPT])])
+        seen = [step.logits[0, 0]]
+        for token, depth in zip(tokens[PROMPT:], depths, strict=True):
+            seen.append(session.feed(token[None, None], np.array([[depth]])).logits[0, 0])
+        session.close()
+    read = reference[np.arange(PROMPT - 1, len(tokens)), np.append(subject.stepper.layers, depths) - 1]
+    differences: Floats = np.abs(np.array(seen) - read).max(axis=1)
+    return differences
+
+
+# ---------------------------------------------------------------- EMAD-E5: blocks executed
+
+
+REQUESTS, NEW, LENGTH = 6, 24, 8  # tokens of a request: new ones, and of its prompt; of two none may ever fall
+
+
+@dataclass(frozen=True)
+class BlockCountEvidence:
+    """Blocks of each request's decoded tokens, int64 [requests].
+
+    ``executed`` by the decoder's count; ``decided`` Σ D_t of what it says it decided; ``full`` tokens × L.
+    """
+
+    executed: Ints
+    decided: Ints
+    full: Ints
+
+
+def decide_block_count(found: BlockCountEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E5: does a run execute E[D_t] / L of full depth's blocks, exactly? (EMAD, Method, Complexity and speedup)
+
+    Blocks, not FLOPs: attention costs more the longer the text, and readouts and repair come on top; those are
+    EMAD-F1's and EMAD-E3's matter. By the decoder's own count of what it executed while decoding, prompt left out.
+    Weights need not mean anything. It does not apply to a decoder that does not count its work, nor where depth never
+    fell: any decoder runs all blocks then.
+
+    Equal as integers, request by request; the share of full depth's blocks is listed.
+    """
+    errors = {"executed blocks = Σ D_t": np.abs(found.executed - found.decided).astype(float)}
+    verdict = judge_exact(asked.claim, asked.model, errors, 0.0)
+    if not found.full.sum():
+        return verdict
+    if verdict.verdict == "survived" and found.decided.sum() == found.full.sum():
+        return asked.not_applicable("depth never fell in these requests: any decoder runs all blocks then")
+    shares = [
+        count_leg(name, blocks.sum() / found.full.sum(), len(found.full), "share of full depth's blocks")
+        for name, blocks in (("executed", found.executed), ("E[D_t] / L", found.decided))
+    ]
+    return combine_verdict(asked.claim, asked.model, [*verdict.legs, *shares])
+
+
+def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Requests under a point whose depth comes down in many steps; what they say does not matter.
+
+    Raises:
+        Unsupported: the decoder under test declines, or does not count its work.
+    """
+    with evidence.subject.open(evidence.replay_validity.probing_point) as decoder:
+        if not decoder.capabilities.counted:
+            raise Unsupported("the decoder does not count its work")
+        found = blocks_of(evidence, decoder)
+    verdict = with_flop_evidence(decide_block_count(found, asked), evidence.flop_verification)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCountEvidence:
+    """What ``decoder`` executed and decided while it continued openings of the run's text."""
+    executed, decided, full = [], [], []
+    for prompt in evidence.subject.prompts(REQUESTS, LENGTH):
+        record = decoder.generate([prompt], NEW, frozenset())
+        assert record.work is not None, "a decoder that says it counts"
+        assert record.prompt_work is not None, "a decoder that says it counts"
+        depth = record.tokens.of(0, phase=1).depth
+        executed.append((record.work[0] - record.prompt_work[0]).tokens.sum())
+        decided.append(depth.sum())
+        full.append(len(depth) * evidence.subject.stepper.layers)
+    return BlockCountEvidence(np.array(executed), np.array(decided), np.array(full))
+
+
+# ---------------------------------------------------------------- EMAD-E12: an int8 copy
+
+
+INT8_CALIBRATED = 40  # windows: means of a plain pass, in which the noise of shared scales averages out
+# Windows decoded token by token, from as many documents: of a model of 12 layers some 40 s, 8 and 16 minutes. Those of
+# smoke can falsify the row; a perplexity row survives from 300 documents on, and only if it loses nearly nothing there.
+INT8_EVALUATED = {"smoke": 36, "standard": 400, "full": 800}
+INT8_FED, INT8_PROMPT = 12, 6
+
+
+@dataclass(frozen=True)
+class QuantisedRise:
+    """NLL sums at a point and at the copy's own full depth, nats, and tokens, by document."""
+
+    point: str
+    net_reduction: float
+    nll_nats: ByDocument
+    full_nll_nats: ByDocument
+    tokens: ByDocument
+
+
+@dataclass(frozen=True)
+class QuantisationEvidence:
+    """``differences`` [positions] largest |difference| of a logit under forced depths; ``tolerance`` the honest one."""
+
+    differences: Floats
+    tolerance: float
+    rise: QuantisedRise
+
+
+def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E12: is adaptive depth orthogonal to quantisation? (EMAD, Discussion, Composability)
+
+    Two legs on an int8 copy of the model, held against the copy's own full depth: logits under forced admissible depths
+    are the copy's (the invariant of EMAD-E2), and where the calibrated default saves enough FLOPs, perplexity rises by
+    no more than EMAD-F1 allows. Where it saves less, nothing was composed: the invariant can still falsify the row, but
+    it does not carry it, and the row does not apply.
+
+    Both come from token-by-token passes, as the copy's dynamic scales demand. The second replays depths over such
+    passes by our own stepper, at points calibrated on the copy: no decoder's replay of the original is spoken for, so
+    no bridge is asked. It does not apply to weights without quality, and is unmeasured where the model has no int8 copy
+    here.
+
+    Invariant and perplexity; the latter only where enough FLOPs are saved, and the share saved is listed.
+    """
+    claim, rise = asked.claim, found.rise
+    reduction = count_leg(f"{rise.point}: reduction", rise.net_reduction, len(rise.tokens), "net FLOP reduction")
+    invariant, smallest = _invariant_leg(found), claim.thresholds["flop_reduction"]
+    if rise.net_reduction < smallest:
+        legs = [reduction, invariant]
+        if invariant.outcome == "falsified":
+            return combine_verdict(claim, asked.model, legs)
+        saved = f"{rise.point}, calibrated on the copy, saves {100 * rise.net_reduction:.1f} %"
+        return replace(asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {saved}"), legs=tuple(legs))
+    bound = claim.thresholds["perplexity_rise"]
+    estimate = perplexity_rise(rise.nll_nats, rise.full_nll_nats, rise.tokens, threshold=bound, rng=asked.rng)
+    test = leg_test(f"{rise.point}: perplexity", estimate, "above", bound, claim.minimum)
+    return combine_verdict(claim, asked.model, [reduction, invariant, *decide_legs([test], asked.other_legs)])
+
+
+def _invariant_leg(found: QuantisationEvidence) -> Leg:
+    moved, compared = float(found.differences.max()), len(found.differences)
+    outcome: Outcome = "survived" if moved <= found.tolerance else "falsified"
+    leg = count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
+    return replace(leg, outcome=outcome, threshold=found.tolerance)
+
+
+def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Decoded token by token; the reference is the copy's own full depth."""
+    if reason := evidence.subject.without_quality:
+        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    try:
+        int8 = int8_copy(evidence.loaded)
+    except BadArgument as refusal:
+        return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
+    point, texts, trace = read_copy(evidence, int8)
+    loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full])
+    found = QuantisationEvidence(*invariant_differences(evidence, int8), rise_of(texts, trace, loss, full))
+    return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)
+
+
+def read_copy(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
+    """The copy's calibrated default, the windows it is judged on, and their trace."""
+    subject = evidence.subject
+    calibration = take_trace(int8.stepper, subject.sequences("calibrate", INT8_CALIBRATED))
+    texts = subject.sequences("evaluate", INT8_EVALUATED[subject.budget.name])
+    profile = profile_of(
+        calibration,
+        default_probes(int8.stepper.layers),
+        model=int8.name,
+        fingerprint=int8.fingerprint,
+        corpus=evidence.corpus,
+        dtype="int8",
+    )
+    return profile.point(0.0), texts, concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
+
+
+def rise_of(texts: Sequence[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> QuantisedRise:
+    """The losses of windows ``texts``, of which ``trace`` was taken, summed within the documents they were cut from."""
+    document = documents_of(list(texts))
+    sums = (ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths))
+    return QuantisedRise(loss.point.name, loss.net_reduction, *sums)
+
+
+def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[Floats, float]:
+    """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth, and
+    the largest honest one.
+
+    Raises:
+        Unsupported: the decoder under test declines full depth or a depth from outside.
+    """
+    rng = np.random.default_rng(evidence.study.seed)
+    tokens = rng.integers(0, int8.stepper.vocabulary, INT8_PROMPT + INT8_FED)
+    depths = np.sort(rng.integers(1, int8.stepper.layers + 1, INT8_FED))[::-1]
+    reference = stepwise_logits(int8.stepper, tokens, INT8_PROMPT - 1)[1:]  # a prompt's last position is a step
+    subject = evidence.of(int8).subject
+    with subject.open(evidence.subject.full) as decoder:
+        allowed = subject.allowed(decoder.capabilities)
+        session, _ = decoder.start([Prompt(tokens[:INT8_PROMPT])])
+        forced = zip(tokens[INT8_PROMPT:], depths, strict=True)
+        steps = [session.feed(token[None, None], np.array([[depth]])) for token, depth in forced]
+    seen = np.array([step.logits[0, 0] for step in steps])
+    differences: Floats = np.abs(seen - reference[np.arange(INT8_FED), depths - 1]).max(axis=1)
+    return differences, allowed
+
+
+QUESTIONS = (
+    Question("EMAD-E2", "model", answer_forced_depths, suite="invariants", decide=decide_forced_depths),
+    Question("EMAD-E5", "model", answer_block_count, suite="cost", decide=decide_block_count),
+    Question(
+        "EMAD-E12",
+        "model",
+        answer_quantisation,
+        legs=lambda study, layers: 1,
+        budget="standard",
+        decide=decide_quantisation,
+    ),
+)

@@ -1,0 +1,328 @@
+"""What exits save on this model: by any criterion (EMAD-X1), by an oracle (X5), with one part of EMAD exchanged (X6).
+
+None applies to weights without quality. EMAD-X2 is in ``calibration_promises``, EMAD-X3 and X4 are in ``speedup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.premises import exit_answer_absent, exit_premise
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.record import Floats
+from emad_ref.screening.ranking import savings_figure
+from emad_ref.statistics.estimate import Estimate, needed_n
+from emad_ref.statistics.legs import (
+    LEVEL,
+    LegTest,
+    Side,
+    combine_verdict,
+    count_leg,
+    decide_legs,
+    estimate_leg,
+    leg_test,
+)
+from emad_ref.statistics.number_format import percent
+from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline, document_draws, resamples_for
+from emad_ref.statistics.verdicts import Leg, Verdict
+
+SIDES = 2  # a criterion fails by what it saves, or by what it loses
+
+
+@dataclass(frozen=True)
+class CriterionEvidence:
+    """``full``: full depth on the evaluated documents, FLOPs as its work.
+
+    ``chosen``     the point chosen on validation, as it decodes; None where none was, and ``why`` says why.
+    ``criteria``   all that were screened, at their best.
+    ``slack``      the largest net share that an oracle saves at the threshold's loss; None: it was not asked.
+    """
+
+    full: FullDepthBaseline
+    chosen: DocumentCosts | None
+    criteria: Sequence[DocumentCosts]
+    slack: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _CriterionFailure:
+    """How far a criterion is from doing it: the side on which that is seen, and the p-value of its failing."""
+
+    spent: DocumentCosts
+    seen: Estimate
+    by_saving: bool
+    p: float
+
+
+def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-X1: does some criterion save 15 % of FLOPs net at a rise of perplexity of at most 1 % on this model?
+
+    The claim is that something exists, and what shows it is not what refutes it:
+
+    survived   one point does it. It was chosen on validation, so that it alone is tested: that it saves more than the
+               threshold, and that perplexity rises by less (an intersection–union test over both). Everything executed
+               is charged, heads, gates and K/V fills too.
+    falsified  no criterion does, of all that were screened: for each it is shown that it saves less, or that it loses
+               more. Each alone is tested twice (Bonferroni), all must fail (intersection–union: the largest p-value is
+               the row's). One that lost more than it seemed to on validation refutes itself and no other. Screened
+               criteria are taken at their best, with exact K/V at the price of copied ones, so that their failing is
+               the criterion's.
+
+    No criterion knows more than the final distribution. An oracle that does, exits free, and pays nothing bounds them
+    all (EMAD-X5): where it saves at most ``slack`` of FLOPs net there is no slack, and the claim does not apply.
+    Between that and the threshold it stands beside: where not even the oracle gets there, no other criterion on this
+    lens could, and where it does, the row speaks of those that were screened.
+
+    Perplexity alone, on the run's text: what tasks lose at the chosen point is not looked at, and EMAD-F1 has shown
+    that it may be everything. The claim does not apply behind a decoder of somebody else that does not decode at the
+    exit.
+
+    What the chosen point saves and loses, and whether any criterion is left; or that there is no slack.
+    """
+    most = asked.claim.thresholds["slack"]
+    beside = [] if found.slack is None else [_oracle_leg(found.slack, len(found.full.tokens), asked)]
+    if found.slack is not None and found.slack <= most:
+        said = f"no slack: an oracle saves {100 * found.slack:.1f} % net at that loss, {100 * most:g} % is none"
+        return replace(asked.not_applicable(f"{said}; leave this model alone"), legs=tuple(beside))
+    resamples = resamples_for(1 + asked.other_legs)
+    draws = document_draws(len(found.full.tokens), resamples, asked.rng)
+    chosen = _chosen_point(found, asked, draws)
+    legs = decide_legs(chosen)
+    if found.criteria or found.chosen is None:
+        legs += decide_legs([_any_left(found, asked, draws, chosen)], asked.other_legs)
+    return combine_verdict(asked.claim, asked.model, [*legs, *beside])
+
+
+def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) -> list[LegTest]:
+    """Both sides of the point that was chosen; neither falsifies the claim that some criterion does it."""
+    if found.chosen is None:
+        return []
+    saving, rise = _sides(found, found.chosen, asked, draws)
+    tests = [
+        leg_test(f"{found.chosen.name}: net saving", saving, "below", _least(asked), asked.claim.minimum),
+        leg_test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked), asked.claim.minimum),
+    ]
+    return [replace(test, leg=_falsifies_none(test.leg)) for test in tests]
+
+
+def _falsifies_none(leg: Leg) -> Leg:
+    """One point that fails leaves the others: its leg is never falsified, and says that it fails."""
+    if leg.p_falsify is None:
+        return leg
+    failing = leg.p_falsify <= LEVEL
+    return replace(leg, p_falsify=1.0, reason="this one is shown to fail; others may not" if failing else leg.reason)
+
+
+def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chosen: Sequence[LegTest]) -> LegTest:
+    """Whether any criterion is left: the one that is least sure to fail stands for all."""
+    name, shown = f"any of {len(found.criteria)} criteria", [test.leg.p_survive for test in chosen]
+    survive = max((1.0 if p is None else p for p in shown), default=1.0)
+    if not found.criteria:
+        return LegTest(
+            replace(_unscreened(name, found, 0), reason=found.why or "nothing was screened"), "documents", _unknown
+        )
+    nearest = max((_criterion_failure(found, one, asked, draws) for one in found.criteria), key=lambda each: each.p)
+    bad: Side = "below" if nearest.by_saving else "above"
+    threshold = _least(asked) if nearest.by_saving else _most(asked)
+    tested = leg_test(name, nearest.seen, bad, threshold, asked.claim.minimum)
+    said = f"{nearest.spent.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
+    if tested.leg.p_falsify is None:  # too few documents, as its reason says
+        return tested
+    leg = replace(tested.leg, p_falsify=nearest.p, p_survive=survive, reason=said)
+    return replace(tested, leg=leg, needed=lambda error: needed_n(nearest.seen, error / SIDES))
+
+
+def _criterion_failure(
+    found: CriterionEvidence, one: DocumentCosts, asked: ClaimContext, draws: Floats
+) -> _CriterionFailure:
+    saving, rise = _sides(found, one, asked, draws)
+    by_saving = saving.p_below < rise.p_above
+    p = min(1.0, SIDES * min(saving.p_below, rise.p_above))
+    return _CriterionFailure(one, saving if by_saving else rise, by_saving, p)
+
+
+def _sides(
+    found: CriterionEvidence, one: DocumentCosts, asked: ClaimContext, draws: Floats
+) -> tuple[Estimate, Estimate]:
+    saving = found.full.saving(one, _least(asked), asked.rng, draws)
+    return saving, found.full.rise(one, _most(asked), asked.rng, draws)
+
+
+def _least(asked: ClaimContext) -> float:
+    return asked.claim.thresholds["flop_reduction"]
+
+
+def _most(asked: ClaimContext) -> float:
+    return asked.claim.thresholds["perplexity_rise"]
+
+
+def _unscreened(name: str, found: CriterionEvidence, n: int) -> Leg:
+    return Leg(name, "inconclusive", None, None, n or len(found.full.tokens), None, "")
+
+
+def _unknown(error: float) -> int | None:
+    """No number of documents decides what was never screened."""
+    return None
+
+
+def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
+    room = "others may be left" if slack >= _least(asked) else "no criterion on this lens can reach the threshold"
+    return count_leg("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
+
+
+def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """The exit's point, decoded; every criterion, replayed; the oracle that they are held against."""
+    if unjudged := exit_answer_absent(evidence, asked):
+        return unjudged
+    return Answer(
+        decide_any_criterion(criterion_evidence(evidence.learned_exit), asked), evidence.corpus, evidence.fingerprint
+    )
+
+
+def criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
+    """What an exit's evidence holds, as ``decide`` takes it."""
+    return CriterionEvidence(beyond.full, beyond.chosen, beyond.criteria, beyond.slack, beyond.exit.why_none)
+
+
+# ---------------------------------------------------------------- EMAD-X5: the oracle
+
+
+@dataclass(frozen=True)
+class OracleCeiling:
+    """What an oracle spends at ``loss``, a rise of perplexity, and how it is told."""
+
+    loss: float
+    spent: DocumentCosts
+
+
+@dataclass(frozen=True)
+class OracleEvidence:
+    """``full``: full depth, blocks as its work. ``ceilings``: the one that the row is read by first."""
+
+    full: FullDepthBaseline
+    ceilings: Sequence[OracleCeiling]
+
+
+def decide_oracle_slack(found: OracleEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-X5: what could leaving early save at all on this model?
+
+    A report. An oracle knows every layer's divergence from the final distribution, leaves at the first that is small
+    enough, and pays for nothing: neither probes nor heads nor K/V. No criterion knows more. What it saves at losses of
+    0.1, 1 and 5 % is the slack that criteria share out among themselves (``sweep.oracles``): read through the model's
+    own head and through a tuned lens, with depth that may rise again and with EMAD's that may not. How small is small
+    enough is set on the text judged itself: a ceiling, which no rule would find on other text. No decoder is asked.
+
+    Shares of blocks, as measured, each with what it lost.
+    """
+    if not found.ceilings:
+        return asked.unmeasured("no oracle was asked")
+    legs = []
+    for each in found.ceilings:
+        saving = found.full.saving(each.spent, 0.0, asked.rng, unit=asked.claim.unit)
+        rise = found.full.rise(each.spent, each.loss, asked.rng)
+        said = f"perplexity rises by {100 * rise.value:.2f} % here"
+        legs.append(estimate_leg(f"{each.spent.name}, at {100 * each.loss:g} %", saving, said))
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From traces of the evaluated text, through the exit's lens and by the model's own head."""
+    verdict, shown = exit_premise(evidence, asked), Attachments()
+    if verdict is None:
+        beyond = evidence.learned_exit
+        ceilings = [
+            OracleCeiling(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves
+        ]
+        verdict, shown = (
+            decide_oracle_slack(OracleEvidence(beyond.in_blocks, ceilings), asked),
+            _slack_exhibits(beyond, asked),
+        )
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, shown)
+
+
+def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
+    """Criteria on the exit's lens below the ceilings, as a figure and at exactly the same losses."""
+    geometry = beyond.subject.loaded.geometry
+    found = savings_figure(beyond.validated, beyond.evaluated, beyond.exit.fitted, geometry, asked.rng)
+    where = f"on {beyond.subject.corpus}"
+    return Attachments(
+        (
+            AttachedTable(
+                f"saving against loss {where}: criteria below those who know", found.figure, "saving against loss"
+            ),
+            AttachedTable(f"what they save at exactly the same loss {where}", found.table),
+        )
+    )
+
+
+# ---------------------------------------------------------------- EMAD-X6: one part exchanged
+
+
+@dataclass(frozen=True)
+class ComponentEvidence:
+    """``full``: full depth, FLOPs as its work. ``exchanges``: one part each."""
+
+    full: FullDepthBaseline
+    exchanges: Sequence[ComponentExchange]
+
+
+def decide_failing_component(found: ComponentEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-X6: which of EMAD's parts fails on this model: readout, criterion, monotone rule or K/V?
+
+    A report. EMAD as published reads the model's own head, leaves by the entropy profile, lets depth only fall and
+    needs no K/V above an exit. Each part is exchanged alone, in EMAD and among the others' better ones
+    (``ModelMeasurements.component_ablation``), and each way is set to lose at most 1 % of perplexity. The part whose
+    exchange gains most net saving is the one that fails; all are listed, the largest gain first, each with what it
+    loses of perplexity. No decoder is asked.
+    """
+    if not found.exchanges:
+        return asked.unmeasured("no part was exchanged")
+    gains = sorted(
+        ((each, _exchange_gain(found, each, asked)) for each in found.exchanges), key=lambda pair: -pair[1].value
+    )
+    return combine_verdict(asked.claim, asked.model, [_exchange_leg(found, each, gain, asked) for each, gain in gains])
+
+
+def _exchange_gain(found: ComponentEvidence, each: ComponentExchange, asked: ClaimContext) -> Estimate:
+    return found.full.saving(each.after, 0.0, asked.rng, against=each.before, unit=asked.claim.unit)
+
+
+def _exchange_leg(found: ComponentEvidence, each: ComponentExchange, gain: Estimate, asked: ClaimContext) -> Leg:
+    before, after = (_saving_and_loss(found, spent, asked) for spent in (each.before, each.after))
+    return estimate_leg(f"{each.part}: {each.after.name} for {each.before.name}", gain, f"{before} → {after}")
+
+
+def _saving_and_loss(found: ComponentEvidence, spent: DocumentCosts, asked: ClaimContext) -> str:
+    """What it saves, and loses on the text judged."""
+    saved = found.full.saving(spent, 0.0, asked.rng).value
+    rise = found.full.rise(spent, 0.0, asked.rng).value
+    return f"{percent(saved, 'z.1f')} net at {percent(rise)}"
+
+
+def answer_failing_component(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From traces of validation and evaluation text, by the model's own head and through the exit's lens."""
+    verdict = exit_premise(evidence, asked)
+    if verdict is None:
+        verdict = decide_failing_component(
+            ComponentEvidence(evidence.learned_exit.full, evidence.component_ablation.exchanges), asked
+        )
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+QUESTIONS = (
+    Question(
+        "EMAD-X1",
+        "model",
+        answer_any_criterion,
+        legs=lambda study, layers: 1,
+        budget="standard",
+        decide=decide_any_criterion,
+    ),
+    Question("EMAD-X5", "model", answer_oracle_slack, budget="standard", decide=decide_oracle_slack),
+    Question("EMAD-X6", "model", answer_failing_component, budget="standard", decide=decide_failing_component),
+)

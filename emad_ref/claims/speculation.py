@@ -1,0 +1,458 @@
+"""Speculative decoding of a pair: switching against it (EAD-F2), EMAD against it (EMAD-R5) and within it (EMAD-E8).
+
+The time of a mix of requests is their total, and so are its FLOPs (``statistics.speedup``).
+None applies to weights without quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.pair_answers import (
+    TimedArm,
+    acceptance_leg,
+    pair_answer,
+    skipped_arm_legs,
+    speed_leg,
+    timed_arms,
+    writing_answer_absent,
+)
+from emad_ref.claims.speedup import usable_point
+from emad_ref.claims.switching import RESULTS
+from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.switching import LARGE
+from emad_ref.measurements.attachments import Attachments
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_answers import describe_rule
+from emad_ref.measurements.pair_models import DRAFT_TOKENS, speculative_decoder
+from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, speculative_arm
+from emad_ref.screening.drafts import ASSISTED, LOOKUP
+from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop, retained_share
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, estimate_leg, leg_test
+from emad_ref.statistics.speedup import total_ratio, work_ratio
+from emad_ref.statistics.units import ByItem, ByPair
+from emad_ref.statistics.verdicts import Leg, Verdict
+from emad_ref.text import world
+
+SWITCHING_ARMS = ("large", "EAD", "speculative", *TRANSFORMERS_NAMES)
+SPECULATING = {"speculative": "wall-clock", ASSISTED: "wall-clock, against assisted generation"}  # arm → its leg
+
+
+@dataclass(frozen=True)
+class SwitchingScore:
+    """``rule`` on ``task``: right [items] under it and by the large model ``alone``, and the ``saving`` it has there.
+
+    ``kept``: share of the large model's score that the paper keeps at a saving of ``wanted``.
+    """
+
+    task: str
+    rule: str
+    right: ByItem
+    alone: ByItem
+    saving: float
+    kept: float
+    wanted: float
+
+
+@dataclass(frozen=True)
+class SwitchingSpeedEvidence:
+    """``arms``: those of ``SWITCHING_ARMS`` that ran, on the same requests of ``new`` tokens.
+
+    ``score``: of the rule that was timed. ``absent``: arm of transformers that did not run → why.
+    """
+
+    arms: Mapping[str, TimedArm]
+    new: int
+    score: SwitchingScore
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-F2: does switching beat speculation with the same pair, which loses nothing? (EAD, reading notes, Thoughts)
+
+    The rule put forward against speculation, which scores as the large model: batch 1, in time and in FLOPs.
+
+    What the claim names is speculative decoding of the same pair, and not ours: transformers' assisted generation is
+    the same by another implementation, and a user who wants the large model's output takes the faster of the two. So in
+    time each is a leg (an intersection–union test, as in EMAD-F2). Its FLOPs are not counted: that leg has ours alone.
+    Prompt lookup gives the same output too, and drafts without a second model: it is no speculation of the pair, and so
+    a number beside.
+
+    It is asked first whether the rule's score holds, as EAD-F1 asks: what share of the large model's score it keeps, at
+    the first saving that the paper reports. Where that is shown to be less than the paper keeps, the row does not
+    apply, and its ratios are listed as numbers: a decoder that may lose any amount beats any other. Where it is not
+    shown to hold, the row cannot survive.
+
+    It does not apply where the large model is not better on any task that is written; time and FLOPs need no score, so
+    the ratios of the rule that comes nearest to the paper's first saving are listed there as numbers. It is unmeasured
+    where a decoder of the pair does not count its work.
+
+    A leg for wall-clock against each speculation of the pair, one for FLOPs, one for the score, which cannot be
+    falsified; prompt lookup and speeds are listed.
+    """
+    ead, speculative, claim = found.arms["EAD"], found.arms["speculative"], asked.claim
+    if ead.spent is None or speculative.spent is None:
+        return asked.unmeasured("a decoder of the pair does not count its work")
+    gains = _gains(found.arms, asked)
+    beside = _switching_beside(found.arms, found.new, found.absent)
+    held = retained_share(found.score.right, found.score.alone, found.score.kept)
+    score = _score_leg(found.score, held, asked)
+    if score.outcome == "falsified":
+        shown = estimate_leg(score.name, held, score.reason, found.score.kept)
+        return replace(
+            asked.not_applicable(_score_not_kept(found.score, held)), legs=(*_numbers(gains), shown, *beside)
+        )
+    tests = [leg_test(name, gain, "below", threshold, claim.minimum) for name, (gain, threshold) in gains.items()]
+    return combine_verdict(claim, asked.model, [*decide_legs(tests, asked.other_legs), score, *beside])
+
+
+def switching_numbers(
+    arms: Mapping[str, TimedArm], new: int, asked: ClaimContext, absent: Mapping[str, str]
+) -> tuple[Leg, ...]:
+    """What was timed where no score can be asked: ratios and speeds, none of which decides anything."""
+    return (*_numbers(_gains(arms, asked)), *_switching_beside(arms, new, absent))
+
+
+def _gains(arms: Mapping[str, TimedArm], asked: ClaimContext) -> dict[str, tuple[Estimate, float]]:
+    """Switching against speculation: how much faster than each, in how many fewer FLOPs where both are counted; and
+    thresholds.
+    """
+    ead, speculative = arms["EAD"], arms["speculative"]
+    fastest, fewest = asked.claim.thresholds["speedup_ratio"], asked.claim.thresholds["flop_ratio"]
+    gains = {
+        leg: (total_ratio(arms[arm].seconds, ead.seconds, threshold=fastest), fastest)
+        for arm, leg in SPECULATING.items()
+        if arm in arms
+    }
+    if ead.spent is not None and speculative.spent is not None:
+        gains["FLOPs"] = work_ratio(speculative.spent, ead.spent, threshold=fewest), fewest
+    return gains
+
+
+def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[str, str]) -> list[Leg]:
+    """How much faster than prompt lookup, what did not run, and the speeds of all arms."""
+    ead, ratios = arms["EAD"].seconds, []
+    if lookup := arms.get(LOOKUP):
+        ratios.append(estimate_leg("wall-clock, against prompt lookup", total_ratio(lookup.seconds, ead)))
+    speeds = [speed_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
+    return [*ratios, *skipped_arm_legs(absent), *speeds]
+
+
+def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
+    return [estimate_leg(name, gain, threshold=threshold) for name, (gain, threshold) in gains.items()]
+
+
+def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Leg:
+    """Survived where the score is shown to hold at the paper's saving, falsified where it is shown not to.
+
+    No leg of the claim, but its premise: at 5 % on either side, without correction.
+    """
+    name = f"score kept on {score.task} by {score.rule}; speculation loses none"
+    (leg,) = decide_legs([leg_test(name, held, "below", score.kept, asked.claim.minimum)])
+    if leg.outcome == "survived" and score.saving < score.wanted:
+        return replace(leg, outcome="inconclusive", reason=f"saves only {score.saving:.1%}, not {score.wanted:.1%}")
+    return leg
+
+
+def _score_not_kept(score: SwitchingScore, held: Estimate) -> str:
+    return (
+        f"the score does not hold: {score.rule} keeps {held.value:.1%} [{held.low:.1%}, {held.high:.1%}] of the large "
+        f"model's score on {score.task}, the paper {score.kept:.1%}"
+    )
+
+
+def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """From the timed rivals of the task most worth routing; where there is none, their ratios as numbers."""
+    absent = writing_answer_absent(pair, asked)
+    if absent and pair.models.without_quality:
+        return absent  # which model writes which token follows from the weights, and so does the time
+    timed = pair.timing.rivals
+    arms, not_run = timed_arms(pair, timed, SWITCHING_ARMS), pair.timing.library.absent
+    exhibits = Attachments(notes=(pair.timing.description(timed),))
+    if absent:
+        verdict = replace(absent.verdict, legs=switching_numbers(arms, pair.timing.new, asked, not_run))
+        return pair_answer(pair, verdict, exhibits)
+    return pair_answer(
+        pair,
+        decide_switching_speed(
+            SwitchingSpeedEvidence(arms, pair.timing.new, _switching_score(pair, asked), not_run), asked
+        ),
+        exhibits,
+    )
+
+
+def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
+    """What the rule that was timed scores on the judged items of the timed task."""
+    task, first, paper = pair.timing.task, RESULTS[0], asked.row_of("EAD-F1").thresholds
+    rule = pair.timing.rule
+    done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
+    saving, kept, wanted = pair.models.saving(done.large_share), paper[f"retained_{first}"], paper[f"saving_{first}"]
+    return SwitchingScore(task, describe_rule(rule), done.right, alone.right, saving, kept, wanted)
+
+
+# ---------------------------------------------------------------- EMAD-R5: EMAD of the large model
+
+
+LOSSLESS = ("speculative", "self-speculative")
+EMAD_ARMS = ("large", "EMAD", *LOSSLESS, *TRANSFORMERS_NAMES)
+AGAINST = {"speculative": f"speculation, k = {DRAFT_TOKENS}", ASSISTED: "assisted generation"}  # arms that decide
+
+
+@dataclass(frozen=True)
+class SpeculationEvidence:
+    """``arms``: those of ``EMAD_ARMS`` that could be timed, on the same requests of ``new`` tokens.
+
+    ``point``: EMAD's name; ``exit_layer``: after which the large model drafts for itself, None where it cannot.
+    ``tasks``: those of the large model, whether or not they count. ``unusable``: why no speed-up of the point counts.
+    ``absent``: arm of transformers that did not run → why.
+    """
+
+    arms: Mapping[str, TimedArm]
+    new: int
+    point: str
+    exit_layer: int | None
+    tasks: Mapping[str, TaskAccuracy]
+    unusable: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-R5: is EMAD a better use of a large model than speculative decoding, which is lossless? (EMAD, Experiments)
+
+    EMAD of the large model, at a point that EMAD-F1 lets stand (as EMAD-F2 times one); the small model drafts for the
+    same large model. Both sides spend the same where that can be: full depth belongs to EMAD's family, and a mixture
+    that gives a request to the point with probability w, to full depth otherwise, is itself a decoder. Where
+    speculation saves less than the point, w makes their FLOPs equal, and time and accuracy are the mixture's. Where
+    speculation saves nothing, or more than the point, no mixture spends as much, and the point is compared as it is;
+    FLOPs stand beside.
+
+    Speculation by transformers, assisted generation of the same two models, is speculative decoding of this model as
+    well: the same mixture has to be faster than it, too, in a leg of its own. Its FLOPs are not counted, so that w
+    stays what makes them equal to our speculation's. Prompt lookup, which no small model drafts for, is a number
+    beside.
+
+    Accuracy is judged on every task that counts at the point (``statistics.accuracy``), each a leg. Where none does,
+    nothing could be lost, and the row does not apply; nor does it where F1 lets no point stand. The times are then
+    listed as numbers.
+
+    Beside it, without judging: the large model drafts for itself at EMAD's first probe and verifies from there on. The
+    same exits, no second model, no loss.
+
+    A leg for time against each speculation, one for accuracy on each counting task; everything else only reports.
+    """
+    claim, weight = asked.claim, share_at_point(found.arms)
+    fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
+    name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
+    emad = _mixed(found.arms, weight)
+    speeds = {
+        f"{name} against {said}": total_ratio(found.arms[arm].seconds, emad, threshold=fastest)
+        for arm, said in AGAINST.items()
+        if arm in found.arms
+    }
+    drops = {task: _mixture_drop(held, weight, most) for task, held in found.tasks.items() if held.counts}
+    beside = [*_idle_tasks(found), *_speculation_beside(found, emad)]
+    if reason := found.unusable or _nothing_to_lose(found):
+        numbers = [estimate_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
+        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
+    tests = [leg_test(against, speed, "below", fastest, claim.minimum) for against, speed in speeds.items()]
+    tests += [
+        leg_test(f"{name}: accuracy on {task}", drop, "above", most, claim.minimum) for task, drop in drops.items()
+    ]
+    return combine_verdict(claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def share_at_point(arms: Mapping[str, TimedArm]) -> float:
+    """w: the share of requests at the point that makes EMAD's FLOPs speculation's; 1 where no share does.
+
+    Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
+    """
+    spent = [arms[name].spent for name in ("large", "EMAD", "speculative")]
+    if any(column is None for column in spent):
+        return 1.0
+    full, point, speculation = (float(column.values.sum()) for column in spent if column is not None)
+    return (full - speculation) / (full - point) if point < speculation < full else 1.0
+
+
+def _mixed(arms: Mapping[str, TimedArm], weight: float) -> ByPair:
+    """Expected seconds [pairs] of the mixture."""
+    point, full = arms["EMAD"].seconds, arms["large"].seconds
+    return point if weight == 1 else point.like(weight * point.values + (1 - weight) * full.values)
+
+
+def _mixture_drop(held: TaskAccuracy, weight: float, most: float) -> Estimate:
+    """Of the mixture: it loses ``weight`` of what the point loses, and stands to ``most`` as the point to most / w."""
+    drop = accuracy_drop(held.full, held.adaptive, threshold=most / weight)
+    return replace(drop, value=weight * drop.value, low=weight * drop.low, high=weight * drop.high)
+
+
+def _nothing_to_lose(found: SpeculationEvidence) -> str:
+    """Why accuracy cannot fall at the point; empty where it can."""
+    if any(held.counts for held in found.tasks.values()):
+        return ""
+    said = "; ".join(f"{task} ({held.standing})" for task, held in found.tasks.items())
+    return f"no task counts at {found.point}, so that nothing could be lost: {said or 'none was scored'}"
+
+
+def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
+    """Tasks that do not count, each with the reason."""
+    return [
+        replace(estimate_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)), reason=held.standing)
+        for task, held in found.tasks.items()
+        if not held.counts
+    ]
+
+
+def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
+    """Speeds of all arms, self-speculation, acceptance, and FLOPs where they are counted."""
+    legs = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
+    legs += skipped_arm_legs(found.absent)
+    if lookup := found.arms.get(LOOKUP):
+        legs.append(estimate_leg(f"{found.point} against {LOOKUP}", total_ratio(lookup.seconds, emad)))
+    if own := found.arms.get("self-speculative"):
+        name = f"{found.point} against self-speculation after layer {found.exit_layer}, k = {DRAFT_TOKENS}"
+        legs.append(estimate_leg(name, total_ratio(own.seconds, emad)))
+    for name in LOSSLESS:
+        if name in found.arms:
+            legs += _drafted(name, found.arms[name], found.arms["EMAD"])
+    weight = share_at_point(found.arms)
+    if weight < 1:
+        legs.append(count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
+    return legs
+
+
+def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
+    """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
+    legs = [acceptance_leg(name, arm.accepted)]
+    if arm.spent is not None and emad.spent is not None:
+        legs.append(estimate_leg(f"FLOPs against {name}", work_ratio(arm.spent, emad.spent)))
+    return legs
+
+
+def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """At the point of the large model that F1 lets stand and that saves most; accuracy as F1 reads it there."""
+    if reason := pair.models.without_quality:
+        return pair_answer(pair, asked.not_applicable(reason))
+    point, unusable = usable_point(pair.large, asked)
+    timed = pair.timing.emad_rivals(point)
+    scored = pair.large.scored
+    tasks = {task: scored.at(task, point) for task in scored.tasks}
+    exit_layer = next(iter(pair.models.exit_layers), None)
+    arms, absent = timed_arms(pair, timed, EMAD_ARMS), pair.timing.library.absent
+    found = SpeculationEvidence(arms, pair.timing.new, point.name, exit_layer, tasks, unusable, absent)
+    return pair_answer(
+        pair, decide_against_speculation(found, asked), Attachments(notes=(pair.timing.description(timed),))
+    )
+
+
+# ---------------------------------------------------------------- EMAD-E8: EMAD within speculation
+
+
+CHECKED = 4  # prompts on which the output is compared token by token
+NONE = "no EMAD"
+
+
+@dataclass(frozen=True)
+class ComposedSpeculationEvidence:
+    """``arms``: where EMAD decides depth → speculation there, ``NONE`` among them, on requests of ``new`` tokens.
+
+    ``same``: rows on which each of them was seen to emit its verifier's own output.
+    """
+
+    arms: Mapping[str, TimedArm]
+    new: int
+    same: int
+
+
+def decide_composed_speculation(found: ComposedSpeculationEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E8: does adaptive depth compose with speculative decoding? (EMAD, Discussion, Composability)
+
+    In the verifier only, and in draft and verifier: the output stays what the verifier emits alone at its own point,
+    which is the EMAD model's where EMAD decides its depth. That is compared token by token before anything is timed; a
+    difference that no tie excuses is a broken decoder and not a number: it raises. The row reports.
+
+    Per place of EMAD: speed against none, tokens per second, acceptance, rows compared.
+    """
+    legs: list[Leg] = []
+    for name in sorted(found.arms):  # adaptive depth first: the row quotes its first leg
+        arm = found.arms[name]
+        legs += [
+            estimate_leg(f"{name}: speed against none", total_ratio(found.arms[NONE].seconds, arm.seconds)),
+            speed_leg(name, found.new, arm.seconds),
+            acceptance_leg(name, arm.accepted),
+            count_leg(f"{name}: rows whose output is the verifier's own", found.same, found.same, "rows, up to ties"),
+        ]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """Raises AuditRefutedError where speculation emits something else than its verifier does, ties excused."""
+    if reason := pair.models.without_quality:
+        return pair_answer(pair, asked.not_applicable(reason))
+    full, emad = (pair.small.subject.full, pair.large.subject.full), pair.timing.emad_point
+    depths = {
+        NONE: full,
+        "EMAD in the verifier": (full[0], emad),
+        "EMAD in draft and verifier": (pair.small.traces.profile.point(0.0), emad),
+    }
+    with ExitStack() as stack:
+        partners = {
+            name: stack.enter_context(pair.models.partners(*points, rows=CHECKED)) for name, points in depths.items()
+        }
+        same = [same_output(pair, *both) for both in partners.values()]
+        for finding in same:
+            finding.require()
+        timed = pair.timing.timed({name: speculative_arm(*both) for name, both in partners.items()}, pair.size.reported)
+    verdict = decide_composed_speculation(
+        ComposedSpeculationEvidence(timed_arms(pair, timed, depths), pair.timing.new, CHECKED), asked
+    )
+    return pair_answer(pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties)))
+
+
+def same_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Finding:
+    """Whether speculation emits what its verifier emits alone, up to ties of the large model's logits and signals."""
+    prompts, new, large = pair.timing.prompts(CHECKED), pair.timing.new, pair.large.subject
+    own = verifier.decoder.generate(prompts, new, frozenset())
+    found = speculative_decoder(draft, verifier).generate(prompts, new, frozenset())
+    theirs, mine = ([tokens.tolist() for tokens in record.emitted] for record in (found, own))
+    declared = verifier.decoder.capabilities.logit_noise
+    return same_tokens(large.lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
+
+
+QUESTIONS = (
+    # Time against each speculation, and FLOPs.
+    Question(
+        "EAD-F2",
+        "pair",
+        answer_switching_speed,
+        legs=lambda study, layers: len(SPECULATING) + 1,
+        measures=True,
+        budget="standard",
+        decide=decide_switching_speed,
+        needs=("EAD-F1",),
+    ),
+    # Time against each speculation, and accuracy on each task that the large model is scored on.
+    Question(
+        "EMAD-R5",
+        "pair",
+        answer_against_speculation,
+        legs=lambda study, layers: len(AGAINST) + len(world.TASKS) + len(study.tasks),
+        measures=True,
+        budget="standard",
+        decide=decide_against_speculation,
+        needs=("EMAD-F1",),
+    ),
+    Question(
+        "EMAD-E8",
+        "pair",
+        answer_composed_speculation,
+        measures=True,
+        budget="standard",
+        decide=decide_composed_speculation,
+    ),
+)

@@ -1,0 +1,508 @@
+"""Wall-clock of adaptive depth (EMAD-F2, X3 and X4), and of repair without the monotone constraint (EMAD-E7).
+
+End-to-end requests, paired. The time of a mix of requests is their total: a leg estimates the ratio of totals
+(``statistics.speedup.total_ratio``). EMAD-F2 and EMAD-X3 time a point whose quality another claim lets stand. Where
+there is none the row does not apply, and its ratios are listed as numbers. So with random weights, which take as long
+as trained ones and have no quality that a speed-up could cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from emad_ref.audit.finding import Finding
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.premises import decoder_refusal, exit_answer_absent, exit_premise
+from emad_ref.claims.quality import is_usable
+from emad_ref.decoding.teacher_forcing import teacher_forced_sums
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, TimingResult, has_compiled_baseline
+from emad_ref.measurements.learned_exit import SelfSpeculationTiming
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.study import Study
+from emad_ref.measurements.traces import documents_of
+from emad_ref.point import OperatingPoint, ScheduleName
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import (
+    combine_verdict,
+    count_leg,
+    decide_legs,
+    estimate_leg,
+    finite_interval,
+    judge_side,
+    leg_test,
+)
+from emad_ref.statistics.rates import perplexity_rise
+from emad_ref.statistics.speedup import SpeedupLimit, speedup_limit, total_ratio
+from emad_ref.statistics.units import ByDocument, ByPair
+from emad_ref.statistics.verdicts import Leg, Verdict
+from emad_ref.sweep.losses import loss_table
+
+BASELINES = {FULL: "full depth", GENERATE: "generate", COMPILED: "compiled generate"}  # arm → how legs call it
+UNCOMPILED = "compiled baseline not run"
+ENDS = "batch size at which the gain vanishes"
+
+
+@dataclass(frozen=True)
+class TimedBatch:
+    """Seconds [pairs] of the same requests: at the point, and by each baseline; ``check``: what was found of them."""
+
+    adaptive: ByPair
+    baselines: Mapping[str, ByPair]
+    check: Finding | None = None
+
+
+@dataclass(frozen=True)
+class SpeedupEvidence:
+    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; "" where F1 lets it stand.
+
+    ``uncompiled``: why no compiled baseline ran; "" where one did. ``swept``: batch sizes that decide nothing, from
+    fewer pairs; empty where there was no sweep.
+    """
+
+    batches: Mapping[int, TimedBatch]
+    unusable: str = ""
+    uncompiled: str = ""
+    swept: Mapping[int, TimedBatch] = field(default_factory=dict)
+
+    @property
+    def every(self) -> Mapping[int, TimedBatch]:
+        """Batch sizes that decide and others, from the smallest on."""
+        return dict(sorted({**self.batches, **self.swept}.items()))
+
+
+def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-F2, falsifier: does wall-clock improve by at least 10 % at equal batch size and prompt length?
+    (EMAD, Experiments, Falsification criteria, second item)
+
+    The claim is about the fastest way to run all layers, and no one knows beforehand which that is: our own full depth,
+    the model's ``generate``, or its compiled twin. Choosing the fastest by its measured time would favour whichever the
+    noise favoured. So every batch size and baseline is a leg: the row survives only if the point is shown to be 10 %
+    faster than each of them (an intersection–union test, which needs no correction), and one against which it is shown
+    not to be falsifies it (Holm).
+
+    A point that is slower than a baseline is not a matter of ten per cent: where the whole 95 % interval of a leg lies
+    below 1×, the leg is falsified without Holm's correction over the other rows of the run. What pays for that is the
+    distance from the threshold: to get there a speed-up of 1.10× would have to be missed by a tenth besides its own
+    noise.
+
+    Further batch sizes (``swept``) are numbers beside: a leg more would only ask more of the others. They show at which
+    batch size the gain vanishes (``statistics.speedup``); the reason and a leg that decides nothing say so.
+
+    What was emitted while the clock ran is checked afterwards (``audit.answers``). Where it is not what the record
+    says, a leg that names the difference is falsified, whatever else is absent.
+
+    A leg per batch size and baseline: how many times faster, against ``speedup_ratio``.
+    """
+    if not found.batches:
+        return asked.unmeasured("no batch size was timed")
+    threshold = asked.claim.thresholds["speedup_ratio"]
+    ratios = dict(_ratios(found.batches, threshold))
+    broken = _checks(found)
+    lies = any(leg.outcome == "falsified" for leg in broken)
+    beside = [] if lies else _swept(found, threshold)  # times of nothing end nowhere
+    if found.uncompiled:
+        beside.append(Leg("compiled baseline", "not applicable", None, None, 0, None, "", _why_uncompiled(found)))
+    if found.unusable:
+        numbers = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
+        legs = [*broken, *numbers, *beside]
+        if lies:
+            return combine_verdict(asked.claim, asked.model, legs)
+        return replace(asked.not_applicable(found.unusable), legs=tuple(legs))
+    tests = [leg_test(name, ratio, "below", threshold, asked.claim.minimum) for name, ratio in ratios.items()]
+    legs = [_slower(leg) for leg in decide_legs(tests, asked.other_legs)]
+    verdict = combine_verdict(asked.claim, asked.model, [*broken, *legs, *beside])
+    if lies or not found.swept:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).said}")
+
+
+def speedup_limit_of(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
+    """Where the gain over every baseline ends. Raises BadArgument as ``speedup_limit``."""
+    return speedup_limit({
+        rows: {name: total_ratio(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
+        for rows, timed in batches.items()
+    })  # fmt: skip
+
+
+def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
+    """Ratios of the batch sizes that decide nothing, and the leg that says where the gain ends."""
+    if not found.swept:
+        return []
+    legs = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
+    ends = speedup_limit_of(found.every)
+    last = ends.at or ends.sweep[-1]
+    rows = None if ends.at is None else float(last.rows)
+    return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.said)]
+
+
+def _slower(leg: Leg) -> Leg:
+    """Falsified where the interval leaves no doubt that the baseline is the faster of the two."""
+    if leg.outcome != "inconclusive" or leg.interval is None or leg.p_falsify is None or leg.interval[1] >= 1:
+        return leg
+    return replace(leg, outcome="falsified", reason="slower than this baseline: the whole interval lies below 1×")
+
+
+def _ratios(batches: Mapping[int, TimedBatch], threshold: float) -> Iterator[tuple[str, Estimate]]:
+    for batch, timed in batches.items():
+        for name, baseline in timed.baselines.items():
+            yield f"batch {batch}, against {name}", total_ratio(baseline, timed.adaptive, threshold=threshold)
+
+
+def _checks(found: SpeedupEvidence) -> list[Leg]:
+    """Per batch size: timed requests that are not what they are said to be falsify; else how much was compared."""
+    legs = []
+    for batch, timed in found.every.items():
+        if timed.check is None:
+            continue
+        leg = count_leg(f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared")
+        said = replace(leg, reason=timed.check.detail)
+        legs.append(replace(said, outcome="falsified") if timed.check.passed is False else said)
+    return legs
+
+
+def _why_uncompiled(found: SpeedupEvidence) -> str:
+    return f"{UNCOMPILED}: {found.uncompiled}"
+
+
+def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Of the points put forward that F1 lets stand, the one that saves most; beside it its row of the point table."""
+    if evidence.subject.seq2seq:
+        return Answer(asked.not_applicable(evidence.subject.without_quality), evidence.corpus, evidence.fingerprint)
+    point, unusable = usable_point(evidence, asked)
+    found = speedup_evidence_at(evidence, point, unusable)
+    exhibits = speedup_exhibits(found, evidence, point, asked) + Attachments(points=(evidence.latency.row(point),))
+    refused = decoder_refusal(evidence) if unusable else ""
+    return Answer(decide_speedup(found, asked), evidence.corpus, evidence.fingerprint, exhibits, refused)
+
+
+def speedup_evidence_at(evidence: ModelMeasurements, point: OperatingPoint, unusable: str) -> SpeedupEvidence:
+    """What was timed at ``point``, and looked at afterwards."""
+    latency = evidence.latency
+    return SpeedupEvidence(
+        {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.timed(point).items()},
+        unusable,
+        latency.without_compiled,
+        {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.swept(point).items()},
+    )
+
+
+def speedup_exhibits(
+    found: SpeedupEvidence, evidence: ModelMeasurements, point: OperatingPoint, asked: ClaimContext
+) -> Attachments:
+    """What was timed and what it can decide, where the gain ends, and the times of all arms."""
+    legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
+    watch = evidence.latency
+    notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.prefill_note(point)]
+    if found.swept:
+        notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).said}")
+    return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))
+
+
+def time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
+    """Per batch size the mean time of a request by every arm, and the ratio against the baseline that is least sure."""
+    rows = []
+    for at in speedup_limit_of(found.every).sweep:
+        timed, interval = found.every[at.rows], finite_interval(at.ratio)
+        arms = {"the point": timed.adaptive, **timed.baselines}
+        rows.append({
+            "batch": at.rows,
+            "decides": at.rows in found.batches,
+            "pairs": at.ratio.n,
+            **{f"{name}, ms": 1e3 * float(seconds.values.mean()) for name, seconds in arms.items()},
+            "least sure against": at.against,
+            "× as fast": at.ratio.value,
+            "low": interval and interval[0],
+            "high": interval and interval[1],
+        })  # fmt: skip
+    return rows
+
+
+def timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
+    seconds = requests.by_pair()
+    return TimedBatch(
+        seconds[ADAPTIVE], {name: seconds[arm] for arm, name in BASELINES.items() if arm in seconds}, check
+    )
+
+
+def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
+    """The point to time, and why its speed-up does not count: "" for the one that saves most of those F1 lets stand."""
+    if not evidence.loaded.trained:
+        reason = (
+            f"no usable point: {evidence.subject.without_quality}, and a speed-up is worth what quality it keeps; the "
+            "ratios are measured all the same (--emad-require speed asks for weights that were trained)"
+        )
+        return evidence.latency.point, reason
+    f1 = asked.verdict_of("EMAD-F1", evidence)
+    standing = [loss for loss in evidence.points.losses if is_usable(f1, loss.point.name)]
+    if not standing:
+        return evidence.latency.point, f"no usable point: {f1.id} is {f1.verdict} ({f1.reason})"
+    return max(standing, key=lambda loss: loss.net_reduction).point, ""
+
+
+def legs_of(study: Study) -> int:
+    """Each batch size against each baseline."""
+    return len(study.budget.batch_sizes) * baselines_of(study)
+
+
+def baselines_of(study: Study) -> int:
+    """Full depth, ``generate`` and, where one is tried, its compiled twin."""
+    return len(BASELINES) - (not has_compiled_baseline(study))
+
+
+# ---------------------------------------------------------------- EMAD-X3: the exit found for this model
+
+
+def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """EMAD-X3: is the exit that keeps quality at least 10 % faster than the fastest baseline, in wall-clock?
+
+    What EMAD-F2 asks of EMAD's own points, asked of the exit that was found for this model. The exit timed is one that
+    EMAD-X1 lets survive; where it does not, a speed-up counts for nothing, and the ratios are listed as numbers. Where
+    there is no exit there is nothing to time.
+    """
+    if unjudged := exit_answer_absent(evidence, asked):
+        return unjudged
+    point = evidence.learned_exit.point
+    if point is None:
+        verdict = asked.not_applicable(f"no exit to time: {evidence.learned_exit.exit.why_none}")
+        return Answer(verdict, evidence.corpus, evidence.fingerprint)
+    x1 = asked.verdict_of("EMAD-X1", evidence)
+    unusable = "" if x1.verdict == "survived" else f"no usable exit: {x1.id} is {x1.verdict} ({x1.reason})"
+    found = speedup_evidence_at(evidence, point, unusable)
+    return Answer(
+        decide_speedup(found, asked),
+        evidence.corpus,
+        evidence.fingerprint,
+        speedup_exhibits(found, evidence, point, asked),
+    )
+
+
+# ---------------------------------------------------------------- EMAD-X4: the model drafts for itself
+
+
+@dataclass(frozen=True)
+class SelfSpeculationEvidence:
+    """``raced``: the drafting arm as EMAD-F2's ``adaptive``, and its baselines.
+
+    ``beside``     other lossless ways, and drafting as ``adaptive`` → seconds [pairs] of the same requests of one row.
+    ``stood``      batch size → share of verified tokens that stand.
+    """
+
+    raced: SpeedupEvidence
+    beside: Mapping[str, ByPair] = field(default_factory=dict)
+    stood: Mapping[int, float] = field(default_factory=dict)
+
+
+def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-X4: does a model that drafts for itself give its own output, 10 % faster than the fastest baseline?
+
+    The lossless mode: what followed where the text's last tokens stood before is copied; elsewhere a shallow layer
+    drafts through a lens while its gate is confident, and the layers above verify the run in one pass
+    (``decoding.self_speculation``). Two things are judged:
+
+    output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding
+            counted (``audit.answers``). One token that is not falsifies the row, whatever the times are.
+    time    of one request at a time, against each of EMAD-F2's baselines: an intersection–union test, as there.
+            Drafting spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced
+            too, their output is judged, and their ratios say where the gain ends.
+
+    Other ways to the same output stand beside and decide nothing: prompt lookup and assisted generation, drafts by the
+    model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains. Random
+    weights draft as fast as trained ones and are never right: the row does not apply.
+
+    Legs of time and of what was emitted; larger batches and other lossless ways as numbers; how much was kept.
+    """
+    verdict = decide_speedup(_one_row_decides(found.raced), asked)
+    return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(found)))
+
+
+def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
+    """One request at a time decides; larger batches are its sweep."""
+    first = min(raced.batches, default=0)
+    larger = {rows: timed for rows, timed in raced.batches.items() if rows != first}
+    return replace(raced, batches={first: raced.batches[first]} if raced.batches else {}, swept=larger)
+
+
+def _other_lossless_ways(found: SelfSpeculationEvidence) -> list[Leg]:
+    """How many times faster drafting is than each other way to the same output."""
+    legs = [
+        estimate_leg(f"batch 1, against {name}", total_ratio(seconds, found.beside[ADAPTIVE]))
+        for name, seconds in found.beside.items()
+        if name != ADAPTIVE
+    ]
+    for batch, share in found.stood.items():
+        pairs = len(found.raced.batches[batch].adaptive)
+        legs.append(count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
+    return legs
+
+
+def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
+    verdict, exhibits = exit_premise(evidence, asked), Attachments()
+    if verdict is None and evidence.self_speculation.drafting is None:
+        verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
+    if verdict is None:
+        latency, speculation = evidence.latency, evidence.self_speculation
+        found = self_speculation_evidence(speculation, latency.without_compiled)
+        verdict = decide_self_speculation(found, asked)
+        times = AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(_one_row_decides(found.raced)))
+        exhibits = Attachments((times,), (latency.description("drafts of the exit", speculation.timed),))
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
+
+
+def self_speculation_evidence(speculation: SelfSpeculationTiming, uncompiled: str) -> SelfSpeculationEvidence:
+    """What was timed, and looked at afterwards, as ``decide`` takes it."""
+    raced = {rows: timed_batch(timed, speculation.checked(rows)) for rows, timed in speculation.timed.items()}
+    stood = {rows: speculation.accepted_share(rows) for rows in speculation.timed}
+    return SelfSpeculationEvidence(SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood)
+
+
+# ---------------------------------------------------------------- EMAD-E7: repair without the monotone constraint
+
+
+EXACT: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
+COPYING, MONOTONE = "state copying", "monotone"
+LEAST_SKIPPED = 0.05  # share of blocks that the rule must leave out for its repair to be a question
+DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, on which state copying is scored
+
+
+@dataclass(frozen=True)
+class CopyingQuality:
+    """NLL sums [documents] under copied states and under exact ones at the same rule, nats, and decided tokens."""
+
+    copied: ByDocument
+    exact: ByDocument
+    tokens: ByDocument
+
+
+@dataclass(frozen=True)
+class BackfillEvidence:
+    """Seconds [pairs] of full depth, of the rule under each exact repair, under state copying, and kept monotone.
+
+    ``skipped``: share of blocks left out of decided tokens before anything is repaired.
+    ``net_reductions``: share of FLOPs saved by exact repair, as replayed; empty where replay says nothing.
+    """
+
+    full: ByPair
+    exact: Mapping[str, ByPair]
+    copying: ByPair
+    monotone: ByPair
+    skipped: float
+    net_reductions: Mapping[str, float] = field(default_factory=dict)
+    quality: CopyingQuality | None = None
+
+
+def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
+    """EMAD-E7: without the monotone constraint, does backfill leave no speed-up? (EMAD, Ablations: schedule constraint)
+
+    The same rule under three repairs, timed against full depth: the two exact ones decide, state copying, which is not,
+    is listed beside, and so is the same rule under the monotone schedule, which owes no repair. FLOPs and quality stand
+    beside only where weights mean something and replay speaks for the decoder under test; time needs neither.
+
+    It does not apply where the rule hardly leaves a block out: then nothing is owed, and nothing could be faster. Nor
+    to a decoder that declines a schedule.
+
+    A leg per exact repair: how many times faster than full depth it is.
+    """
+    threshold = asked.claim.thresholds["speedup_ratio"]
+    ratios = {name: total_ratio(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()}
+    beside = [
+        estimate_leg(name, total_ratio(found.full, seconds, threshold=threshold))
+        for name, seconds in ((COPYING, found.copying), (MONOTONE, found.monotone))
+    ]
+    beside.append(count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
+    beside += [
+        count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction") for name, saved in found.net_reductions.items()
+    ]
+    if found.quality is not None:
+        sums = found.quality.copied, found.quality.exact, found.quality.tokens
+        beside.append(estimate_leg(f"{COPYING}: perplexity", perplexity_rise(*sums, threshold=0.0, rng=asked.rng)))
+    if found.skipped < LEAST_SKIPPED:
+        reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
+        numbers = [estimate_leg(name, ratio) for name, ratio in ratios.items()]
+        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
+    return judge_side(asked.claim, asked.model, ratios, "above", threshold, other_legs=asked.other_legs, beside=beside)
+
+
+def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """Paired requests at batch 1, and behind a bridge that holds what replay and short openings say beside them."""
+    rule = evidence.latency.point
+    exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
+    copying = replace(rule, name=COPYING, schedule="copying")
+    requests = evidence.latency.against_full(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
+    seconds = requests.by_pair()
+    found = BackfillEvidence(
+        seconds["full"],
+        {name: seconds[name] for name in exact},
+        seconds[COPYING],
+        seconds[MONOTONE],
+        requests.skipped(next(iter(exact)), evidence.subject.stepper.layers),
+    )
+    notes: tuple[str, ...] = (evidence.latency.description("repairs", {1: requests}),)
+    if not evidence.subject.without_quality:
+        if refusal := evidence.replay_validity.refusal:
+            notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
+        else:
+            saved = loss_table(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
+            reductions = {loss.point.name: loss.net_reduction for loss in saved}
+            found = replace(found, net_reductions=reductions, quality=copied_quality(evidence, copying))
+    return Answer(decide_backfill(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
+
+
+def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> CopyingQuality:
+    """State copying against exact free depth on the openings of documents: copies are decoded."""
+    windows = evidence.subject.sequences("evaluate", DECODED)
+    texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
+    with evidence.subject.open_audited(copying) as decoder:
+        copied, tokens = teacher_forced_sums(decoder, texts)
+    with evidence.subject.open_audited(replace(copying, schedule="free_eager")) as decoder:
+        exact, _ = teacher_forced_sums(decoder, texts)
+    document = documents_of(texts)
+    return CopyingQuality(*(ByDocument.summed(column, document) for column in (copied, exact, tokens)))
+
+
+QUESTIONS = (
+    Question(
+        "EMAD-F2",
+        "model",
+        answer_speedup,
+        legs=lambda study, layers: legs_of(study),
+        measures=True,
+        suite="cost",
+        decide=decide_speedup,
+        needs=("EMAD-F1",),
+    ),
+    Question(
+        "EMAD-X3",
+        "model",
+        answer_exit_speedup,
+        legs=lambda study, layers: legs_of(study),
+        measures=True,
+        suite="cost",
+        budget="standard",
+        decide=decide_speedup,
+        needs=("EMAD-X1",),
+    ),
+    Question(
+        "EMAD-X4",
+        "model",
+        answer_self_speculation,
+        legs=lambda study, layers: baselines_of(study),
+        measures=True,
+        suite="cost",
+        budget="standard",
+        decide=decide_self_speculation,
+    ),
+    Question(
+        "EMAD-E7",
+        "model",
+        answer_backfill,
+        legs=lambda study, layers: len(EXACT),
+        measures=True,
+        suite="cost",
+        budget="standard",
+        decide=decide_backfill,
+    ),
+)

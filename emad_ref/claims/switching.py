@@ -1,0 +1,510 @@
+"""Switching between a small and a large model: its score at the paper's savings (EAD-F1), and its parts (EAD-A1 to A4).
+
+None applies to weights without quality, nor where the large model is not better on any task; each is unmeasured where
+no task is at hand. EAD-A1 to A4 report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.pair_answers import pair_answer, routing_answer_absent, writing_answer_absent
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.measurements.attachments import AttachedTable, Attachments
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_answers import ItemAnswers, answer_row, describe_rule
+from emad_ref.measurements.pair_models import DRAFT_TOKENS
+from emad_ref.measurements.pair_routing import PAPER, RoutedTask, turn_table
+from emad_ref.measurements.study import Study
+from emad_ref.record import Bools
+from emad_ref.statistics.accuracy import retained_share, score_difference
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import (
+    combine_verdict,
+    count_leg,
+    decide_legs,
+    estimate_leg,
+    finite_interval,
+    leg_test,
+    unmeasured_leg,
+)
+from emad_ref.statistics.rates import mean_rate
+from emad_ref.statistics.units import ByItem
+from emad_ref.statistics.verdicts import Claim, Leg, Verdict
+from emad_ref.sweep.front import RoutingRun, mix_rules, routing_front
+from emad_ref.text import world
+from emad_ref.text.documents import Split
+
+RESULTS = ("llama", "qwen")  # the paper's two: names of thresholds
+NEAR = 0.05  # saving: further away than this, no rule is said to save what the paper's does
+
+
+def savings(claim: Claim) -> tuple[float, ...]:
+    """The savings at which the paper reports scores, as the row in force states them."""
+    return tuple(claim.thresholds[f"saving_{result}"] for result in RESULTS)
+
+
+@dataclass(frozen=True)
+class RoutedScores:
+    """[items] expected ``score`` of the ``rules`` that take turns, at exactly the paper's saving; right where each item
+    was ``dealt`` to one of them, and by the large model ``alone``.
+
+    ``attained``: what validation's own proportion saves on these items; ``neighbours``: what either rule saves there.
+    """
+
+    rules: str
+    score: ByItem
+    dealt: ByItem
+    alone: ByItem
+    attained: float
+    neighbours: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class TaskAtSaving:
+    """One task at one of the paper's ``RESULTS``; ``judged`` None: not even the small model alone saves as much."""
+
+    task: str
+    result: str
+    judged: RoutedScores | None
+
+
+@dataclass(frozen=True)
+class SwitchingScoreEvidence:
+    """``unrouted``: task that does not count → by how much the large model is better, and why it does not count."""
+
+    routed: tuple[TaskAtSaving, ...]
+    unrouted: tuple[tuple[str, Estimate, str], ...] = ()
+
+
+def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-F1: does switching keep the paper's share of the large model's score at the savings it claims?
+    (EAD, Abstract)
+
+    For each task on which the large model is shown to beat a guess and to be 10 points better, and each of the paper's
+    two results: the rules that validation puts forward for that saving take turns by items so that they save exactly as
+    much (``measurements.pair_routing``); their score on other items, against the large model's on the same. Both scores
+    are samples.
+
+    One leg per task and result; beside it what is saved, and the tasks that cannot tell the models apart.
+    """
+    tests, beside = [], []
+    for routed in found.routed:
+        wanted, kept = (asked.claim.thresholds[f"{what}_{routed.result}"] for what in ("saving", "retained"))
+        name, judged = f"{routed.task}, −{wanted:.1%}", routed.judged
+        if judged is None:
+            beside.append(unmeasured_leg(name, "not even the small model alone saves as much by parameters"))
+            continue
+        if not judged.alone.values.any():
+            beside.append(
+                unmeasured_leg(name, "the large model answers no judged item right: there is no score to keep")
+            )
+            continue
+        estimate = _share_kept(judged, kept)
+        tests.append(leg_test(name, estimate, "below", kept, asked.claim.minimum))
+        saved = count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
+        beside.append(replace(saved, threshold=wanted))
+    beside += [_unrouted(*each) for each in found.unrouted]
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def _share_kept(judged: RoutedScores, kept: float) -> Estimate:
+    """The share of the large model's score at exactly the saving: a t test on what is expected of each item, whose
+    spread holds that of the proportion too (``sweep.front``).
+
+    Where all that differs are a few items lost, t is too sure that little is: with 5 of 200 it let a rule at the
+    threshold survive 9 % of the time, with 20 of 800 7 % (2,500 simulations). So to survive, the items as they were
+    dealt must say so too, for which there are exact tests: the larger p-value and the lower bound count. To falsify it
+    never erred more than it says.
+    """
+    dealt = retained_share(judged.dealt, judged.alone, kept)
+    score, alone = judged.score.independent, judged.alone.independent.astype(np.float64)
+    away, ratio = score - kept * alone, float(score.sum() / alone.sum())
+    if len(away) < 2 or not np.ptp(away):
+        return replace(dealt, value=ratio)
+    above, below = (stats.ttest_1samp(away, 0.0, alternative=side).pvalue for side in ("greater", "less"))
+    bounds = stats.ttest_1samp(score - ratio * alone, 0.0).confidence_interval()
+    low, high = (ratio + float(bound) / alone.mean() for bound in bounds)
+    return replace(
+        dealt,
+        value=ratio,
+        low=min(dealt.low, low),
+        high=high,
+        p_above=max(dealt.p_above, float(above)),
+        p_below=float(below),
+        method=f"paired t on the expected score; to survive also {dealt.method}, items dealt out",
+    )
+
+
+def _turns(judged: RoutedScores, wanted: float) -> str:
+    """Which rules take turns, and whether they are near enough to be called the paper's."""
+    low, high = sorted(judged.neighbours)
+    said = f"{judged.rules}; score read at exactly −{wanted:.1%}"
+    if min(abs(saved - wanted) for saved in judged.neighbours) > NEAR:
+        said += f"; no rule comes within {100 * NEAR:.0f} points: one saves {low:.1%}, the other {high:.1%}"
+    return said
+
+
+def _unrouted(task: str, gap: Estimate, why: str) -> Leg:
+    name = f"{task}: the large model is better by"
+    return Leg(name, "not applicable", gap.value, finite_interval(gap), gap.n, None, "accuracy", why)
+
+
+def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """Beside it all rules tried, and score against cost of every way to decode the judged items."""
+    if absent := routing_answer_absent(pair, asked):
+        return absent
+    tasks, rules = pair.rules.tasks, pair.rules
+    routed = tuple(_routed(pair, asked.claim, task, result) for task in tasks for result in RESULTS)
+    unrouted = tuple((task, both.gap, both.standing) for task, both in rules.compared.items() if task not in tasks)
+    verdict = decide_switching_score(SwitchingScoreEvidence(routed, unrouted), asked)
+    exhibits = Attachments(notes=(rules.note, *(note for task in tasks if (note := _shortened(pair, task)))))
+    for task in tasks:
+        tried = [answer_row(rules.called(rule), done) for rule, done in rules.tried(task).items()]
+        exhibits += Attachments((AttachedTable(f"rules tried on {task}", tried),))
+        if task in rules.written:
+            rows = _cost_rows(pair, task)
+            exhibits += Attachments((AttachedTable(f"score against cost on {task}", rows, "score against cost"),))
+    if written := [task for task in tasks if task in rules.written]:
+        exhibits += turn_table(rules, written[0])
+    return pair_answer(pair, verdict, exhibits)
+
+
+def _shortened(pair: PairMeasurements, task: str) -> str:
+    """One sentence where answers are too short for the paper's w and d_min."""
+    own, median = pair.rules.constants(task), pair.rules.median_answer(task)
+    if own == PAPER:
+        return ""
+    return (
+        f"{pair.name}: {task}: answers of {median:.0f} tokens (median) are too short for the paper's "
+        f"w = {PAPER.window}, d_min = {PAPER.least_run}: w = {own.window}, d_min = {own.least_run}"
+    )
+
+
+def _routed(pair: PairMeasurements, claim: Claim, task: str, result: str) -> TaskAtSaving:
+    found = pair.rules.routed(task, claim.thresholds[f"saving_{result}"])
+    if found is None:
+        return TaskAtSaving(task, result, None)
+    alone = pair.rules.judged_alone(LARGE, task).right
+    return TaskAtSaving(
+        task, result, RoutedScores(found.name, found.score, found.dealt, alone, found.attained, found.neighbours)
+    )
+
+
+def _cost_rows(pair: PairMeasurements, task: str) -> list[dict[str, Any]]:
+    """Both models alone, every rule on the front, speculative decoding: the same items."""
+    rules = pair.rules
+    rows = {rules.called(rule): rules.judged(rule, task) for rule in reversed(rules.front(task))}
+    rows |= {rules.called(pair.answers.never(model)): rules.judged_alone(model, task) for model in (SMALL, LARGE)}
+    rows |= {f"speculative, k = {DRAFT_TOKENS}": pair.answers.speculated(task, "evaluate", pair.size.judged)}
+    return [answer_row(name, done) for name, done in rows.items()]
+
+
+def _most_tasks(study: Study) -> int:
+    """On how many tasks a pair is worth routing only validation knows: at most on all."""
+    return len(world.TASKS) + len(study.tasks)
+
+
+# ---------------------------------------------------------------- EAD-A1 and A2: one constant is varied
+
+
+@dataclass(frozen=True)
+class VariedScore:
+    """[items] expected score at one value, at the common saving, and the large model's share of tokens at the τ of the
+    rule put forward."""
+
+    score: ByItem
+    large_share: float
+
+
+@dataclass(frozen=True)
+class ConstantEvidence:
+    """``own``: the same of the value in force, ``reference``; ``varied``: other value of the constant ``symbol`` → the
+    same items. All scores are at the saving ``saving``."""
+
+    task: str
+    symbol: str
+    saving: float
+    reference: int
+    own: VariedScore
+    varied: Mapping[int, VariedScore]
+
+
+def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-A1, A2: what does one constant of the rules do to large-model share and score?
+    (EAD, reading notes, Evaluation)
+
+    The rolling window w, or the minimum duration d_min, on judged items of the task most worth routing. Every value has
+    a front of its own, τ chosen anew on validation, and is read at exactly the saving at which the paper's own value is
+    read: so one score is compared with another and not with another price. Beside it what the large model writes where
+    τ stays as it was. The value in force is the reference, and is not compared with itself.
+
+    Per value, the score lost against the value in force, and the large model's share beside what it was.
+    """
+    legs: list[Leg] = []
+    for value, varied in found.varied.items():
+        leg = f"{found.task}, {found.symbol} = {value} for {found.reference}"
+        lost = score_difference(found.own.score, varied.score, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+        share = f"{leg}: large-model share at the same τ, {found.own.large_share:.1%} before"
+        legs += [
+            estimate_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
+            count_leg(share, varied.large_share, len(varied.score), "share of tokens"),
+        ]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def answer_constant(
+    pair: PairMeasurements, asked: ClaimContext, field: str, values: Sequence[int], symbol: str
+) -> Answer:
+    """``field``: of ``SwitchingRule`` and ``SwitchingConstants``; ``symbol``: the paper's name for it."""
+    if absent := routing_answer_absent(pair, asked):
+        return absent
+    task, saving = pair.rules.tasks[0], pair.savings[0]
+    reference = getattr(pair.rules.constants(task), field)
+    others = {
+        value: varied
+        for value in values
+        if value != reference and (varied := _varied_score(pair, task, {field: value}))
+    }
+    own = _varied_score(pair, task, {field: reference})
+    if own is None:
+        reason = f"{task}: not even the small model alone saves {saving:.1%}: there is no equal saving to compare at"
+        return pair_answer(pair, asked.not_applicable(reason))
+    rows = [
+        {
+            symbol: value,
+            f"score at a saving of {saving:.1%}": float(varied.score.values.mean()),
+            "large-model share % at the same τ": varied.large_share,
+            "items": len(varied.score),
+        }
+        for value, varied in sorted({reference: own, **others}.items())
+    ]
+    found = ConstantEvidence(task, symbol, saving, reference, own, others)
+    return pair_answer(pair, decide_constant(found, asked), Attachments((AttachedTable(f"{symbol} on {task}", rows),)))
+
+
+def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) -> VariedScore | None:
+    rules = pair.rules
+    routed = rules.routed(task, pair.savings[0], replace(rules.constants(task), **change))
+    same_tau = rules.judged(replace(rules.put_forward(task), **change), task)
+    return None if routed is None else VariedScore(routed.score, same_tau.large_share)
+
+
+def constant_row(claim: str, field: str, symbol: str, values: Sequence[int]) -> Question[PairMeasurements]:
+    """The row of a constant: ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
+
+    def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+        return answer_constant(pair, asked, field, values, symbol)
+
+    return Question(claim, "pair", answer, budget="standard", decide=decide_constant)
+
+
+# ---------------------------------------------------------------- EAD-A3: decisive tokens
+
+
+@dataclass(frozen=True)
+class DecisiveTokenEvidence:
+    """Emitted tokens [items]: ``decisive``, those of them that the small model emitted, and those of these that are not
+    the large model's choice (``wrong``); ``calm``: the small model's other tokens, and ``calm_wrong`` of them.
+
+    ``name``: task and rule.
+    """
+
+    name: str
+    decisive: ByItem
+    decisive_small: ByItem
+    wrong: ByItem
+    calm: ByItem
+    calm_wrong: ByItem
+
+
+def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-A3: does averaging leave decisive tokens to the small model? (EAD, reading notes, Approaches)
+
+    A token is decisive where its own entropy reaches τ, whatever the window says; right is the large model's greedy
+    choice after the same history. Three shares, each over the items that have such tokens.
+    """
+    name = found.name
+    shares = {
+        f"{name}: decisive tokens emitted by the small model": (found.decisive_small, found.decisive),
+        f"{name}: of them another than the large model's": (found.wrong, found.decisive_small),
+        f"{name}: of its other tokens another than the large model's": (found.calm_wrong, found.calm),
+    }
+    legs = [_token_share(leg, part, whole, asked.rng) for leg, (part, whole) in shares.items()]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
+    """Σ part / Σ whole with its interval over items; with a reason instead where every item has the same."""
+    seen, unit = whole.values > 0, "share of tokens"
+    if not seen.any():
+        return replace(count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
+    estimate = mean_rate(part.among(seen), whole.among(seen), threshold=0.0, rng=rng, unit=unit)
+    return estimate_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
+
+
+def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """From the judged run of the rule put forward, on the task most worth routing whose answers are written."""
+    if absent := writing_answer_absent(pair, asked):
+        return absent
+    task = pair.rules.written[0]
+    rule = pair.rules.put_forward(task)
+    done = pair.rules.judged(rule, task)
+    agrees = pair.answers.agreement(done, task, "evaluate", pair.size.judged)
+    name = f"{task}, {describe_rule(rule)}"
+    return pair_answer(
+        pair, decide_decisive_tokens(decisive_token_counts(name, done, agrees, rule.threshold_bits), asked)
+    )
+
+
+def decisive_token_counts(
+    name: str, done: ItemAnswers, agrees: list[Bools], threshold_bits: float
+) -> DecisiveTokenEvidence:
+    """``agrees``: per item, [emitted] whether the large model would have chosen the same."""
+    high = [walk.entropy_bits >= threshold_bits for walk in done.walks]
+    small = [walk.model == SMALL for walk in done.walks]
+
+    def per_item(*columns: list[Bools]) -> ByItem:
+        counts = [int(np.logical_and.reduce(item).sum()) for item in zip(*columns, strict=True)]
+        return done.right.like(np.array(counts))
+
+    low, differs = [~item for item in high], [~item for item in agrees]
+    return DecisiveTokenEvidence(
+        name,
+        per_item(high),
+        per_item(high, small),
+        per_item(high, small, differs),
+        per_item(low, small),
+        per_item(low, small, differs),
+    )
+
+
+# ---------------------------------------------------------------- EAD-A4: entropy inside speculation
+
+
+WIDTHS = (2, 8)  # k
+GATES = (None, 0.5, 0.8, 1.0)  # quantiles of the drafts' entropies: nothing refused is kept; everything is
+GateOption = tuple[int, float | None]  # k, gate in bits
+
+
+@dataclass(frozen=True)
+class GatedSpeculationEvidence:
+    """[items] expected scores of switching and of gated speculation where the large model writes the share ``allowed``.
+
+    ``gated`` None: every gate leaves it more. ``ways``: what takes turns in either.
+    """
+
+    task: str
+    allowed: float
+    switched: ByItem
+    gated: ByItem | None
+    ways: tuple[str, str]
+
+
+def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-A4: would entropy serve better inside speculation than between models? (EAD, reading notes, Insights)
+
+    Entropy-gated acceptance against switching, at exactly the large model's share that the paper's first saving leaves:
+    of all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules
+    do (``sweep.front``). A speculated token counts as the large model's where no draft stands for it. The verifier
+    reads every draft all the same, so that a share is no saving here: EAD-F1's table has the FLOPs.
+
+    The score lost by gating against switching at one share; where no gate is cheap enough, the share alone.
+    """
+    task, gated, switched = found.task, found.gated, found.switched
+    if gated is None:
+        none = f"{task}: no gate leaves the large model as little as the paper's saving does"
+        return combine_verdict(
+            asked.claim, asked.model, [count_leg(none, found.allowed, len(switched), "share of tokens")]
+        )
+    lost = score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+    both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
+    legs = [
+        estimate_leg(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
+        count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
+        count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
+    ]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """On the task most worth routing; beside it every way on the fronts and what it costs."""
+    if absent := writing_answer_absent(pair, asked):
+        return absent
+    task, saving = pair.rules.written[0], pair.savings[0]
+    routed, allowed = pair.rules.routed(task, saving), pair.models.share_for(saving)
+    if routed is None:
+        return pair_answer(pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}"))
+    options = gates_on_front(pair, task)
+    judged = {option: _speculated(pair, task, "evaluate", option) for option in options}
+    least = min(done.large_share for done in judged.values())
+    gated, name = None, ""
+    if least <= allowed:
+        mixture = mix_rules([done.ran for done in judged.values()], allowed, asked.rng)
+        gated = routed.score.like(mixture.score)
+        p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
+        name = f"{p:.0%} of items by {_gate_name(first)}, {1 - p:.0%} by {_gate_name(second)}"
+    rows = [answer_row(_gate_name(option), done) for option, done in judged.items()]
+    rows += [
+        answer_row(f"EAD, {pair.rules.called(rule)}", pair.rules.judged(rule, task)) for rule in _rules_taken(routed)
+    ]
+    table = AttachedTable(f"entropy where speculation diverges, {task}", rows)
+    found = GatedSpeculationEvidence(task, allowed, routed.score, gated, (routed.name, name))
+    return pair_answer(pair, decide_gated_speculation(found, asked), Attachments((table,)))
+
+
+def _rules_taken(routed: RoutedTask) -> list[SwitchingRule]:
+    return [routed.first, routed.second]
+
+
+def _gate_name(option: GateOption) -> str:
+    k, gate = option
+    if not k:
+        return "the large model alone"
+    return f"speculative, k = {k}" + ("" if gate is None else f", gate {gate:.3g} bits")
+
+
+def gates_on_front(pair: PairMeasurements, task: str) -> list[GateOption]:
+    """Widths and gates whose mixtures score best on validation, by falling share; k = 0 drafts nothing."""
+    options: list[GateOption] = [(0, None), *product(WIDTHS, gates_bits(pair, task))]
+    tried = [_speculated(pair, task, "validate", option) for option in options]
+    return [options[at] for at in routing_front([RoutingRun(done.large_share, done.score) for done in tried])]
+
+
+def _speculated(pair: PairMeasurements, task: str, split: Split, option: GateOption) -> ItemAnswers:
+    (k, gate), count = option, pair.size.tried if split == "validate" else pair.size.judged
+    return pair.answers.gated(k, gate, task, split, count) if k else pair.answers.alone(LARGE, task, split, count)
+
+
+def gates_bits(pair: PairMeasurements, task: str) -> list[float | None]:
+    """Gates from the entropies of drafts on validation; beyond the largest of all nothing is refused."""
+    drafts = pair.answers.gated(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
+    most = math.nextafter(math.log2(pair.models.vocabulary), math.inf)
+    return [
+        None if share is None else most if share == 1 else float(np.quantile(np.concatenate(drafts), share))
+        for share in GATES
+    ]
+
+
+QUESTIONS = (
+    Question(
+        "EAD-F1",
+        "pair",
+        answer_switching_score,
+        legs=lambda study, layers: len(RESULTS) * _most_tasks(study),
+        budget="standard",
+        decide=decide_switching_score,
+    ),
+    constant_row("EAD-A1", "window", "w", (1, 2, 5, 10, 20)),
+    constant_row("EAD-A2", "least_run", "d_min", (1, 5, 10, 20, 40)),
+    Question("EAD-A3", "pair", answer_decisive_tokens, budget="standard", decide=decide_decisive_tokens),
+    Question("EAD-A4", "pair", answer_gated_speculation, budget="standard", decide=decide_gated_speculation),
+)

@@ -1,0 +1,199 @@
+"""What switching between two models saves: the paper's arithmetic (EAD-H1), and what it leaves out (EAD-H2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.benchmark.flops import relative_cost, token_share_cost
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.pair_answers import pair_answer
+from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.study import PairNames
+from emad_ref.statistics.legs import combine_verdict, count_leg, judge_exact
+from emad_ref.statistics.verdicts import Leg, Verdict
+
+BILLION = 1e9
+
+
+@dataclass(frozen=True)
+class Headline:
+    """``large_share`` of emitted tokens, parameters of both models, and the saving ``claimed`` for them, a fraction."""
+
+    name: str
+    large_share: float
+    small_parameters: float
+    large_parameters: float
+    claimed: float
+
+
+@dataclass(frozen=True)
+class HeadlineEvidence:
+    headlines: tuple[Headline, ...]
+
+
+PAPER = HeadlineEvidence(
+    (
+        Headline("LLaMA 11B + 3B at 43 % of tokens", 0.43, 3 * BILLION, 11 * BILLION, 0.415),
+        Headline("Qwen 14B + 1.5B at 25 % of tokens", 0.25, 1.5 * BILLION, 14 * BILLION, 0.67),
+    )
+)
+
+
+def decide_headlines(found: HeadlineEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-H1: do the token shares of the paper's two headlines give the savings it claims? (EAD, Abstract)
+
+    Arithmetic on the paper's own numbers by its own cost; no model is read, and it always applies. Where the abstract
+    names no size of the small model, the one that reproduces its saving is taken.
+
+    One leg per headline: by how much its saving misses the claimed one.
+    """
+    differences = {}
+    for headline in found.headlines:
+        saving = 1 - token_share_cost(
+            headline.large_share,
+            small_parameters=headline.small_parameters,
+            large_parameters=headline.large_parameters,
+        )
+        leg = f"{headline.name}: saves {saving:.2%}, the paper says {headline.claimed:.1%}"
+        differences[leg] = np.array([abs(saving - headline.claimed)])
+    return judge_exact(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
+
+
+def answer_headlines(names: PairNames, asked: ClaimContext) -> Answer:
+    """On record under the names of the run's pair, though nothing of it is read."""
+    return Answer(decide_headlines(PAPER, asked))
+
+
+# ---------------------------------------------------------------- EAD-H2: what a pair reads twice
+
+
+TASKS = 2  # what is read again follows from lengths and switches, and differs little between tasks
+
+
+@dataclass(frozen=True)
+class RuleCharges:
+    """What one rule did on the judged items, and what the large model alone did; pairs are (small, large).
+
+    ``emitted``     tokens, the large model's ``large_share`` of them included.
+    ``processed``   tokens that went through each model, prompts and catch-up included; ``read_alone``: through the
+                    large model where it is alone.
+    ``caught_up``   tokens each model read when it took over, those it had not seen.
+    ``flops``, ``opening_flops``, ``alone_flops``  executed in all, on opening with the prompts, and by the large model
+                    alone; None where a decoder does not count.
+    """
+
+    rule: str
+    items: int
+    emitted: int
+    large_share: float
+    processed: tuple[int, int]
+    read_alone: int
+    caught_up: tuple[int, int]
+    flops: int | None
+    opening_flops: int | None
+    alone_flops: int | None
+
+
+@dataclass(frozen=True)
+class CatchUpEvidence:
+    """``tasks``: task → one rule for each of the paper's savings. ``parameters``: (small, large)."""
+
+    tasks: Mapping[str, tuple[RuleCharges, ...]]
+    parameters: tuple[float, float]
+
+
+def decide_catch_up(found: CatchUpEvidence, asked: ClaimContext) -> Verdict:
+    """EAD-H2: what does the headline leave out? A model that takes over reads what it has not seen. (EAD, Abstract)
+
+    For each of the paper's savings the rule of the paper's w and d_min (shortened as in EAD-F1) that comes nearest to
+    it on validation: saved by token share, by tokens processed, by FLOPs executed, all of the large model alone. A
+    model that takes over for the first time reads the prompt too: what the large model alone reads once, a pair reads
+    up to twice.
+
+    Nothing here is a score. On the two tasks most worth routing where there are any; else on the first that is written;
+    where no task is at hand, or the weights have no quality, on plain documents.
+
+    Per rule the paper's saving less that in FLOPs (in tokens processed where nothing is counted), then the parts.
+    """
+    legs: list[Leg] = []
+    for task, rules in found.tasks.items():
+        legs += [leg for charged in rules for leg in _charge_legs(task, charged, found.parameters)]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float]) -> list[Leg]:
+    name, n = f"{task}, {charged.rule}", charged.items
+    small, large = parameters
+    paper = 1 - token_share_cost(charged.large_share, small_parameters=small, large_parameters=large)
+    processed = 1 - relative_cost(
+        charged.processed[0],
+        charged.processed[1],
+        charged.read_alone,
+        small_parameters=small,
+        large_parameters=large,
+    )
+    legs = [
+        count_leg(f"{name}: by token share", paper, n, "saving"),
+        count_leg(f"{name}: by tokens processed, prompts and catch-up included", processed, n, "saving"),
+    ]
+    for model, reread in zip(MODELS, charged.caught_up, strict=True):
+        legs.append(
+            count_leg(
+                f"{name}: the {model} model catches up on", reread / charged.emitted, n, "tokens per token emitted"
+            )
+        )
+    if charged.flops is None or charged.opening_flops is None or charged.alone_flops is None:
+        return [count_leg(f"{name}: token share less tokens processed", paper - processed, n, "saving lost"), *legs]
+    executed, opening = 1 - charged.flops / charged.alone_flops, charged.opening_flops / charged.flops
+    return [
+        count_leg(f"{name}: token share less FLOPs executed", paper - executed, n, "saving lost"),
+        *legs,
+        count_leg(f"{name}: by FLOPs executed, prompts and catch-up included", executed, n, "saving"),
+        count_leg(f"{name}: spent on opening with the prompts", opening, n, "share of FLOPs"),
+    ]
+
+
+def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+    """Each rule once, though it may be nearest to both savings."""
+    sizes, rules = pair.models.parameters, pair.rules
+    tasks = [] if pair.models.without_quality else rules.written[:TASKS]
+    found = CatchUpEvidence(
+        {task: _charges(pair, task) for task in tasks or rules.writable[:1]},
+        (sizes["small_parameters"], sizes["large_parameters"]),
+    )
+    return pair_answer(pair, decide_catch_up(found, asked))
+
+
+def _charges(pair: PairMeasurements, task: str) -> tuple[RuleCharges, ...]:
+    nearest = dict.fromkeys(pair.rules.nearest(task, saving) for saving in pair.savings)
+    return tuple(_charges_of_rule(pair, task, rule) for rule in nearest)
+
+
+def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> RuleCharges:
+    done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
+    processed, caught_up = (
+        (sum(getattr(walk, what)(SMALL) for walk in done.walks), sum(getattr(walk, what)(LARGE) for walk in done.walks))
+        for what in ("read", "caught_up")
+    )
+    return RuleCharges(
+        pair.rules.called(rule),
+        len(done.right),
+        int(done.emitted.sum()),
+        done.large_share,
+        processed,
+        sum(walk.read(LARGE) for walk in alone.walks),
+        caught_up,
+        done.flops,
+        None if done.flops is None else pair.models.walked(done.walks, opening=True),
+        alone.flops,
+    )
+
+
+QUESTIONS = (
+    Question("EAD-H1", "names", answer_headlines, decide=decide_headlines),
+    Question("EAD-H2", "pair", answer_catch_up, budget="standard", decide=decide_catch_up),
+)

@@ -1,0 +1,62 @@
+"""Readings of a counter whose true ratio is known (EMAD-N1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emad_ref.benchmark.energy import EnergyResult, Unmeasured, measure_pairs
+from emad_ref.claims.energy import EnergyEvidence, energy_evidence
+from emad_ref.statistics.verdicts import Verdict
+from tests.claims.simulation import Case
+from tests.unit.test_energy import Board
+
+# ---------------------------------------------------------------- EMAD-N1
+#
+# A simulated board that each arm makes draw known watts: its readings go through ``benchmark.energy`` to
+# ``decide``.
+
+WATTS, SECONDS, TOKENS, NOISE = 300.0, 6.0, 100, 0.03
+
+
+def read(*ratios: float, pairs: int = 30):
+    """Per batch size, windows in which the point draws ``ratio`` times full depth's watts; NaN: it cannot be read."""
+
+    def found(rng: np.random.Generator) -> EnergyEvidence:
+        energies: dict[int, EnergyResult | Unmeasured] = {}
+        for batch, ratio in enumerate(ratios, start=1):
+            board = Board()
+
+            def arm(watts: float, board: Board = board):
+                def work(pair: int, request: int) -> int:
+                    board.spend(SECONDS, watts * float(np.exp(NOISE * rng.standard_normal())))
+                    return TOKENS
+
+                return work
+
+            arms = {"full": arm(WATTS), "adaptive": arm(WATTS * ratio)}
+            counter = Unmeasured("no NVML device") if np.isnan(ratio) else board
+            energies[batch] = measure_pairs(arms, pairs, rng, counter, clock=board.clock)
+        return energy_evidence(energies)
+
+    return found
+
+
+def says_why(verdict: Verdict) -> None:
+    assert verdict.reason == "no NVML device"
+    assert verdict.estimate is None
+
+
+EMAD_N1 = [
+    Case("a fifth less", "holds", read(0.8, 0.8), draws=10),
+    Case("a fifth more", "fails", read(1.2), draws=10),
+    Case("less for one row, more for four", "fails", read(0.8, 1.2), draws=10),
+    Case("as much", "edge", read(1.0), draws=100),
+    Case("no counter", "premise", read(np.nan), check=says_why),
+    Case("one batch size of two could not be read", "premise", read(0.8, np.nan), check=says_why),
+    Case("no batch size", "premise", read()),
+]
+
+
+CASES = {
+    "EMAD-N1": EMAD_N1,
+}

@@ -1,0 +1,346 @@
+"""Entropies, probes and depths whose truth is known (EMAD-E1, E3, E4, E9, E11 and E13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from emad_ref.claims.entropy_premises import (
+    HARD_LEG,
+    ContextDepthEvidence,
+    EntropyProfileEvidence,
+    EstimatorRankingEvidence,
+    EstimatorReading,
+    FlatProfileEvidence,
+    ProbeCostEvidence,
+    TiedEmbeddingEvidence,
+)
+from emad_ref.measurements.pareto import MarginGain
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.verdicts import Leg, Verdict, load_register
+from tests.claims.simulation import Case, celled, clustered
+
+# ---------------------------------------------------------------- EMAD-E1
+#
+# Documents whose mean entropy per layer is known; their windows have levels of their own, alike within a document.
+
+WINDOWS = 3  # of a document
+SPREAD_NATS = 0.05  # of a layer, between windows
+
+
+def profile(steps: list[float], documents: int = 60, icc: float = 0.3, spread: float = SPREAD_NATS):
+    """Entropy that changes by ``steps`` nats from layer to layer."""
+
+    def found(rng: np.random.Generator) -> EntropyProfileEvidence:
+        tokens = rng.integers(50, 200, documents * WINDOWS)
+        columns = [clustered(rng, documents, WINDOWS, icc) for _ in range(len(steps) + 1)]
+        document = DocumentOf(columns[0][1])
+        means = 3.0 + np.cumsum([0.0, *steps]) + spread * np.stack([column for column, _ in columns], axis=1)
+        return EntropyProfileEvidence(
+            ByDocument.summed(means * tokens[:, None], document), ByDocument.summed(tokens, document)
+        )
+
+    return found
+
+
+def profile_cell(steps: list[float]):
+    return lambda n, icc: profile(steps, n, icc)
+
+
+def names_the_rise(verdict: Verdict) -> None:
+    assert "layer 2 → 3" in verdict.reason
+
+
+EMAD_E1 = [
+    Case("entropy falls at every layer", "holds", profile([-0.2, -0.1, -0.3]), draws=20),
+    Case("entropy rises once", "fails", profile([-0.2, 0.1, -0.3]), draws=20, check=names_the_rise),
+    Case("every layer says the same", "tied", profile([0.0, 0.0], spread=0.0)),
+    *celled("one step is flat, the others fall far", "edge", profile_cell([-0.5, 0.0, -0.5])),
+    *celled("all steps are flat", "edge", profile_cell([0.0] * 11)),
+    *celled("a rise as small as documents can show", "power", profile_cell([-0.2, 0.04, -0.2])),
+    *celled("a fall as small as documents can show", "power", profile_cell([-0.2, -0.04, -0.2]), wanted="survived"),
+]
+
+
+# ---------------------------------------------------------------- EMAD-E3
+#
+# Shares from a Transformer's sizes: 24 D² FLOPs of a block against 2 D V of a full head per probe.
+
+
+def probed(vocabulary: int, width: int = 1024, layers: int = 24, stride: int = 8):
+    """Full heads after every ``stride`` layers but the last, in blocks whose attention costs nothing beside."""
+    share = (layers - 1) // stride * 2 * width * vocabulary / (layers * 24 * width**2)
+
+    def found(rng: np.random.Generator) -> ProbeCostEvidence:
+        return ProbeCostEvidence({"simulated": {"full": share}})
+
+    return found
+
+
+def among_others(rng: np.random.Generator) -> ProbeCostEvidence:
+    return ProbeCostEvidence({"small": {"full": 0.73, "low-rank": 0.049}, "large": {"full": 0.02}})
+
+
+def all_are_legs(verdict: Verdict) -> None:
+    assert [leg.outcome for leg in verdict.legs] == ["falsified", "survived", "survived"]
+    assert verdict.estimate == 0.73
+
+
+EMAD_E3 = [
+    Case("a small vocabulary", "holds", probed(1_000)),
+    Case("a vocabulary of 50,000", "fails", probed(50_304)),
+    Case(
+        "a share of exactly the threshold is not below it",
+        "fails",
+        lambda rng: ProbeCostEvidence({"g": {"full": 0.05}}),
+    ),
+    Case("one geometry and estimator is enough", "fails", among_others, check=all_are_legs),
+    Case("nothing was counted", "premise", lambda rng: ProbeCostEvidence({})),
+]
+
+
+# ---------------------------------------------------------------- EMAD-E4
+#
+# Tokens whose true entropy, and the error of each estimate of it, are drawn: ρ follows from the two deviations.
+#
+# Of two normal columns with correlation r the rank correlation is 6/π · asin(r/2). Documents have levels of their own,
+# of entropy and of error, with a share ``icc`` of the variance: tokens of one document then depend on each other.
+
+PROBES = (2, 4)
+TOKENS = 12  # of a document
+
+
+def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2):
+    """Estimators whose rank correlation with full entropy is ``rho``."""
+
+    def found(rng: np.random.Generator) -> EstimatorRankingEvidence:
+        full = columns(rng, documents, icc)
+        readings = [
+            EstimatorReading(name, with_correlation(full, value, columns(rng, documents, icc)), listed=name == "linear")
+            for name, value in rho.items()
+        ]
+        return EstimatorRankingEvidence(PROBES, full, readings, DocumentOf(np.repeat(np.arange(documents), TOKENS)))
+
+    return found
+
+
+def columns(rng: np.random.Generator, documents: int, icc: float) -> np.ndarray:
+    """[tokens, probes] standard normal, with correlation ``icc`` within a document."""
+    return np.stack([clustered(rng, documents, TOKENS, icc)[0] for _ in PROBES], axis=1)
+
+
+def with_correlation(full: np.ndarray, rho: float, error: np.ndarray) -> np.ndarray:
+    r = 2 * np.sin(np.pi * rho / 6)
+    return r * full + np.sqrt(1 - r * r) * error
+
+
+def lists_the_linear_probe(verdict: Verdict) -> None:
+    listed = [leg for leg in verdict.legs if leg.name.startswith("linear")]
+    assert [leg.outcome for leg in listed] == ["measured"] * len(PROBES)
+    assert all(abs(leg.estimate - 0.5) < 0.15 for leg in listed)
+
+
+def names_the_worse_estimator(verdict: Verdict) -> None:
+    (first,) = {leg.name.partition(",")[0] for leg in verdict.legs if leg.outcome == "falsified"}
+    assert first == "lowrank"
+    assert "lowrank" in verdict.reason
+
+
+THRESHOLD = 0.95
+TWICE, HALF = (1 - share * (1 - THRESHOLD) for share in (2, 0.5))  # of the disorder that the threshold allows
+
+
+def ranking_cell(**rho: float):
+    return lambda n, icc: ranked_alike(rho, n, icc)
+
+
+EMAD_E4 = [
+    Case(
+        "both keep the order; a bad linear probe is not the paper's",
+        "holds",
+        ranked_alike({"topk": 0.99, "lowrank": 0.98, "linear": 0.5}),
+        draws=10,
+        check=lists_the_linear_probe,
+    ),
+    Case(
+        "one of two loses it", "fails", ranked_alike({"topk": 0.99, "lowrank": 0.8}), 10, 1.0, names_the_worse_estimator
+    ),
+    Case("every estimate is the entropy itself", "holds", ranked_alike({"topk": 1.0}, documents=30)),
+    *celled("both at the threshold", "edge", ranking_cell(topk=THRESHOLD, lowrank=THRESHOLD)),
+    *celled("one at the threshold, the other far above", "edge", ranking_cell(topk=THRESHOLD, lowrank=0.999)),
+    *celled("one of two loses twice as much", "power", ranking_cell(topk=0.999, lowrank=TWICE)),
+    *celled("both lose half as much", "power", ranking_cell(topk=HALF, lowrank=HALF), wanted="survived"),
+]
+
+
+# ---------------------------------------------------------------- EMAD-E9
+#
+# Texts whose entropy changes by a known number of nats with every doubling of the position.
+#
+# Documents have levels and slopes of their own. Half of all tokens are hard; of those a known share comes too late,
+# more in some documents than in others: by ``icc``, the correlation within documents.
+
+HARD_NATS = 6.0  # above easy tokens
+LATE = 0.5  # share of hard tokens above the cap
+MOST = load_register()["EMAD-E9"].thresholds["hard_above_cap"]
+DEEPER = 0.5  # layers per doubling
+
+
+def along(
+    slope: float,
+    late: float = LATE,
+    documents: int = 60,
+    icc: float = 0.2,
+    easier: float = 0.0,
+    hard: float = 0.5,
+    blocks_saved: float = 0.4,
+):
+    """``slope`` nats per doubling within documents; ``easier``: nats fewer with every doubling of their length."""
+
+    def found(rng: np.random.Generator) -> ContextDepthEvidence:
+        lengths = 8 * 2 ** rng.integers(0, 4, documents)
+        document = np.repeat(np.arange(documents), lengths)
+        doublings = np.log2(1.0 + np.concatenate([np.arange(length) for length in lengths]))
+        is_hard = rng.random(len(document)) < hard
+        level = 0.2 * rng.standard_normal(documents) - easier * np.log2(lengths)
+        slopes = slope + 0.2 * np.sqrt(icc) * rng.standard_normal(documents)
+        entropy = level[document] + slopes[document] * doublings + HARD_NATS * is_hard
+        entropy += 0.2 * rng.standard_normal(len(document))
+        too_late = is_hard & (rng.random(len(document)) < shares(rng, late, icc, documents)[document])
+        depth = 4.0 + DEEPER * doublings + rng.standard_normal(len(document))
+        return ContextDepthEvidence(doublings, entropy, depth, too_late, DocumentOf(document), blocks_saved)
+
+    return found
+
+
+def shares(rng: np.random.Generator, mean: float, icc: float, documents: int) -> np.ndarray:
+    """[documents] of mean ``mean``, drawn so that two tokens of one document correlate by ``icc``."""
+    if icc == 0 or mean in (0, 1):
+        return np.full(documents, mean)
+    together = (1 - icc) / icc
+    return rng.beta(mean * together, (1 - mean) * together, documents)
+
+
+def context_cell(slope: float, late: float):
+    return lambda n, icc: along(slope, late, n, icc)
+
+
+def late_leg(verdict: Verdict) -> Leg:
+    (leg,) = (leg for leg in verdict.legs if leg.name == HARD_LEG)
+    return leg
+
+
+def reports_depth_and_cap(verdict: Verdict) -> None:
+    depth, cap = (leg for leg in verdict.legs if leg.outcome == "measured")
+    assert abs(depth.estimate - DEEPER) < 0.1
+    assert abs(cap.estimate - LATE / 2) < 0.1
+    assert depth.unit == "layers per doubling"
+
+
+def by_the_late_tokens(verdict: Verdict) -> None:
+    assert HARD_LEG in verdict.reason
+    assert verdict.unit == "share of hard tokens"
+
+
+def by_the_slope(verdict: Verdict) -> None:
+    assert "within documents" in verdict.reason
+    assert verdict.estimate > 0
+
+
+def leaves_late_tokens_open(verdict: Verdict) -> None:
+    assert verdict.verdict == "unmeasured" or verdict.verdict == "inconclusive"
+    assert late_leg(verdict).outcome == "unmeasured"
+
+
+EMAD_E9 = [
+    Case("entropy falls, half of hard tokens come in time", "holds", along(-0.3), 10, 1.0, reports_depth_and_cap),
+    Case("entropy rises", "fails", along(0.3), 10, 1.0, by_the_slope),
+    Case(
+        "entropy rises in each document, long ones are easier", "fails", along(0.3, easier=2.0), 10, 1.0, by_the_slope
+    ),
+    Case(
+        "entropy falls, and nearly all hard tokens come too late",
+        "fails",
+        along(-0.3, 0.97, icc=0.05),
+        10,
+        1.0,
+        by_the_late_tokens,
+    ),
+    Case("no token is hard", "tied", along(-0.3, hard=0.0), 10, 1.0, leaves_late_tokens_open),
+    Case("depth never falls", "tied", along(-0.3, late=0.0, blocks_saved=0.01), 10, 1.0, leaves_late_tokens_open),
+    *celled("entropy is the same everywhere", "edge", context_cell(0.0, 0.2)),
+    *celled("three quarters of hard tokens come too late", "edge", context_cell(-0.5, MOST)),
+    *celled("both at their thresholds", "edge", context_cell(0.0, MOST)),
+    # thirty documents of ICC 0.3 find neither four times in five: 55 and 80 % of 500 draws
+    *celled("more hard tokens come too late", "power", context_cell(-0.5, MOST + 0.16), n=(60, 200)),
+    *celled(
+        "fewer hard tokens come too late", "power", context_cell(-0.5, MOST - 0.16), n=(60, 200), wanted="survived"
+    ),
+]
+
+
+# ---------------------------------------------------------------- EMAD-E11
+#
+# Documents whose profile of entropy has a known slope over layers, steep or flat, falling or rising.
+
+DOCUMENTS, LAYERS = 60, 6
+GAINED = MarginGain("emad m=0.20", 0.25, 0.004)
+NOTHING = MarginGain("no margin", 0.0, 0.0)
+
+
+def sloped(slope: float, gain: MarginGain = GAINED):
+    """``slope`` nats per layer, between documents with a deviation of 0.05 nats."""
+
+    def found(rng: np.random.Generator) -> FlatProfileEvidence:
+        tokens = rng.integers(50, 200, DOCUMENTS)
+        means = 3.0 + slope * np.arange(LAYERS) + 0.05 * rng.standard_normal((DOCUMENTS, LAYERS))
+        return FlatProfileEvidence(ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens), gain)
+
+    return found
+
+
+def reports(slope: float, gain: MarginGain = GAINED) -> Callable[[Verdict], None]:
+    def check(verdict: Verdict) -> None:
+        gained, lost, steep = verdict.legs
+        assert gained.name == f"net reduction at equal quality ({gain.point}, chosen on validation)"
+        assert (gained.estimate, gained.n, gained.interval) == (gain.saved, DOCUMENTS, None)
+        assert (lost.estimate, lost.unit, lost.interval) == (gain.rise, "relative rise", None)
+        assert abs(steep.estimate - slope) < 0.02
+        assert steep.interval[0] < steep.estimate < steep.interval[1]
+
+    return check
+
+
+EMAD_E11 = [
+    Case("a steep profile", "value", sloped(-0.4), draws=5, check=reports(-0.4)),
+    Case("a profile that rises", "value", sloped(0.2), draws=5, check=reports(0.2)),
+    Case("a flat one that gains nothing", "value", sloped(0.0, NOTHING), draws=5, check=reports(0.0, NOTHING)),
+]
+
+
+# ---------------------------------------------------------------- EMAD-E13
+#
+# Tied, or not: nothing else can be true.
+
+
+def speaks_of_a_premise(verdict: Verdict) -> None:
+    assert "premise" in verdict.reason
+    assert not verdict.gate
+    assert verdict.estimate == (verdict.verdict == "survived")
+
+
+EMAD_E13 = [
+    Case("one matrix", "holds", lambda rng: TiedEmbeddingEvidence(tied=True), check=speaks_of_a_premise),
+    Case("two matrices", "fails", lambda rng: TiedEmbeddingEvidence(tied=False), check=speaks_of_a_premise),
+]
+
+
+CASES = {
+    "EMAD-E1": EMAD_E1,
+    "EMAD-E3": EMAD_E3,
+    "EMAD-E4": EMAD_E4,
+    "EMAD-E9": EMAD_E9,
+    "EMAD-E11": EMAD_E11,
+    "EMAD-E13": EMAD_E13,
+}

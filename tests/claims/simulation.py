@@ -1,0 +1,177 @@
+"""Simulated evidence whose truth is known, and what may be said of it.
+
+A module of ``cases`` belongs to the module of ``emad_ref.claims`` of the same name: its ``CASES`` are lists by claim. A
+case makes evidence from a generator, hands it to the claim's ``decide``, and says which outcomes its truth allows:
+
+holds    the claim is true with room to spare: ``survived`` (or, on an inconclusive draw, nothing)
+fails    the claim is false with room to spare: ``falsified``
+edge     the truth lies on the threshold itself: neither outcome may come more often than 5 % of the time
+power    the truth lies at twice the threshold, or as far off as a Wald test of the same data finds four times in five:
+         the outcome ``wanted`` must come at least 80 % of the time
+tied     both sides decide the same, and a tie decides nothing: ``inconclusive`` or ``not applicable``, in every draw
+premise  what the claim speaks of is absent: ``not applicable`` or ``unmeasured``
+value    a row that only reports: ``measured``, and the number is the true one
+
+**Cells.** An error rate is one of a number of units and of how much they depend on each other. ``celled`` makes one
+case for each n and intra-cluster correlation (ICC); the evidence is made by a function of both::
+
+    def rise(n: int, icc: float):
+        def found(rng): ...
+        return found
+
+    EMAD_F1 = [*celled("a per cent is lost", "edge", rise), *celled("two per cent", "power", rise_of_two, n=(200,))]
+
+``clustered`` draws values of known ICC.
+
+**Draws.** ``hold`` makes ``Case.draws`` of them, few, and allows for what few may show by chance. ``hold_rates`` is the
+measurement, of every case at the edge and every case of power: 500 draws with fixed seeds, a rate of false
+``falsified`` and of false ``survived`` of at most 6 % each, a power of at least 80 %. Of 500 draws an honest 5 % are
+more than 6 % one time in eight; so where 500 say no, 5,000 decide by the same bounds, the 500 among them: at 5,000 the
+bound lies three standard errors from 5 %, and no draw is thrown away. They run with --run-slow (``tox -e rates``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.stats import binom
+
+from emad_ref.claims.base import ClaimContext
+from emad_ref.record import Floats, Ints
+from emad_ref.statistics.verdicts import Outcome, Verdict, load_register
+
+Truth = Literal["holds", "fails", "edge", "power", "tied", "premise", "value"]
+REGISTER = load_register()
+SEED = 20
+ERROR = 0.05  # one-sided level of every verdict
+UNLIKELY = 1e-3  # chance that an honest rule fails a case of few draws
+MOST, LEAST = 0.06, 0.80  # measured error rate and power
+MEASURED, RECOUNTED = 500, 5_000
+
+UNITS = (30, 60, 200)
+ICC = (0.0, 0.3)
+
+WANTED: dict[Truth, frozenset[Outcome]] = {
+    "holds": frozenset({"survived"}),
+    "fails": frozenset({"falsified"}),
+    "tied": frozenset({"inconclusive", "not applicable"}),
+    "premise": frozenset({"not applicable", "unmeasured"}),
+    "value": frozenset({"measured"}),
+}
+DECIDED: tuple[Outcome, Outcome] = ("survived", "falsified")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``found(rng)``: evidence as ``decide`` takes it. ``draws``: how often it is made and judged anew.
+
+    ``least``   share of draws that must have a wanted outcome (power; 1 for arithmetic).
+    ``check``   looks at every verdict, and asserts what else its truth says of it.
+    ``wanted``  of a case of ``power``: the outcome that its truth asks for.
+    """
+
+    name: str
+    truth: Truth
+    found: Callable[[np.random.Generator], Any]
+    draws: int = 1
+    least: float = 1.0
+    check: Callable[[Verdict], None] | None = None
+    wanted: Outcome = "falsified"
+
+
+def celled(
+    name: str,
+    truth: Truth,
+    made: Callable[[int, float], Callable[[np.random.Generator], Any]],
+    *,
+    n: Sequence[int] = UNITS,
+    icc: Sequence[float] = ICC,
+    draws: int = 4,
+    **options: Any,
+) -> Iterator[Case]:
+    """One case for every number of units and every ICC; ``made(n, icc)`` gives its ``found``.
+
+    ``icc=(0.0,)`` for rows whose units are independent by construction. ``options`` are those of ``Case``.
+    """
+    for units in n:
+        for correlation in icc:
+            cell = f"{name}; n = {units}, ICC {correlation:g}"
+            yield Case(cell, truth, made(units, correlation), draws, **options)
+
+
+def clustered(rng: np.random.Generator, clusters: int, each: int, icc: float) -> tuple[Floats, Ints]:
+    """Normal values of mean 0, variance 1 and this ICC, ``each`` to a cluster: (values, cluster), both [items]."""
+    cluster = np.repeat(np.arange(clusters), each)
+    shared, own = rng.standard_normal(clusters)[cluster], rng.standard_normal(len(cluster))
+    return np.sqrt(icc) * shared + np.sqrt(1 - icc) * own, cluster
+
+
+def asked(claim: str, rng: np.random.Generator, other_legs: int = 0) -> ClaimContext:
+    """The shipped row, asked about a simulated model."""
+    return ClaimContext(REGISTER[claim], "simulated", rng, other_legs)
+
+
+def says(*parts: str) -> Callable[[Verdict], None]:
+    """A check: the verdict's reason holds these."""
+
+    def check(verdict: Verdict) -> None:
+        assert all(part in verdict.reason for part in parts), verdict.reason
+
+    return check
+
+
+Decide = Callable[[Any, ClaimContext], Verdict]
+
+
+def judged(claim: str, decide: Decide, case: Case, draws: range) -> list[Verdict]:
+    """A verdict for each draw. Asserts what the case checks of each."""
+    verdicts = []
+    for draw in draws:
+        found = case.found(np.random.default_rng([SEED, draw]))
+        verdict = decide(found, asked(claim, np.random.default_rng([SEED, draw, 1])))
+        assert verdict.id == claim
+        if case.check is not None:
+            case.check(verdict)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def hold(claim: str, decide: Decide, case: Case) -> None:
+    """Draw, decide, and compare with the truth. Asserts."""
+    verdicts = judged(claim, decide, case, range(case.draws))
+    outcomes = Counter(verdict.verdict for verdict in verdicts)
+    if case.truth == "edge":
+        allowed = int(binom.ppf(1 - UNLIKELY, case.draws, ERROR))
+        for outcome in DECIDED:
+            assert outcomes[outcome] <= allowed, f"{outcomes} at the threshold, {allowed} of each may be chance"
+        return
+    if case.truth == "power":
+        least = int(binom.ppf(UNLIKELY, case.draws, LEAST))
+        assert outcomes[case.wanted] >= least, f"{outcomes}: {case.wanted} less than {least} times"
+        return
+    right = sum(outcomes[outcome] for outcome in WANTED[case.truth])
+    assert right >= case.least * case.draws, f"{dict(outcomes)}; reasons: {verdicts[0].reason}"
+    opposite = {"holds": "falsified", "fails": "survived"}.get(case.truth)
+    assert not opposite or outcomes[opposite] == 0, f"{outcomes}: {opposite} although the claim {case.truth}"
+
+
+def hold_rates(claim: str, decide: Decide, case: Case) -> None:
+    """Measure the rates of a case at the edge or of power. Asserts."""
+    outcomes: Counter[Outcome] = Counter()
+    for start, stop in ((0, MEASURED), (MEASURED, RECOUNTED)):
+        outcomes.update(verdict.verdict for verdict in judged(claim, decide, case, range(start, stop)))
+        share = {outcome: outcomes[outcome] / stop for outcome in DECIDED}
+        if case.truth == "power":
+            found, right = share[case.wanted], share[case.wanted] >= LEAST
+        else:
+            found, right = max(share.values()), max(share.values()) <= MOST
+        print(f"{claim}: {case.name}: {share} of {stop}")
+        if right:
+            return
+    raise AssertionError(
+        f"{share} of {RECOUNTED} draws: {found:.1%} where {case.truth} allows {MOST:.0%} or {LEAST:.0%}"
+    )

@@ -1,0 +1,102 @@
+"""A row that can come out one way only decides nothing: each that gates, and each rival, is seen to survive and fail.
+
+The simulated cases show it for every such row. What real models show of it is on record, and so are the simulated
+verdicts, under the names ``simulated: holds`` and ``simulated: fails``: where no bundled model falls on one side, the
+record still holds both. They are recorded as everything else is, by a person who reads the diff::
+
+    pytest tests/claims/test_both_outcomes.py --emad-update-golden --emad-golden golden
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emad_ref.claims.base import question_of
+from emad_ref.statistics.goldens import (
+    KnownVerdicts,
+    RunConditions,
+    key_of,
+    known_verdicts,
+    record_verdict,
+    settled_outcome,
+)
+from emad_ref.statistics.verdicts import load_register
+from pytest_emad.options import RunSettings
+from tests.claims.simulation import SEED, WANTED, Case, Truth, asked
+from tests.claims.test_simulated_truth import simulations
+
+REGISTER = load_register()
+RIVALS = ("EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4", "EMAD-R5")
+ROWS = tuple(name for name, row in REGISTER.items() if row.gate or name in RIVALS)
+SIDES: tuple[Truth, ...] = ("holds", "fails")
+SEEDS = (0, 1, 2)
+CORPUS, BUDGET = "simulated", "simulated"
+
+
+def outcomes(claim: str, case: Case) -> dict[str, str]:
+    """Seed → what the question says of a draw of ``case``."""
+    decide = question_of(claim).decide
+    return {
+        str(seed): decide(
+            case.found(np.random.default_rng([SEED, seed])), asked(claim, np.random.default_rng([SEED, seed, 1]))
+        ).verdict
+        for seed in SEEDS
+    }
+
+
+def decided(claim: str, truth: Truth) -> dict[str, str]:
+    """Of the cases of ``truth``, the first whose three seeds all say so. Asserts that there is one."""
+    cases = [case for case in simulations()[claim] if case.truth == truth]
+    for case in cases:
+        found = outcomes(claim, case)
+        if settled_outcome(found) in WANTED[truth]:
+            return found
+    pytest.fail(f"{claim}: of {len(cases)} simulated cases in which it {truth}, none says so with seeds {SEEDS}")
+
+
+def key(claim: str, truth: Truth) -> dict[str, str]:
+    return key_of(claim, f"simulated: {truth}", CORPUS, RunConditions(0, BUDGET))
+
+
+@pytest.fixture
+def known(emad_settings: RunSettings) -> KnownVerdicts:
+    return known_verdicts([emad_settings.golden or Path(__file__).parents[2] / "golden"])
+
+
+def test_the_rows_are_the_gates_of_the_papers_and_the_rivals() -> None:
+    assert ("EMAD-F1", "EMAD-F2", "EMAD-E2", "EMAD-E5", *RIVALS, "EAD-H1") == ROWS
+
+
+@pytest.mark.parametrize("truth", SIDES)
+@pytest.mark.parametrize("claim", ROWS)
+def test_the_row_is_seen_to_survive_and_to_fail(
+    claim: str, truth: Truth, known: KnownVerdicts, emad_settings: RunSettings
+) -> None:
+    """On simulated evidence, with three seeds; and the record says the same."""
+    found = decided(claim, truth)
+    if emad_settings.update_golden:
+        for seed, outcome in found.items():
+            record_verdict(emad_settings.golden, key(claim, truth), f"simulated: {truth}", int(seed), outcome)
+        return
+    expected = known.expected(key(claim, truth), SEEDS[0])
+    assert expected is not None, f"{claim}: 'simulated: {truth}' is not on record; see the head of this file"
+    assert expected.outcomes == set(found.values()), f"the record says {expected.said}"
+
+
+def on_record(claim: str, outcome: str, known: KnownVerdicts) -> list[str]:
+    """What gave ``outcome`` with every seed: bundled models first, then the simulated."""
+    entries = [entry for entry in known.entries if entry["claim"] == claim and entry["verdict"] == outcome]
+    return sorted({f"{entry['name']} on {entry['corpus'] or 'no text'}" for entry in entries})
+
+
+@pytest.mark.parametrize("claim", ROWS)
+def test_the_record_holds_both_outcomes(claim: str, known: KnownVerdicts) -> None:
+    """``-rP`` lists which models show either side, so that a reader sees where only simulation does."""
+    for truth in SIDES:
+        (outcome,) = WANTED[truth]
+        witnesses = on_record(claim, outcome, known)
+        print(f"{claim} {outcome}: {'; '.join(witnesses)}")
+        assert witnesses, f"{claim}: no settled {outcome} on record; see the head of this file"

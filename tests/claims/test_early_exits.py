@@ -1,0 +1,229 @@
+"""What all claims about early exits do alike: their premise, the corpus of their verdict, and notes on the items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.claims import early_exit_answers, early_exit_flops
+from emad_ref.claims.base import Answer, question_of
+from emad_ref.claims.early_exit_answers import answer_on_items, early_exit_premise
+from emad_ref.errors import RunStopped
+from emad_ref.measurements.attachments import AttachedTable
+from emad_ref.measurements.early_exits import EarlyExitMeasurements
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import Study
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Unsupported
+from emad_ref.statistics.legs import combine_verdict, count_leg
+from emad_ref.statistics.verdicts import Verdict
+from tests.claims.simulation import asked
+from tests.claims.test_simulated_truth import simulations
+from tests.small_exits import TUNED, published, somebodys
+from tests.unit.tasks.test_datasets import write
+
+PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
+QUESTIONS = [{"id": "1", "question": "What did Ada put?", "answers": [{"text": "the tea", "answer_start": 8}]}]
+SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
+SAMSUM = [{"id": "1", "dialogue": "Ada: Tea, two cups?\nBob: Yes.", "summary": "Bob wants two cups of tea."}]
+DECIDED = ("EE-1", "EE-3", "EE-7", "EE-9", "EE-13", "EE-15")
+ROWS = AttachedTable("rows", [{"one": 1}])
+
+
+@pytest.fixture(scope="module")
+def bundled() -> LoadedModel:
+    return load(TUNED)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return published(tmp_path, SQUAD, SAMSUM)
+
+
+@pytest.fixture
+def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
+    return partial(somebodys, bundled)
+
+
+def ee(claim: str):
+    return asked(claim, np.random.default_rng(0))
+
+
+def answered(run: ModelMeasurements) -> Answer:
+    """An answer without decoding: one measured leg."""
+
+    def verdict() -> Verdict:
+        return combine_verdict(ee("EE-3").claim, run.name, [count_leg("one", 1.0, 1, "blocks")])
+
+    return answer_on_items(run, ee("EE-3"), verdict, lambda: (ROWS,))
+
+
+def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: Path) -> None:
+    answer = answered(made(data))
+    assert (answer.verdict.verdict, answer.corpus, len(answer.exhibits.notes)) == ("measured", "squad+samsum", 2)
+    assert answer.exhibits.tables == (ROWS,)
+    worlds = answered(made(bundled=True))
+    assert (worlds.corpus, worlds.exhibits.notes) == ("world:pairs", ())
+    (data / "squad/dev-v1.1.json").unlink()
+    assert answered(made(data)).corpus == "samsum"
+
+
+def test_what_was_not_asked_never_stands_for_a_verdict_on_files(made, data: Path) -> None:
+    for run, outcome in (
+        (made(), "unmeasured"),
+        (made(data, trained=False), "not applicable"),
+        (made(data, tokenizer=None), "unmeasured"),
+    ):
+        answer = answered(run)
+        assert answer.verdict == early_exit_premise(run, ee("EE-3"))
+        assert (answer.verdict.verdict, answer.corpus) == (outcome, "random tokens")
+        assert (answer.exhibits.notes, answer.exhibits.tables) == ((), ())
+        assert answer.fingerprint == run.fingerprint
+
+
+def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: Path) -> None:
+    def declined() -> Verdict:
+        raise Unsupported("no such rule here")
+
+    answer = answer_on_items(made(data), ee("EE-3"), declined)
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no such rule here")
+    assert len(answer.exhibits.notes) == 2
+
+
+def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:
+    write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
+    with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
+        answer_on_items(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
+
+
+@pytest.mark.parametrize(("claim", "outcome"), [("EE-1", "falsified"), ("EE-4", "measured")])
+def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_nothing(
+    made, data: Path, claim: str, outcome: str
+) -> None:
+    without_files, random = (question_of(claim).answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
+    *arithmetic, items = without_files.verdict.legs
+    assert (items.name, items.outcome) == ("items", "unmeasured")
+    assert "no SQuAD/SamSum files" in items.reason
+    assert random.verdict.legs == tuple(arithmetic)
+    assert random.verdict.verdict == outcome
+    assert without_files.corpus == random.corpus == "random tokens"
+    own = {leg.name: leg.outcome for leg in arithmetic if leg.name.endswith("confidence FLOPs")}
+    assert len(own) == 8, "two parts at two minimum layers, of this model and of the paper's"
+
+
+def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
+    run = ModelMeasurements(load("emad-nano"), Study(), RunResources())
+    for claim in ("EE-1", "EE-4", "EE-13"):
+        answer = question_of(claim).answer(run, ee(claim))
+        assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
+        assert "a decoder-only model" in answer.verdict.reason
+    arithmetic = early_exit_flops.answer_gain_formula(run, ee("EE-8"))
+    assert "needs an encoder-decoder model" in arithmetic.verdict.reason
+    assert (arithmetic.corpus, arithmetic.fingerprint) == ("", "")
+
+
+def test_tuning_needs_both_models(made, data: Path) -> None:
+    answer = early_exit_answers.answer_tuning(made(data, name="my-t5"), ee("EE-13"))
+    assert answer.verdict.verdict == "not applicable"
+    assert "one model before and after tuning" in answer.verdict.reason
+    assert answer.corpus == "squad+samsum"
+
+
+def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself() -> None:
+    """Each side of each contest, by the earliest layer at which its point lets anything exit."""
+    sides: list[OperatingPoint] = []
+
+    def answered(task: str, rule: str, minimum: int) -> Any:
+        sides.append(EarlyExitMeasurements.point(exits, rule, minimum))  # type: ignore[arg-type]  # as far as a point needs it
+        return SimpleNamespace(exited=sides[-1])
+
+    exits = SimpleNamespace(
+        subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary=32_128)),
+        counting=[("qa", 7), ("qa", 19)],
+        answered=answered,
+    )
+    contests = list(early_exit_answers.fair_comparisons(exits))  # type: ignore[arg-type]
+
+    def earliest(point: OperatingPoint) -> int:
+        return min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1)
+
+    assert [earliest(each.ours) for each in contests] == [8, 7, 20, 19]
+    assert [earliest(each.theirs) for each in contests] == [8, 7, 20, 19]
+    assert [each.ours.confidence.emit for each in contests] == ["contrastive", "expert"] * 2
+    assert {each.ours.signal for each in contests} == {"jsd_contrast"}
+    assert {each.theirs.signal for each in contests} == {"softmax_response"}
+
+
+@pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])
+def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
+    found, decide = survives(claim), question_of(claim).decide
+    told = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
+    verdict = decide(having(found, unsolved=told), ee(claim))
+    assert verdict.verdict == "survived"
+    (leg,) = [leg for leg in verdict.legs if leg.name == "qa"]
+    assert (leg.outcome, leg.reason) == ("not applicable", told["qa"])
+
+
+def test_the_papers_formula_needs_no_items(made) -> None:
+    answer = early_exit_flops.answer_gain_formula(made(), ee("EE-8"))
+    assert (answer.verdict.verdict, answer.corpus) == ("falsified", "")
+    bounds = [leg.estimate for leg in answer.verdict.legs if "bound" in leg.name]
+    assert bounds == pytest.approx([12.0, 24 / 7, 24 / 19])
+
+
+def survives(claim: str) -> Any:
+    """The first simulated case of ``claim``, which holds."""
+    case = simulations()[claim][0]
+    assert case.truth == "holds"
+    return case.found(np.random.default_rng(0))
+
+
+def having(found: Any, **facts: Any) -> Any:
+    """``found`` with other tasks left out; EE-3 keeps what it judges and what it only shows apart."""
+    return (
+        replace(found, fair=replace(found.fair, **facts))
+        if isinstance(found, early_exit_answers.ContrastiveExitEvidence)
+        else replace(found, **facts)
+    )
+
+
+@pytest.mark.parametrize("claim", DECIDED)
+def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
+    found, decide = survives(claim), question_of(claim).decide
+    assert decide(found, ee(claim)).verdict == "survived"
+    verdict = decide(having(found, missing={"samsum": "no file"}), ee(claim))
+    assert verdict.verdict == "inconclusive"
+    (leg,) = [leg for leg in verdict.legs if leg.name == "samsum"]
+    assert (leg.outcome, leg.reason) == ("unmeasured", "no file")
+
+
+@pytest.mark.parametrize("claim", DECIDED)
+def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> None:
+    more = replace(ee(claim).claim, minimum={"items": 1000})
+    verdict = question_of(claim).decide(survives(claim), replace(ee(claim), claim=more))
+    assert verdict.verdict == "inconclusive"
+    assert any("at least 1000 are needed" in leg.reason for leg in verdict.legs)
+
+
+@pytest.mark.parametrize("claim", DECIDED)
+def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
+    """Beside so many no p-value of these legs is small enough to falsify; one that survives shares nothing."""
+
+    def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
+        verdict = question_of(claim).decide(found, replace(ee(claim), other_legs=other_legs))
+        return [leg.name for leg in verdict.legs if leg.outcome == outcome and leg.p_falsify is not None]
+
+    failing = [case.found(np.random.default_rng(0)) for case in simulations()[claim] if case.truth == "fails"]
+    assert any(legs(found, "falsified") for found in failing)
+    assert not any(legs(found, "falsified", 10**40) for found in failing)
+    holding = survives(claim)
+    assert legs(holding, "survived") == legs(holding, "survived", 10**40) != []

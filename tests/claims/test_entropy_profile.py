@@ -1,0 +1,43 @@
+"""EMAD-E1 beyond right and wrong: what is listed beside the steps, and the minimum of documents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.entropy_premises import EntropyProfileEvidence, decide_entropy_profile
+from emad_ref.statistics.units import ByDocument
+from emad_ref.statistics.verdicts import Verdict, load_register
+
+
+def judged(steps: list[float], n: int = 40) -> Verdict:
+    source = np.random.default_rng(2)
+    tokens = source.integers(50, 200, n)
+    means = 5 + np.concatenate([[0], np.cumsum(steps)])
+    sums = tokens[:, None] * (means + 0.02 * source.standard_normal((n, len(means))))
+    asked = ClaimContext(load_register()["EMAD-E1"], "m", np.random.default_rng(5))
+    return decide_entropy_profile(EntropyProfileEvidence(ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
+
+
+@pytest.mark.parametrize(
+    ("steps", "outcome"),
+    [([-1.0, -0.5, -0.2], "survived"), ([-1.0, 0.3, -0.9], "falsified"), ([-1.0, 0.0, -0.5], "inconclusive")],
+)
+def test_the_slope_over_all_layers_reports_and_decides_nothing(steps, outcome):
+    verdict = judged(steps)
+    assert verdict.verdict == outcome
+    assert not verdict.gate
+    assert (verdict.legs[-1].name, verdict.legs[-1].outcome) == ("slope over all layers", "measured")
+    assert verdict.legs[-1].estimate == pytest.approx(np.polyfit(range(4), np.cumsum([0, *steps]), 1)[0], abs=0.02)
+
+
+def test_a_rise_is_named_with_its_size():
+    verdict = judged([-1.0, 0.3, -0.9])
+    assert "layer 2 → 3" in verdict.reason
+    assert verdict.estimate == pytest.approx(0.3, abs=0.02)
+
+
+def test_below_thirty_documents_it_is_inconclusive():
+    assert judged([-1.0, 1.0], n=29).verdict == "inconclusive"
+    assert judged([-1.0, 1.0], n=40).verdict == "falsified"  # unequal lengths: fewer effective documents

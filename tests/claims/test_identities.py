@@ -1,0 +1,213 @@
+"""Identities and arithmetic, asked of a real model through its decoder: EMAD-E2, E3, E5, E12 and E13."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import TokenSequence, concatenate_traces, trace_stepwise
+from emad_ref.claims import entropy_premises, identities
+from emad_ref.claims.base import Answer, ClaimContext, Question, ask, question_of
+from emad_ref.claims.identities import (
+    INT8_FED,
+    QuantisationEvidence,
+    QuantisedRise,
+    decide_quantisation,
+    invariant_differences,
+    rise_of,
+)
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.mutants.base import DECLARED_NOISE
+from emad_ref.mutants.catalogue import CATALOGUE
+from emad_ref.point import full_depth
+from emad_ref.protocol import Unsupported
+from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.statistics.verdicts import Leg, load_register
+from emad_ref.sweep.losses import loss_table
+from tests.decoders.foreign import ForeignDecoder
+
+REGISTER = load_register()
+STUDY = Study(corpus="self", budget=replace(BUDGETS["smoke"], examples=3))
+
+
+@pytest.fixture(scope="module")
+def nano() -> LoadedModel:
+    return load("emad-nano")
+
+
+def answered(question: Question[ModelMeasurements], loaded: LoadedModel, host: RunResources | None = None) -> Answer:
+    evidence = ModelMeasurements(loaded, STUDY, host or RunResources())
+    return ask(question, evidence, ClaimContext(REGISTER[question.claim], evidence.name, np.random.default_rng(0)))
+
+
+def test_logits_at_drawn_depths_are_the_full_models(nano: LoadedModel):
+    answer = answered(question_of("EMAD-E2"), nano)
+    assert answer.verdict.verdict == "survived"
+    assert answer.verdict.n == STUDY.budget.examples * (1 + identities.FED)
+    assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
+
+
+def test_depths_that_rise_are_made_to_fall_and_the_prompt_is_compared_too(nano: LoadedModel):
+    evidence = ModelMeasurements(nano, STUDY, RunResources())
+    some, same = (
+        identities.differences_at(evidence, [4, 2, 3, 1], 7),
+        identities.differences_at(evidence, [4, 2, 2, 1], 7),
+    )
+    assert some.shape == (5,)
+    assert some.tolist() == same.tolist()
+
+
+class Gapped(WalkedDecoder):
+    """Says less than it decided: every logit is off by a hundredth."""
+
+    def start(self, prompts):
+        session, step = super().start(prompts)
+        return session, replace(step, logits=step.logits + 0.01)
+
+
+def test_one_wrong_position_falsifies(nano: LoadedModel):
+    host = RunResources(make_decoder=lambda request: Gapped(nano.stepper, request.point))
+    answer = answered(question_of("EMAD-E2"), nano, host)
+    assert answer.verdict.verdict == "falsified"
+    assert f"{STUDY.budget.examples} of {answer.verdict.n} comparisons" in answer.verdict.reason
+
+
+def test_depth_sequences_may_come_from_elsewhere(nano: LoadedModel):
+    """As the suite does it: Hypothesis draws, the question decides."""
+    evidence = ModelMeasurements(nano, STUDY, RunResources())
+    given = ClaimContext(REGISTER["EMAD-E2"], "m", np.random.default_rng(0))
+    assert identities.answer_from_differences(evidence, given, []).verdict.verdict == "unmeasured"
+    drawn = [identities.differences_at(evidence, [1] * identities.FED, 0)]
+    assert identities.answer_from_differences(evidence, given, drawn).verdict.verdict == "survived"
+
+
+def test_executed_blocks_are_the_sum_of_depths(nano: LoadedModel):
+    answer = answered(question_of("EMAD-E5"), nano)
+    assert answer.verdict.verdict == "survived"
+    *legs, evidence = answer.verdict.legs
+    moved, executed, decided = (leg.estimate for leg in legs)
+    assert evidence.name == "evidence: witnessed"
+    assert moved == 0.0
+    assert 0 < executed == decided < 1
+    assert [leg.n for leg in legs] == [identities.REQUESTS] * 3
+    assert (answer.corpus, answer.fingerprint) == ("self", nano.fingerprint)
+
+
+def test_work_that_is_not_counted_cannot_be_compared(nano: LoadedModel):
+    answer = answered(
+        question_of("EMAD-E5"),
+        nano,
+        RunResources(lambda request: ForeignDecoder(request.model.load().model, request.point)),
+    )
+    assert answer.verdict.verdict == "not applicable"
+    assert answer.verdict.reason == "the decoder does not count its work"
+
+
+def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_probe(nano: LoadedModel):
+    legs = [leg.name for leg in answered(question_of("EMAD-E3"), nano).verdict.legs]
+    assert len(legs) == 5 * 2 * len(entropy_premises.GEOMETRIES)  # four layers leave no probe at stride 4 or 8
+    assert "llama-7b, full, stride 8" in legs
+    assert entropy_premises.decide_probe_cost(
+        entropy_premises.ProbeCostEvidence({}), ClaimContext(REGISTER["EMAD-E3"], "m", np.random.default_rng(0))
+    ).reason
+
+
+def test_the_premise_is_the_geometrys(nano: LoadedModel):
+    said = {True: "survived", False: "falsified"}
+    assert answered(question_of("EMAD-E13"), nano).verdict.verdict == said[nano.geometry.tied]
+
+
+# ------------------------------------------------------------ EMAD-E12: an int8 copy
+
+
+def int8_context() -> ClaimContext:
+    return ClaimContext(REGISTER["EMAD-E12"], "m", np.random.default_rng(5))
+
+
+def perplexity_leg(document: DocumentOf, rates: np.ndarray, tokens: np.ndarray) -> Leg:
+    """Of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
+    columns = (rates * tokens, np.zeros(len(rates)), tokens)
+    rise = QuantisedRise("p", 0.5, *(ByDocument.summed(column, document) for column in columns))
+    return decide_quantisation(QuantisationEvidence(np.zeros(INT8_FED), 1e-4, rise), int8_context()).legs[-1]
+
+
+def test_windows_of_one_document_are_not_resampled_on_their_own():
+    """Two hundred documents, four alike windows of each: as 800 documents the row would survive, as 200 it is open."""
+    source = np.random.default_rng(1)
+    of_each = source.normal(0.0, 0.06, 200)
+    rates, tokens = np.repeat(of_each - of_each.mean() + 0.004, 4), np.full(800, 100)
+    of_documents = perplexity_leg(DocumentOf(np.repeat(np.arange(200), 4)), rates, tokens)
+    as_if_independent = perplexity_leg(DocumentOf(np.arange(800)), rates, tokens)
+    assert (of_documents.n, as_if_independent.n) == (200, 800)
+    assert of_documents.estimate == pytest.approx(as_if_independent.estimate)
+    assert (of_documents.outcome, as_if_independent.outcome) == ("inconclusive", "survived")
+
+
+def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(nano: LoadedModel):
+    """Three windows of two documents on a real copy: sums over all tokens stay, entries are documents."""
+    int8, source = int8_copy(nano), np.random.default_rng(3)
+    cut = [(9, 0), (5, 0), (7, 1)]
+    texts = [
+        TokenSequence(source.integers(0, nano.stepper.vocabulary, length), document=number) for length, number in cut
+    ]
+    trace = concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
+    loss, full = loss_table(trace, int8.geometry, [fixed_entropy_point(4, (1,), 1e9), full_depth(4)])
+    rise = rise_of(texts, trace, loss, full)
+    assert rise.tokens.values.tolist() == [8 + 4, 6]
+    assert rise.nll_nats.values.tolist() == [loss.nll_nats[0] + loss.nll_nats[1], loss.nll_nats[2]]
+    assert rise.full_nll_nats.values.sum() == pytest.approx(full.nll_nats.sum())
+    assert rise.net_reduction == loss.net_reduction > 0.15
+
+
+def test_forced_depths_are_held_against_the_copys_own_readouts(nano: LoadedModel):
+    evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources())
+    differences, allowed = invariant_differences(evidence, int8_copy(nano))
+    assert differences.shape == (INT8_FED,)
+    assert 0 <= differences.max() <= allowed == evidence.subject.tolerance
+    against_the_original, _ = invariant_differences(evidence, nano)
+    assert against_the_original.max() <= evidence.subject.tolerance
+
+
+def test_declared_noise_is_allowed_for(nano: LoadedModel):
+    noisy = CATALOGUE["honest-noise"].make
+    evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources(make_decoder=noisy))
+    differences, allowed = invariant_differences(evidence, nano)
+    assert evidence.subject.tolerance < differences.max() <= allowed == DECLARED_NOISE
+
+
+def test_a_decoder_that_declines_is_heard(nano: LoadedModel):
+    def declines(request: object) -> None:
+        raise Unsupported("no depth from outside")
+
+    evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources(make_decoder=declines))
+    with pytest.raises(Unsupported, match="no depth from outside"):
+        invariant_differences(evidence, int8_copy(nano))
+
+
+def test_random_weights_have_no_quality_to_keep():
+    verdict = ask(
+        question_of("EMAD-E12"), ModelMeasurements(load("random:emad-nano"), Study(), RunResources()), int8_context()
+    ).verdict
+    assert verdict.verdict == "not applicable"
+    assert "random weights" in verdict.reason
+
+
+def test_without_an_int8_copy_it_is_unmeasured(nano: LoadedModel, monkeypatch: pytest.MonkeyPatch):
+    def no_kernel(loaded: LoadedModel) -> LoadedModel:
+        raise BadArgument("model", loaded.name, "blocks made of nn.Linear")
+
+    monkeypatch.setattr(identities, "int8_copy", no_kernel)
+    verdict = ask(
+        question_of("EMAD-E12"), ModelMeasurements(nano, Study(corpus="self"), RunResources()), int8_context()
+    ).verdict
+    assert verdict.verdict == "unmeasured"
+    assert "blocks made of nn.Linear" in verdict.reason

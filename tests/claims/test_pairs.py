@@ -1,0 +1,265 @@
+"""What questions about a pair do beside ``decide``: premises, what is counted off records, what they refuse to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.claims import speculation, switching
+from emad_ref.claims.base import RunPlan, ask, question_of
+from emad_ref.decoding.switching import SwitchingRule
+from emad_ref.measurements.pair import PairMeasurements
+from emad_ref.measurements.pair_answers import TEXTS
+from emad_ref.measurements.pair_routing import PAPER, SwitchingConstants
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import PairNames, PairSizes, Study
+from emad_ref.models.loading import load
+from emad_ref.protocol import Unsupported
+from emad_ref.statistics.units import ByItem
+from emad_ref.statistics.verdicts import load_register
+from tests.claims.pair_items import right
+from tests.claims.simulation import asked
+
+ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
+SPECULATING = ("EMAD-E8", "EMAD-R5")
+FEW = PairSizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def pair(**holders) -> SimpleNamespace:
+    return SimpleNamespace(name="small + large", corpus="world tasks", fingerprint="a+b", **holders)
+
+
+NOISE = SimpleNamespace(without_quality="random weights")
+
+
+# ------------------------------------------------------------ premises
+
+
+@pytest.mark.parametrize("claim", ROUTED)
+def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
+    rules = SimpleNamespace(premise=lambda: "there is nothing to route", missing=lambda: "")
+    useless = pair(rules=rules, models=NOISE)
+    answer = ask(question_of(claim), useless, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
+    assert (answer.corpus, answer.fingerprint) == ("world tasks", "a+b")
+
+
+@pytest.mark.parametrize("claim", ROUTED)
+def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
+    rules = SimpleNamespace(premise=lambda: "no task", missing=lambda: "no task")
+    unasked = pair(rules=rules, models=NOISE)
+    answer = ask(question_of(claim), unasked, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
+
+
+@pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4"])
+def test_tokens_of_options_are_nobodys(claim) -> None:
+    rules = SimpleNamespace(premise=lambda: "", missing=lambda: "", tasks=["arc_easy"], written=[])
+    answer = ask(question_of(claim), pair(rules=rules), asked(claim, rng()))
+    assert answer.verdict.verdict == "not applicable"
+    assert "arc_easy: options are read, no token is emitted" in answer.verdict.reason
+
+
+@pytest.mark.parametrize("claim", SPECULATING)
+def test_weights_without_quality_are_not_judged(claim) -> None:
+    answer = ask(question_of(claim), pair(models=NOISE), asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "random weights")
+
+
+@pytest.mark.parametrize("claim", [*ROUTED, *SPECULATING])
+def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
+    def declines() -> str:
+        raise Unsupported("no session")
+
+    class Declining:
+        without_quality = property(lambda self: declines())
+
+    declined = pair(rules=SimpleNamespace(premise=declines), models=Declining())
+    answer = ask(question_of(claim), declined, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no session")
+
+
+def test_the_headline_is_asked_of_names_alone() -> None:
+    names = PairNames("no such model", "nor this one")
+    answer = ask(question_of("EAD-H1"), names, replace(asked("EAD-H1", rng()), model=names.name))
+    assert (answer.verdict.verdict, answer.verdict.model) == ("survived", "no such model + nor this one")
+    assert (answer.corpus, answer.fingerprint) == ("", "")
+
+
+@pytest.mark.parametrize("claim", ["EAD-H1", *ROUTED, *SPECULATING])
+def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
+    docket, question = RunPlan(load_register(), Study(), models=5), question_of(claim)
+    assert question.about == ("names" if claim == "EAD-H1" else "pair")
+    assert docket._times(question) == 1
+    assert docket._times(replace(question, about="model")) == 5
+
+
+@pytest.mark.parametrize(("trained", "corpus"), [(True, "world tasks"), (False, TEXTS)])
+def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
+    """Neither a task on which the models can be told apart nor weights that mean something."""
+    names = ("emad-nano", "emad-tiny")
+    small, large = map(load, names)
+    loaded = replace(small, trained=trained), replace(large, trained=trained)
+    alike = PairMeasurements(*loaded, Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike.rules.compared = {}
+    answer = ask(question_of("EAD-H2"), alike, asked("EAD-H2", rng()))
+    assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
+    assert answer.verdict.n == FEW.judged
+    shares = [leg.estimate for leg in answer.verdict.legs if leg.name.endswith("by token share")]
+    assert 1 <= len(shares) <= 2
+    assert answer.verdict.legs[0].name.endswith("token share less FLOPs executed")
+
+
+@pytest.mark.slow  # half a minute of timing
+def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
+    """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
+    names = ("emad-nano", "emad-tiny")
+    alike = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike.rules.compared = {}
+    answer = ask(question_of("EAD-F2"), alike, asked("EAD-F2", rng()))
+    assert answer.verdict.verdict == "not applicable"
+    assert "there is nothing to route" in answer.verdict.reason
+    assert [leg.outcome for leg in answer.verdict.legs] == ["measured"] * 9
+    wall, assisted, flops, lookup, *speeds = answer.verdict.legs
+    assert (wall.name, flops.name) == ("wall-clock", "FLOPs")
+    assert assisted.name == "wall-clock, against assisted generation"
+    assert lookup.name == "wall-clock, against prompt lookup"
+    spent = {arm: alike.models.spent(alike.timing.rivals.outputs[arm]).sum() for arm in ("EAD", "speculative")}
+    assert flops.estimate == pytest.approx(spent["speculative"] / spent["EAD"], rel=1e-9)
+    arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
+    assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]
+    assert alike.timing.rule == alike.rules.nearest(alike.timing.task, 0.415)
+    (note,) = answer.exhibits.notes
+    assert note.startswith("emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, ")
+    assert note.endswith("30 pairs in this process alone (the budget smoke starts no others)")
+
+
+# ------------------------------------------------------------ rules that no simulation of one truth shows
+
+
+def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
+    alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
+    kept = switching.TaskAtSaving(
+        "task", "llama", switching.RoutedScores("rules", switched, switched, alone, 0.41, (0.4, 0.5))
+    )
+    verdict = switching.decide_switching_score(
+        switching.SwitchingScoreEvidence((kept, switching.TaskAtSaving("task", "qwen", None))), asked("EAD-F1", rng())
+    )
+    assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
+    assert verdict.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("claim", "constants", "compared"),
+    [
+        ("EAD-A1", PAPER, [1, 2, 10, 20]),
+        ("EAD-A1", SwitchingConstants(2, 2), [1, 5, 10, 20]),
+        ("EAD-A2", PAPER, [1, 5, 20, 40]),
+        ("EAD-A2", SwitchingConstants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
+    ],
+)
+def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants, compared) -> None:
+    score, savings = ByItem.distinct(np.array([1.0, 0.5, 0.0])), []
+
+    def routed(task, saving, varied):
+        savings.append((saving, varied))
+        return SimpleNamespace(score=score)
+
+    rules = SimpleNamespace(
+        premise=lambda: "", tasks=["task"], constants=lambda task: constants, routed=routed,
+        put_forward=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
+        judged=lambda rule, task: SimpleNamespace(large_share=0.5),
+    )  # fmt: skip
+    answer = ask(question_of(claim), pair(rules=rules, savings=(0.415, 0.67)), asked(claim, rng()))
+    lost = [leg.name for leg in answer.verdict.legs if "score lost" in leg.name]
+    assert [int(name.split(" = ")[1].split()[0]) for name in lost] == compared
+    assert {saving for saving, _ in savings} == {0.415}
+    assert len(savings) == len(compared) + 1
+
+
+def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_choice() -> None:
+    """The small model is 0. First item: high small wrong, high large, low small right. Second: low small wrong."""
+    walks = (
+        SimpleNamespace(entropy_bits=np.array([0.5, 0.9, 0.1]), model=np.array([0, 1, 0])),
+        SimpleNamespace(entropy_bits=np.array([0.49]), model=np.array([0])),
+    )
+    done = SimpleNamespace(walks=walks, right=ByItem(np.array([True, False]), np.array([7, 7])))
+    agrees = [np.array([False, False, True]), np.array([False])]
+    found = switching.decisive_token_counts("task", done, agrees, threshold_bits=0.5)
+    assert found.wrong.cluster.tolist() == [7, 7], "items that belong together stay so"
+    columns = (found.decisive, found.decisive_small, found.wrong, found.calm, found.calm_wrong)
+    assert [column.values.tolist() for column in columns] == [[2, 0], [1, 0], [1, 0], [1, 1], [0, 1]]
+
+
+def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
+    """Validation's corner: of what lies below the line between its neighbours nothing is judged."""
+    tried = {(2, None): (0.3, 0.8), (8, None): (0.4, 0.8), (2, 2.0): (0.1, 0.5), (8, 2.0): (0.2, 0.6)}
+
+    def gated(k, gate_bits, task, split, count):
+        assert (split, count) == ("validate", FEW.tried)
+        share, score = tried[k, gate_bits]
+        return SimpleNamespace(large_share=share, score=score)
+
+    alone = SimpleNamespace(large_share=1.0, score=0.8)
+    monkeypatch.setattr(switching, "gates_bits", lambda pair, task: [None, 2.0])
+    answering = pair(answers=SimpleNamespace(gated=gated, alone=lambda *asked: alone), size=FEW)
+    assert switching.gates_on_front(answering, "task") == [(0, None), (2, None), (2, 2.0)]
+
+
+def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
+    drafts = (np.array([0.3, 2.5]), np.array([1.0]))
+    answers = SimpleNamespace(gated=lambda *asked: SimpleNamespace(entropy_bits=drafts))
+    answering = pair(answers=answers, size=FEW, models=SimpleNamespace(vocabulary=512))
+    none, middle, _, every = switching.gates_bits(answering, "task")
+    assert none is None
+    assert middle == 1.0
+    assert every > 9.0, "a gate refuses what reaches it, and 9 bits is the most that 512 tokens have"
+
+
+# ------------------------------------------------------------ E8: the output is the verifier's own
+
+
+@pytest.fixture(scope="module")
+def bundled() -> PairMeasurements:
+    names = ("emad-nano", "emad-tiny")
+    made = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415,), size=FEW)
+    made.rules.compared = {"inventory": SimpleNamespace(worth_routing=True, gap=SimpleNamespace(value=1.0))}
+    return made
+
+
+def test_adaptive_depth_is_timed_only_behind_the_same_output(bundled) -> None:
+    answer = ask(question_of("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
+    assert answer.verdict.verdict == "measured"
+    assert answer.verdict.n == FEW.reported
+    assert {leg.estimate for leg in answer.verdict.legs if "verifier's own" in leg.name} == {speculation.CHECKED}
+    assert answer.exhibits.notes == (), "no tie on this text"
+
+
+class Lying:
+    """Speculation that changes one token of the last row."""
+
+    def __init__(self, decoder):
+        self._decoder = decoder
+
+    def generate(self, prompts, new, stop):
+        record = self._decoder.generate(prompts, new, stop)
+        emitted = [tokens.copy() for tokens in record.emitted]
+        emitted[-1][2] += 1
+        return replace(record, emitted=emitted)
+
+
+def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
+    """It is no number and no verdict: whoever asks fails, before anything is timed."""
+    own = speculation.speculative_decoder
+    monkeypatch.setattr(speculation, "speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
+    monkeypatch.setattr(bundled.timing, "timed", lambda arms, pairs: pytest.fail("timed all the same"))
+    with pytest.raises(AuditRefutedError, match=r"row 3, new token 2: .* and no tie excuses it"):
+        ask(question_of("EMAD-E8"), bundled, asked("EMAD-E8", rng()))

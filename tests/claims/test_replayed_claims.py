@@ -1,0 +1,177 @@
+"""EMAD-E4, E7 and E9 asked of a small model: what is resampled, and what a failed bridge takes away."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.claims import entropy_premises, speedup
+from emad_ref.claims.base import Answer, RunPlan, ask, question_of
+from emad_ref.claims.entropy_premises import EstimatorRankingEvidence, EstimatorReading
+from emad_ref.claims.premises import decoder_refusal
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.traces import EntropyEstimates
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.protocol import Unsupported
+from emad_ref.statistics.units import ByPair, DocumentOf
+from emad_ref.statistics.verdicts import load_register
+from tests.claims.simulation import asked
+from tests.small import LAYERS, small_model
+from tests.small_evidence import DOCUMENTS, refuted, small_evidence
+
+PAIRS = 30
+BESIDE = ("state copying", "monotone", "blocks left out")
+SPEAKS_NOT = "replay does not speak for this decoder: depth 3, not 2"
+REPLAYED = ("EMAD-E4", "EMAD-E6", "EMAD-E9", "EMAD-E10", "EMAD-E11", "EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4")
+
+
+@pytest.fixture(scope="module")
+def stepper() -> Stepper:
+    return CausalStepper(small_model("gpt_neox"))
+
+
+@pytest.fixture(scope="module")
+def sound(stepper: Stepper) -> ModelMeasurements:
+    """Evidence whose decoder replay speaks for: ours."""
+    return small_evidence(stepper)
+
+
+def answered(claim: str, evidence: ModelMeasurements) -> Answer:
+    docket = RunPlan(load_register(), evidence.study)
+    return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
+
+
+# ---------------------------------------------------------------- the unit of EMAD-E4
+
+
+def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
+    """Forty windows of twenty documents: as documents they would falsify, together they are too few."""
+    rng = np.random.default_rng(0)
+    full = rng.standard_normal((40 * 10, 1))
+    readings = [EstimatorReading("topk", full + rng.standard_normal(full.shape))]
+    window = np.repeat(np.arange(40), 10)
+    as_windows = entropy_premises.decide_estimator_ranking(
+        EstimatorRankingEvidence([2], full, readings, DocumentOf(window)), asked("EMAD-E4", rng)
+    )
+    as_documents = entropy_premises.decide_estimator_ranking(
+        EstimatorRankingEvidence([2], full, readings, DocumentOf(window // 2)), asked("EMAD-E4", rng)
+    )
+    assert (as_windows.verdict, as_windows.n) == ("falsified", 40)
+    assert (as_documents.verdict, as_documents.n) == ("inconclusive", 20)
+    assert as_documents.estimate == as_windows.estimate
+
+
+def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
+    """The text has two windows of every other document."""
+    verdict = answered("EMAD-E4", sound).verdict
+    windows = sound.subject.sequences("evaluate", entropy_premises.READ)
+    assert len(windows) > DOCUMENTS
+    assert {leg.n for leg in verdict.legs} == {DOCUMENTS}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "names"),
+    [
+        (50304, 512, ["topk-32", "topk-128", "lowrank-32 top-128", "lowrank-64 top-128"]),
+        (512, 128, ["topk-8", "topk-32", "lowrank-8 top-32", "lowrank-16 top-32"]),
+        (101, 32, ["topk-4", "topk-6", "lowrank-2 top-6", "lowrank-4 top-6"]),
+        (64, 8, ["topk-4", "lowrank-1 top-4"]),
+    ],
+)
+def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
+    """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
+    subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
+    paper = EntropyEstimates(SimpleNamespace(subject=subject)).paper
+    assert [estimator.name for estimator in paper] == names
+
+
+# ---------------------------------------------------------------- a bridge that failed
+
+
+@pytest.mark.parametrize("claim", REPLAYED)
+def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper: Stepper, claim: str) -> None:
+    verdict = answered(claim, refuted(small_evidence(stepper))).verdict
+    assert (verdict.verdict, verdict.reason) == ("not applicable", SPEAKS_NOT)
+
+
+def test_uncertainty_is_judged_where_the_bridge_holds(sound: ModelMeasurements) -> None:
+    answer = answered("EMAD-E9", sound)
+    assert answer.verdict.verdict != "not applicable"
+    assert all(20 <= leg.n <= DOCUMENTS for leg in answer.verdict.legs)  # effective: some are longer than others
+    assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopwatch of known seconds: exact repairs take twice as long as full depth, copies half as long."""
+    factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5, "monotone": 0.6}
+
+    class Known:
+        def __init__(self, points: Any, *divided: Any):
+            self.point = points.traces.profile.point(0.0)
+
+        def against_full(self, points: Any, *, decides: bool) -> Any:
+            assert decides
+            noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
+            seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
+            columns = {name: ByPair(column) for name, column in seconds.items()}
+            return SimpleNamespace(by_pair=lambda: columns, skipped=lambda arm, layers: 0.4)
+
+        def description(self, what: str, races: Any) -> str:
+            return f"timed {what}"
+
+    monkeypatch.setattr("emad_ref.measurements.model.LatencyBenchmark", Known)
+
+
+@pytest.mark.usefixtures("timed")
+def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_quality(stepper: Stepper) -> None:
+    whole, bare = answered("EMAD-E7", small_evidence(stepper)), answered("EMAD-E7", refuted(small_evidence(stepper)))
+    named = {leg.name: leg for leg in whole.verdict.legs}
+    assert set(named) == {
+        *speedup.EXACT, *BESIDE, *(f"{name}: FLOPs" for name in speedup.EXACT), "state copying: perplexity",
+    }  # fmt: skip
+    assert named["state copying: perplexity"].n in range(speedup.DECODED - 6, speedup.DECODED)  # effective
+    assert whole.exhibits.notes == ("timed repairs",)
+    assert [leg.name for leg in bare.verdict.legs] == [*speedup.EXACT, *BESIDE]
+    assert all(leg == named[leg.name] for leg in bare.verdict.legs)
+    assert bare.verdict.verdict == "survived"
+    assert bare.exhibits.notes == (
+        "timed repairs",
+        f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",
+    )
+
+
+@pytest.mark.usefixtures("timed")
+def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper) -> None:
+    evidence = small_evidence(stepper)
+    evidence.loaded.trained = False
+    evidence.replay_validity.bridge = None  # asking it would be an error
+    answer = answered("EMAD-E7", evidence)
+    assert [leg.name for leg in answer.verdict.legs] == [*speedup.EXACT, *BESIDE]
+    assert answer.exhibits.notes == ("timed repairs",)
+
+
+def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = small_evidence(stepper)
+
+    def declines(points: Any, *, decides: bool) -> Any:
+        raise Unsupported("monotone depth only")
+
+    monkeypatch.setattr(evidence.latency, "against_full", declines)
+    verdict = answered("EMAD-E7", evidence).verdict
+    assert (verdict.verdict, verdict.reason) == ("not applicable", "monotone depth only")
+
+
+def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper) -> None:
+    evidence = refuted(small_evidence(stepper))
+    found = answered("EMAD-F1", evidence)
+    assert (found.verdict.verdict, found.refused) == ("not applicable", SPEAKS_NOT)
+    assert decoder_refusal(small_evidence(stepper)) == ""
+    evidence.loaded.trained = False
+    assert decoder_refusal(evidence) == "", "random weights have no quality that anybody could decide"

@@ -1,0 +1,238 @@
+"""How a claim is decided: refusals, what it needs of other claims, and Holm's family of a run."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+
+from emad_ref.claims import base
+from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan, ask, question_of
+from emad_ref.errors import BadArgument
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.protocol import Unsupported
+from emad_ref.statistics.rates import RESAMPLES
+from emad_ref.statistics.verdicts import load_register
+from emad_ref.text.world import TASKS
+
+CLAIM = load_register()["EMAD-E5"]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Evidence that says what any evidence says."""
+
+    name: str = "simulated"
+    corpus: str = "made up"
+    fingerprint: str = "abc"
+
+
+def context() -> ClaimContext:
+    return ClaimContext(CLAIM, "simulated", np.random.default_rng(0))
+
+
+def test_what_a_decoder_declines_is_not_applicable_and_refused() -> None:
+    def answer(evidence: Simulated, asked: ClaimContext) -> Answer:
+        raise Unsupported("only lowers depth")
+
+    found = ask(Question("EMAD-E5", "model", answer), Simulated(), context())
+    assert found.verdict.verdict == "not applicable"
+    assert found.verdict.reason == found.refused == "only lowers depth"
+    assert (found.corpus, found.fingerprint) == ("made up", "abc")
+
+
+@pytest.mark.parametrize("reason", ["", "  ", None])
+def test_who_declines_says_why(reason: object) -> None:
+    with pytest.raises(BadArgument, match="expected a sentence"):
+        Unsupported(reason)  # type: ignore[arg-type]
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    def answer(evidence: Simulated, asked: ClaimContext) -> Answer:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ask(Question("EMAD-E5", "model", answer), Simulated(), context())
+
+
+def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:
+    with pytest.raises(BadArgument, match=r"claim='EMAD-X9'.*own-claim"):
+        question_of("EMAD-X9")
+
+
+# ------------------------------------------------------------ the plan of a run
+
+REGISTER = load_register()
+LAYERS = 12
+RUN = Study()
+# Legs of one model of twelve layers, smoke budget, without a named margin or tasks: counted by hand.
+LEGS = {
+    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 4, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
+    "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
+    "EMAD-R4": 4, "EMAD-R5": 7, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
+    "EAD-F2": 3, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 4, "EMAD-X4": 2,
+}  # fmt: skip
+
+
+def other_legs(claim: str, study: Study = RUN, **docket: Any) -> int:
+    return RunPlan(REGISTER, study, **docket).other_legs(claim, LAYERS)
+
+
+@pytest.mark.parametrize("claim", REGISTER)
+def test_every_row_counts_its_legs(claim: str) -> None:
+    assert question_of(claim).legs(RUN, LAYERS) == LEGS.get(claim, 0)
+
+
+def test_every_statistical_row_with_intervals_is_counted() -> None:
+    assert set(LEGS) == {name for name, claim in REGISTER.items() if claim.minimum}
+
+
+def test_the_two_falsifiers_count_each_other() -> None:
+    assert other_legs("EMAD-F1") == 2 * len(RUN.budget.batch_sizes) == 4
+    assert other_legs("EMAD-F2") == 2 * 2
+
+
+def test_a_named_margin_is_one_more_point_and_a_task_may_be_one_more_corpus() -> None:
+    assert other_legs("EMAD-F2", Study(margin=0.1)) == 2 * 3
+    assert other_legs("EMAD-F2", Study(tasks=frozenset({"wikitext"}))) == 3 * 2
+
+
+def test_larger_budgets_time_more_batch_sizes() -> None:
+    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3 * 3, "and a compiled baseline"
+    assert other_legs("EMAD-F1", Study(device="cuda")) == 2 * 3
+
+
+def test_every_model_of_the_run_has_legs() -> None:
+    assert other_legs("EMAD-F1", models=2) == 4 + 4 + 4
+    assert other_legs("EMAD-F2", models=2) == 4 + 4 + 4
+
+
+def test_a_pair_is_decided_once_however_many_models_a_run_judges() -> None:
+    gated = {"gate_claims": frozenset({"EMAD-R5"})}
+    assert other_legs("EMAD-F1", **gated) == 4 + 7
+    assert other_legs("EMAD-F1", models=2, **gated) == 4 + 4 + 4 + 7
+
+
+def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
+    assert other_legs("EMAD-E1") == 0
+    gated = {"gate_claims": frozenset({"EMAD-E1"})}
+    assert other_legs("EMAD-E1", **gated) == 4 + 4
+    assert other_legs("EMAD-F1", **gated) == 4 + 11
+
+
+def test_whoever_brings_an_exit_asks_about_it() -> None:
+    asked = [RunPlan(REGISTER, Study(exit=found)).asks("EMAD-X1") for found in (None, Path("some.exit"))]
+    assert asked == [False, True]
+    assert not RunPlan(REGISTER, Study(exit=Path("some.exit"))).asks("EMAD-E12")
+
+
+class OneModel:
+    """Measurements of which a claim reads nothing but the name."""
+
+    name, corpus, fingerprint = "m", "text", "f00d"
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, refusal: str = "") -> list[ClaimContext]:
+    """The contexts in which EMAD-F1 is decided from now on; with ``refusal``, the decoder declines it."""
+    decided: list[ClaimContext] = []
+
+    def answer(evidence: OneModel, asked: ClaimContext) -> Answer:
+        decided.append(asked)
+        if refusal:
+            raise Unsupported(refusal)
+        return Answer(asked.not_applicable(f"drawn {asked.rng.random()}"))
+
+    rows = {**base._own_questions(), "EMAD-F1": replace(question_of("EMAD-F1"), answer=answer)}
+    monkeypatch.setattr(base, "_own_questions", lambda: rows)
+    return decided
+
+
+def test_a_claim_that_another_needs_is_decided_once_as_the_run_would_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decided, plan, model = counting(monkeypatch), RunPlan(REGISTER, RUN, frozenset({"EMAD-R5"})), OneModel()
+    needed = plan.asked("EMAD-R5", "small + m", LAYERS).verdict_of("EMAD-F1", model)
+    assert plan.asked("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model) is needed
+    assert plan.answer("EMAD-F1", model, LAYERS).verdict is needed
+    (asked,) = decided
+    own = plan.asked("EMAD-F1", "m", LAYERS)
+    assert (asked.claim, asked.model, asked.other_legs) == (own.claim, own.model, own.other_legs)
+    assert needed.reason == f"drawn {own.rng.random()}", "the same resamples: the same verdict"
+    assert plan.answer("EMAD-F1", OneModel(), LAYERS).verdict is not needed, "of another model's measurements"
+
+
+def test_a_refusal_is_decided_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches a claim that needs the other as it reaches the run: the decoder declined."""
+    decided, plan, model = counting(monkeypatch, "only lowers depth"), RunPlan(REGISTER, RUN), OneModel()
+    assert plan.answer("EMAD-F1", model, LAYERS).refused == "only lowers depth"
+    with pytest.raises(Unsupported, match="only lowers depth"):
+        plan.asked("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model)
+    assert len(decided) == 1
+
+
+def test_answers_go_with_the_measurements_that_they_were_decided_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting(monkeypatch, "only lowers depth")
+    plan, model = RunPlan(REGISTER, RUN), OneModel()
+    plan.answer("EMAD-F1", model, LAYERS)
+    freed = ref(model)
+    del model
+    gc.collect()
+    assert freed() is None
+
+
+def test_a_claim_hears_of_those_alone_that_it_needs() -> None:
+    asked = RunPlan(REGISTER, RUN).asked("EMAD-F2", "m", LAYERS)
+    with pytest.raises(BadArgument, match=r"claim='EMAD-X1'.*needs of the question of EMAD-F2"):
+        asked.verdict_of("EMAD-X1", OneModel())
+    with pytest.raises(BadArgument, match=r"claim='EAD-F1'.*needs"):
+        asked.row_of("EAD-F1")
+
+
+def test_what_a_claim_needs_is_a_row_and_needs_no_circle() -> None:
+    needs = {claim: set(question_of(claim).needs) for claim in REGISTER}
+    needed = set().union(*needs.values())
+    assert needed == {"EMAD-F1", "EMAD-X1", "EAD-F1"}
+    assert not any(needs[claim] for claim in needed)
+
+
+def test_outside_a_run_no_other_claim_is_decided() -> None:
+    alone = ClaimContext(REGISTER["EMAD-F2"], "m", np.random.default_rng(0))
+    with pytest.raises(BadArgument, match=r"claim='EMAD-F1'.*RunPlan"):
+        alone.verdict_of("EMAD-F1", OneModel())
+
+
+def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
+    """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
+    docket = RunPlan(REGISTER, RUN, frozenset(REGISTER), models=2)
+    family = docket.other_legs("EMAD-E9", LAYERS) + question_of("EMAD-E9").legs(RUN, LAYERS)
+    assert family > 250
+    assert family * 20 <= RESAMPLES + 1
+
+
+def test_every_question_draws_from_the_studys_seed() -> None:
+    docket = RunPlan(REGISTER, Study(seed=3))
+    drawn = [docket.asked(claim, "m", LAYERS).rng.random() for claim in ("EMAD-E9", "EMAD-R1")]
+    assert drawn == [np.random.default_rng(3).random()] * 2
+
+
+def asks(claim: str, budget: str = "smoke", **docket: Any) -> bool:
+    return RunPlan(REGISTER, Study(budget=BUDGETS[budget]), **docket).asks(claim)
+
+
+def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> None:
+    waiting = {name for name in REGISTER if not asks(name)}
+    pair = {name for name in REGISTER if question_of(name).about == "pair"}
+    exits = {f"EMAD-X{number}" for number in range(1, 7)}
+    assert waiting == {"EMAD-E7", "EMAD-E12"} | exits | pair, (
+        "what each of them takes, a default run would take once more"
+    )
+    assert not any(REGISTER[name].gate for name in waiting), "a gate that waits would pass unasked"
+    assert asks("EMAD-E12", "standard")
+    assert asks("EMAD-E12", gate_claims=frozenset({"EMAD-E12"}))
+    whole = RunPlan(REGISTER, RUN)
+    assert all(whole.asks(name, pair_named=True) for name in pair)

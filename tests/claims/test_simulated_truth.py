@@ -1,0 +1,56 @@
+"""Every row of the register has a question, and every question is decided on simulated data whose truth is known."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from emad_ref.claims.base import question_of
+from emad_ref.measurements.study import Study
+from emad_ref.statistics.verdicts import load_register
+from tests.claims import cases
+from tests.claims.simulation import Case, Truth, hold
+
+REGISTER = load_register()
+BOTH_WAYS: set[Truth] = {"holds", "fails"}
+LAYERS = 12  # of the model for which statistical legs are counted
+
+
+@cache
+def simulations() -> dict[str, list[Case]]:
+    """The cases of every claim."""
+    modules = [import_module(module.name) for module in iter_modules(cases.__path__, f"{cases.__name__}.")]
+    return {claim: found for module in modules for claim, found in module.CASES.items()}
+
+
+def simulated() -> list[ParameterSet]:
+    """One parameter per case; a claim without cases is left to the test that names it."""
+    return [
+        pytest.param(claim, case, id=f"{claim}: {case.name}")
+        for claim in REGISTER
+        for case in simulations().get(claim, [])
+    ]
+
+
+@pytest.mark.parametrize("claim", REGISTER)
+def test_the_row_has_a_question_and_a_simulation(claim: str) -> None:
+    question = question_of(claim)
+    assert question.claim == claim
+    assert inspect.signature(question.answer).return_annotation == "Answer"
+    truths = {case.truth for case in simulations().get(claim, [])}
+    if REGISTER[claim].kind == "report":
+        assert "value" in truths or truths >= BOTH_WAYS, f"only {sorted(truths)}"
+        return
+    # without a statistical leg there is no error to make at the threshold: integers and bounds of rounding
+    edge: set[Truth] = {"edge"} if question.legs(Study(), LAYERS) else set()
+    assert truths >= BOTH_WAYS | edge, f"only {sorted(truths)}"
+
+
+@pytest.mark.parametrize(("claim", "case"), simulated())
+def test_the_verdict_is_what_the_truth_allows(claim: str, case: Case) -> None:
+    hold(claim, question_of(claim).decide, case)

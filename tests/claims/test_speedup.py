@@ -1,0 +1,319 @@
+"""EMAD-F2 beyond right and wrong: baselines, minimum n, Holm, which point is timed, what the preflight says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import Finding
+from emad_ref.claims import speedup
+from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.quality import is_usable
+from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup, timed_batch, usable_point
+from emad_ref.measurements.latency import TimingResult
+from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Leg, Verdict, load_register
+from tests.claims.simulation import asked
+
+F2 = load_register()["EMAD-F2"]
+
+
+def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more: float) -> TimedBatch:
+    """The point takes a second on average, full depth ``ratio``, and other baselines as many seconds as they say."""
+    source = np.random.default_rng(seed)
+    mood = 1 + 0.2 * source.random(n)
+
+    def arm(seconds: float) -> ByPair:
+        return ByPair(mood * seconds * np.exp(spread * source.standard_normal(n)))
+
+    return TimedBatch(arm(1.0), {"full depth": arm(ratio)} | {name: arm(seconds) for name, seconds in more.items()})
+
+
+def judged(batches: dict[int, TimedBatch], other_legs: int = 0, **found: Any) -> Verdict:
+    return decide_speedup(
+        SpeedupEvidence(batches, **found), ClaimContext(F2, "m", np.random.default_rng(0), other_legs)
+    )
+
+
+def f2(ratios: dict[int, float], other_legs: int = 0, **options) -> Verdict:
+    return judged({batch: timed(ratio, seed=batch, **options) for batch, ratio in ratios.items()}, other_legs)
+
+
+def outcomes(verdict: Verdict) -> dict[str, str]:
+    return {leg.name: leg.outcome for leg in verdict.legs}
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(1.3, "survived"), (1.05, "falsified"), (1.10, "inconclusive")])
+def test_it_asks_for_ten_per_cent(ratio, outcome):
+    verdict = f2({1: ratio})
+    assert verdict.verdict == outcome
+    assert verdict.n == 30
+    assert verdict.threshold == 1.10
+    assert verdict.estimate == pytest.approx(ratio, rel=0.02)
+
+
+def test_every_batch_size_and_baseline_is_a_leg():
+    verdict = judged({1: timed(1.3, generate=1.4), 8: timed(1.3, seed=2, generate=1.02)})
+    assert verdict.verdict == "falsified"
+    assert outcomes(verdict) == {
+        "batch 1, against full depth": "survived",
+        "batch 1, against generate": "survived",
+        "batch 8, against full depth": "survived",
+        "batch 8, against generate": "falsified",
+    }
+    assert "batch 8, against generate" in verdict.reason
+
+
+@pytest.mark.parametrize("own", [0.8, 1.0, 1.05])
+def test_what_sleeps_beside_generate_is_falsified_however_slow_full_depth_is(own):
+    assert judged({1: timed(2.0, generate=own)}).verdict == "falsified"
+
+
+NOISY = {"spread": 0.4, "seed": 2}  # a machine that does something else besides
+CROWD = 120  # legs of the run's other rows
+
+
+def test_slower_than_a_baseline_is_falsified_where_holm_alone_would_leave_it_open():
+    verdict = judged({1: timed(1.3, **NOISY, generate=0.75)}, other_legs=CROWD)
+    found = {leg.name: leg for leg in verdict.legs}
+    slower = found["batch 1, against generate"]
+    assert slower.interval[1] < 1
+    assert slower.p_falsify * CROWD > 0.05
+    assert (verdict.verdict, slower.outcome) == ("falsified", "falsified")
+    assert "slower than this baseline" in slower.reason
+    assert found["batch 1, against full depth"].outcome == "inconclusive"
+
+
+def test_what_may_still_be_as_fast_as_the_baseline_is_not_called_slower():
+    verdict = judged({1: timed(1.3, **NOISY, generate=0.95)}, other_legs=CROWD)
+    assert verdict.verdict == "inconclusive"
+
+
+def test_too_few_pairs_say_nothing_of_slowness_either():
+    assert judged({1: timed(0.5, n=29)}).verdict == "inconclusive"
+
+
+def test_the_fastest_baseline_is_not_chosen_by_the_noise_that_favoured_it():
+    """Two baselines of one speed, each at the threshold: whichever looks slower does not let the row survive."""
+    survived = sum(
+        judged({1: timed(1.1, spread=0.1, seed=seed, generate=1.1)}).verdict == "survived" for seed in range(200)
+    )
+    assert survived <= 10, "5 % would be the level against one of them"
+
+
+def test_a_baseline_that_did_not_run_is_named_with_the_reason():
+    verdict = judged({1: timed(1.3)}, uncompiled="no C++ compiler")
+    assert verdict.verdict == "survived"
+    (leg,) = [leg for leg in verdict.legs if leg.outcome == "not applicable"]
+    assert (leg.name, leg.reason) == ("compiled baseline", "compiled baseline not run: no C++ compiler")
+
+
+def test_gating_legs_decided_elsewhere_make_a_marginal_failure_inconclusive_and_leave_survival_alone():
+    assert f2({1: 1.05}).verdict == "falsified"
+    crowded = f2({1: 1.05}, other_legs=600)
+    assert crowded.verdict == "inconclusive"
+    assert "after Holm over 601" in crowded.reason
+    assert f2({1: 1.15}).verdict == f2({1: 1.15}, other_legs=600).verdict == "survived"
+
+
+@pytest.mark.parametrize("ratio", [1.5, 0.9])
+def test_below_thirty_pairs_it_is_inconclusive(ratio):
+    verdict = f2({1: ratio}, n=29)
+    assert verdict.verdict == "inconclusive"
+    assert "29 pairs, at least 30 are needed" in verdict.reason
+
+
+def test_untimed_is_unmeasured():
+    assert judged({}).verdict == "unmeasured"
+
+
+def test_without_a_usable_point_the_ratios_are_numbers_only():
+    verdict = judged({1: timed(1.5, generate=1.4)}, unusable="no usable point: EMAD-F1 is falsified (all)")
+    assert (verdict.verdict, verdict.reason) == ("not applicable", "no usable point: EMAD-F1 is falsified (all)")
+    assert set(outcomes(verdict).values()) == {"measured"}
+    assert verdict.legs[0].estimate == pytest.approx(1.5, rel=0.02)
+
+
+def test_times_of_something_else_are_falsified_though_no_point_was_usable():
+    broken = replace(timed(1.5), check=Finding("timed", False, "adaptive, row 0: 3 tokens", 0, 0))
+    for unusable in ("", "no usable point"):
+        verdict = judged({1: broken}, unusable=unusable)
+        assert verdict.verdict == "falsified"
+        assert "adaptive, row 0: 3 tokens" in verdict.reason
+
+
+# ------------------------------------------------------------ where the gain ends
+
+
+def sweep(**more: float) -> dict[int, TimedBatch]:
+    """2 and 8 rows, from twelve pairs."""
+    return {2: timed(1.3, n=12, seed=2, **more), 8: timed(0.9, n=12, seed=8, **more)}
+
+
+def test_a_sweep_changes_no_leg_that_decides_and_names_where_the_gain_ends():
+    batches = {1: timed(1.3), 4: timed(1.25, seed=4), 16: timed(1.12, seed=16)}
+    alone, beside = judged(batches), judged(batches, swept=sweep())
+    assert alone.verdict == beside.verdict == "survived"
+    assert [leg for leg in beside.legs if leg.outcome != "measured"] == list(alone.legs)
+    assert outcomes(beside)["batch 8, against full depth"] == "measured"
+    (ends,) = [leg for leg in beside.legs if leg.name == speedup.ENDS]
+    assert (ends.outcome, ends.estimate, ends.n, ends.unit) == ("measured", 8.0, 12, "rows")
+    assert beside.reason == f"{alone.reason}; {ends.reason}"
+    assert ends.reason.startswith("gain vanishes at batch 8: 0.89× [")
+    assert ends.reason.endswith("against full depth, 12 pairs (shown at batch 16 all the same)")
+
+
+def test_holm_s_family_does_not_grow_with_the_sweep():
+    crowd = {"other_legs": 60}
+    assert judged({1: timed(1.088)}, swept=sweep(), **crowd).legs[0] == judged({1: timed(1.088)}, **crowd).legs[0]
+    assert speedup.legs_of(Study(budget=BUDGETS["standard"])) == 3 * 2
+
+
+def test_a_gain_that_does_not_end_has_no_number():
+    verdict = judged({1: timed(1.3), 4: timed(1.3, seed=4)}, swept={2: timed(1.3, n=12, seed=2)})
+    (ends,) = [leg for leg in verdict.legs if leg.name == speedup.ENDS]
+    assert ends.estimate is None
+    assert verdict.reason.split("; ")[-1].startswith("still faster at batch 4: 1.3")
+
+
+def test_a_baseline_of_the_sweep_ends_a_gain_that_full_depth_would_leave():
+    verdict = judged({1: timed(1.3, generate=1.4)}, swept={2: timed(1.3, n=12, seed=2, generate=0.95)})
+    assert verdict.verdict == "survived", "the sweep decides nothing"
+    assert "gain vanishes at batch 2: 0.9" in verdict.reason
+    assert "against generate, 12 pairs" in verdict.reason
+
+
+def test_without_a_usable_point_the_end_of_its_gain_is_a_number_too():
+    verdict = judged({1: timed(1.5)}, unusable="no usable point", swept=sweep())
+    assert (verdict.verdict, verdict.reason) == ("not applicable", "no usable point")
+    assert set(outcomes(verdict).values()) == {"measured"}
+    assert speedup.ENDS in outcomes(verdict)
+
+
+def test_without_a_sweep_nothing_ends():
+    verdict = judged({1: timed(1.3), 4: timed(0.9, seed=4)})
+    assert speedup.ENDS not in outcomes(verdict)
+    assert "vanishes" not in verdict.reason
+
+
+def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
+    found = SpeedupEvidence(
+        {1: timed(1.3, generate=1.4, compiled=1.2)}, swept={2: timed(1.3, n=12, generate=0.9, compiled=1.2)}
+    )
+    first, second = speedup.time_rows(found)
+    assert (first["batch"], first["decides"], first["pairs"]) == (1, True, 30)
+    assert (second["batch"], second["decides"], second["pairs"]) == (2, False, 12)
+    assert first["compiled, ms"] == pytest.approx(1.2 * first["the point, ms"], rel=0.05)
+    assert (first["least sure against"], second["least sure against"]) == ("compiled", "generate")
+    assert second["low"] < second["× as fast"] < second["high"] < 1
+
+
+def test_arms_become_baselines_by_name():
+    seconds = {arm: np.full(3, 1.0 + at) for at, arm in enumerate(("full", "adaptive", "generate", "compiled"))}
+    check = Finding("timed", True, "", 1, 0)
+    made = timed_batch(TimingResult(SimpleNamespace(seconds=seconds), [], {}, ()), check)
+    assert made.adaptive.values.tolist() == [2.0] * 3
+    assert {name: column.values[0] for name, column in made.baselines.items()} == {
+        "full depth": 1.0,
+        "generate": 3.0,
+        "compiled generate": 4.0,
+    }
+
+
+# ------------------------------------------------------------ which point is timed
+
+
+def leg(name: str, outcome: str) -> Leg:
+    return Leg(name, outcome, 0.0, None, 200, None, "")
+
+
+def f1(*legs: Leg) -> Verdict:
+    return Verdict("EMAD-F1", "m", "falsified", None, None, 0, None, "", True, "one leg", legs)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "usable"),
+    [
+        (("survived", "survived"), True),
+        (("survived", "inconclusive"), True),
+        (("survived", "falsified"), False),
+        (("survived", "unmeasured"), True),
+        (("unmeasured", "measured"), False),
+        (("not applicable",), False),
+    ],
+)
+def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
+    legs = [leg(f"p: {at}", outcome) for at, outcome in enumerate(outcomes)]
+    assert is_usable(f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified")), "p") is usable
+
+
+def evidence(trained: bool = True):
+    points = [SimpleNamespace(point=SimpleNamespace(name=name), net_reduction=saved)
+              for name, saved in (("deep", 0.2), ("middle", 0.3), ("shallow", 0.5))]  # fmt: skip
+    return SimpleNamespace(
+        loaded=SimpleNamespace(trained=trained),
+        subject=SimpleNamespace(without_quality="random weights: noise"),
+        points=SimpleNamespace(losses=points),
+        latency=SimpleNamespace(point=points[2].point),
+    )
+
+
+def heard(verdict: Verdict) -> ClaimContext:
+    """F2, in a run whose F1 says ``verdict``."""
+    return replace(asked("EMAD-F2", np.random.default_rng(0)), verdict_of=lambda claim, evidence: verdict)
+
+
+def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed():
+    said = f1(leg("deep: perplexity", "survived"), leg("middle: perplexity", "inconclusive"),
+              leg("shallow: perplexity", "falsified"))  # fmt: skip
+    point, refusal = usable_point(evidence(), heard(said))
+    assert (point.name, refusal) == ("middle", "")
+
+
+def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
+    said = f1(*(leg(f"{name}: perplexity", "falsified") for name in ("deep", "middle", "shallow")))
+    point, refusal = usable_point(evidence(), heard(said))
+    assert (point.name, refusal) == ("shallow", "no usable point: EMAD-F1 is falsified (one leg)")
+
+
+def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
+    """Outside a run, where to ask it raises."""
+    point, refusal = usable_point(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
+    assert point.name == "shallow"
+    assert "random weights" in refusal
+    assert "--emad-require speed" in refusal
+
+
+@pytest.mark.parametrize(("unusable", "outcome"), [("", "survived"), ("no usable point", "not applicable")])
+def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
+    """And its note knows of every leg of the run."""
+    seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
+    stopwatch = SimpleNamespace(
+        timed=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
+        checked=lambda timed, point: Finding("timed", True, "", 1, 0),
+        without_compiled="",
+        note=lambda *given: given,
+        prefill_note=lambda point: f"{point}, apart",
+        swept=lambda point: {},
+    )
+    known = SimpleNamespace(latency=stopwatch)
+    question = ClaimContext(F2, "m", np.random.default_rng(0), other_legs=4)
+    found = speedup.speedup_evidence_at(known, "the point", unusable)
+    assert speedup.decide_speedup(found, question).verdict == outcome
+    assert speedup.speedup_exhibits(found, known, "the point", question).notes == (
+        ("the point", 1.10, 5),
+        "the point, apart",
+    )
+
+
+def test_an_encoder_decoder_is_not_timed():
+    reads = SimpleNamespace(seq2seq=True, without_quality="reads a source")
+    answer = speedup.answer_speedup(
+        SimpleNamespace(subject=reads, corpus="c", fingerprint="f"), asked("EMAD-F2", np.random.default_rng(0))
+    )
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "reads a source")
