@@ -21,12 +21,12 @@ import pytest
 
 import emad_ref
 import pytest_emad
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import shipped_name
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.statistics.verdicts import DASH_VARIANTS
-from pytest_emad.options import settings
+from pytest_emad.options import DEFAULT_MODEL, settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -155,6 +155,28 @@ def check_waivers(config: pytest.Config) -> None:
             claims = ", ".join(DECIDING_TESTS)
             expected = f"{claims}, {DECODER}, or a shipped test or its file, e.g. {known[-1]}"
             raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
+
+
+def check_models(config: pytest.Config) -> None:
+    """Refuse models that cannot be loaded, before anything is collected or imported to load them.
+
+    A worker of xdist leaves that to its controller.
+
+    Raises:
+        pytest.UsageError: an unknown name, a model that was not fetched, one of a hub that is out of reach.
+    """
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    from emad_ref.models.names import require_available  # it brings NumPy: not at the start of every run
+
+    given = settings(config)
+    names = [name for name in given.models if name != DEFAULT_MODEL]
+    names += given.pair if given.pair is not None and given.pair_named else ()
+    try:
+        for name in names:
+            require_available(name)
+    except EmadError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def requested_tests(config: pytest.Config) -> list[str]:

@@ -73,6 +73,7 @@ def _prepare(config: pytest.Config) -> None:
     environment.check_installation()
     settings(config)
     environment.check_waivers(config)
+    environment.check_models(config)
     _quiet_benchmarks(config)
     terminal.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(terminal.close_stream)

@@ -1,6 +1,6 @@
-"""``emad``: train, calibrate, merge, lens, screen, judge, sweep, generate, serve, report, verify, compare and world.
+"""The command ``emad`` and its verbs: one function per verb, its arguments beside it.
 
-One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` 2.
+Each prints what it did; bad input exits 1, of ``compare`` 2.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from emad_ref.cli.calibration import (
     train,
     train_arguments,
 )
+from emad_ref.cli.downloads import fetch, fetch_arguments
 from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judgment import judge, judge_arguments
 from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
@@ -29,11 +30,13 @@ from emad_ref.cli.server import serve, serve_arguments
 from emad_ref.console import run_command
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
+from emad_ref.models.names import require_available
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
 VERBS: tuple[tuple[Verb, Arguments], ...] = (
+    (fetch, fetch_arguments),
     (train, train_arguments),
     (calibrate, calibrate_arguments),
     (merge, merge_arguments),
@@ -72,6 +75,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "idle": (0.001, MOST),
 }
 
+MODEL_ARGUMENTS = ("model", "small_model", "large_model")
+
 # What a shell offers where an argument of this name is due.
 COMPLETED = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
 
@@ -104,6 +109,18 @@ def require_bounded(args: argparse.Namespace) -> None:
             raise BadArgument(name, value, f"a number from {_plain(least)} to {_plain(most)}")
 
 
+def require_models(args: argparse.Namespace) -> None:
+    """Refuse models that cannot be loaded before the libraries that load them are imported.
+
+    Raises:
+        BadArgument, ModelUnavailable: as ``models.names.require_available``.
+    """
+    named = [getattr(args, name, None) for name in MODEL_ARGUMENTS]
+    for name in (*named, *(getattr(args, "pair", None) or ())):
+        if name is not None:
+            require_available(name)
+
+
 def _plain(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
@@ -115,5 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int | None:
     args = parser().parse_args(argv)
     require_bounded(args)
+    if args.run is not fetch:
+        require_models(args)
     status: int | None = args.run(args)
     return status

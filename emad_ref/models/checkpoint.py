@@ -23,6 +23,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile, file_kind, open_regular, parse_json, read_json, read_text
 from emad_ref.models.families import ModelFamily, family_of
 from emad_ref.models.geometry import Geometry
+from emad_ref.models.names import CONFIG
 
 COMPUTED_TABLES = re.compile(
     r"(^|\.)(attn|attention|self_attn|self_attention)\.(masked_)?bias$"  # causal masks and their fill value
@@ -97,7 +98,6 @@ def _name_parts(key: str) -> list[str]:
     return re.split(r"(\d+)", key)  # text and numbers in turn, so each place compares with its kind
 
 
-CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)  # in transformers' order: the first existing one is read

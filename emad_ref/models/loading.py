@@ -1,14 +1,6 @@
-"""Loading by name: bundled, on the hub, in a local folder, random of a known geometry, or a constructed control.
+"""Loading by name: bundled, fetched, on the hub, in a local folder, random of a known geometry, or a control.
 
-The only place that loads a model. Meanings of a name, in this order:
-
-    control:identity-upper   a random 12-layer GPT-NeoX whose blocks above layer 4 do nothing
-    random:NAME              the geometry of a published or bundled model with seeded random weights
-    emad-tiny, …             a folder bundled with this package (``bundled_names()``)
-    pythia-410m, …           a short name of a hub repository (``HUB``)
-    PATH                     a folder with config.json, weights and tokenizer
-    OWNER/REPOSITORY         the hub
-    NAME@REVISION            the same at a branch, tag or commit: pythia-410m@step3000; names of the hub only
+The only place that loads a model; ``models.names`` says what a name means.
 
 Code from a repository is never run; weights come from safetensors, in one file or in shards, or from .bin files read
 weights-only. A hub model is read at one commit, which its provenance names. ``device="auto"`` leaves the placement to
@@ -57,7 +49,6 @@ from emad_ref.models import bundled
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
     ADAPTERS,
-    CONFIG,
     Checkpoint,
     read_config,
     refuse_adapter,
@@ -68,9 +59,19 @@ from emad_ref.models.checkpoint import (
     require_sizes,
     text_config,
 )
+from emad_ref.models.downloads import read_origin
 from emad_ref.models.families import FAST, WALKED, anatomy_of, row_of
 from emad_ref.models.generation import describe_ignored, disable_collection, ignored_settings
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+from emad_ref.models.names import (
+    CONFIG,
+    OUT_OF_REACH,
+    ModelSource,
+    ModelUnavailable,
+    require_fetched,
+    source_and_revision,
+    unreadable_error,
+)
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
 from emad_ref.models.tokenizers import SpecialTokens, require_tokenizer, special_tokens_of, tokenizer_identity
@@ -79,26 +80,6 @@ from emad_ref.text.corpora import is_hub_reachable
 
 log = logging.getLogger(__name__)
 
-HUB: dict[str, str] = {
-    "pythia-70m": "EleutherAI/pythia-70m",
-    "pythia-160m": "EleutherAI/pythia-160m",
-    "pythia-410m": "EleutherAI/pythia-410m",
-    "pythia-1b": "EleutherAI/pythia-1b",
-    "pythia-1.4b": "EleutherAI/pythia-1.4b",
-    "opt-125m": "facebook/opt-125m",
-    "opt-350m": "facebook/opt-350m",
-    "opt-1.3b": "facebook/opt-1.3b",
-    "gpt2": "openai-community/gpt2",
-    "llama-7b": "huggyllama/llama-7b",
-    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
-    "t5-small": "google-t5/t5-small",
-    "t5-base": "google-t5/t5-base",
-    "t5-large": "google-t5/t5-large",
-}
-CONTROLS = ("control:identity-upper",)
 IDENTITY_ABOVE = 4  # layers of the control above this one do nothing
 AUTO = "auto"  # device name that leaves placement to accelerate
 LOG_IN = "log in (`hf auth login`, or HF_TOKEN in the environment)"
@@ -108,16 +89,12 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts;
     (GatedRepoError, f"it is gated: accept its terms on its page of the hub, then {LOG_IN}"),
     (RepositoryNotFoundError, f"the hub has no such repository, or it is private: check the name, or {LOG_IN}"),
     (RevisionNotFoundError, "it has no such branch, tag or commit"),
-    (LocalEntryNotFoundError, "it is not in the local cache, and the hub is out of reach"),
+    (LocalEntryNotFoundError, OUT_OF_REACH.removeprefix(": ")),
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 _LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts about the files
-
-
-class ModelUnavailable(EmadError):
-    """Raised for weights that are missing, forbidden, or unreachable without a network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,20 +173,6 @@ class LoadedModel:
         return self.special_tokens.ends
 
 
-@dataclass(frozen=True)
-class _ModelSource:
-    """Source of a name. ``place``: folder or hub id; ``hub_id`` is set for the hub only."""
-
-    kind: str
-    place: str
-    hub_id: str | None = None
-
-
-def known_names() -> tuple[str, ...]:
-    """Every name without a path or owner."""
-    return (*bundled.bundled_names(), *HUB, *CONTROLS)
-
-
 def load(
     name: str,
     *,
@@ -256,7 +219,7 @@ def load(
         The weights are missing, forbidden or unreachable.
     """
     require_backend(backend)
-    source, revision = _source_and_revision(name, revision)
+    source, revision = source_and_revision(name, revision)
     precision = dtype or torch.float32
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
@@ -268,7 +231,10 @@ def load(
     lay_out_weights(model)
     declared = _declared_config(source, name, commit)
     special_tokens = _wrap_errors(source, name, lambda: special_tokens_of(model, tokenizer, declared))
-    left_out = describe_ignored(ignored_settings(model))
+    further_remarks = (
+        str(file_facts.get("origin", {}).get("weights_are", "")),
+        describe_ignored(ignored_settings(model)),
+    )
     disable_collection(model)
     loaded = LoadedModel(
         name=name,
@@ -295,7 +261,7 @@ def load(
             "transformers": transformers.__version__,
         },
         special_tokens=special_tokens,
-        remarks=(*special_tokens.remarks, *((left_out,) if left_out else ())),
+        remarks=(*special_tokens.remarks, *filter(None, further_remarks)),
     )
     for remark in loaded.remarks:
         _log_once(name, remark)
@@ -362,47 +328,10 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------- names
-
-
-def _source_and_revision(name: str, explicit_revision: str | None) -> tuple[_ModelSource, str | None]:
-    """The source of a name, and the revision in the name or the argument."""
-    plain, at, behind = name.rpartition("@")
-    if not at or Path(name).is_dir():  # a folder's name may contain an @
-        source, revision = _source_of(name), explicit_revision
-    elif not behind:
-        raise BadArgument("name", name, "a branch, tag or commit of the hub behind the @", "e.g. pythia-410m@step3000")
-    elif explicit_revision not in (None, behind):
-        raise BadArgument("revision", explicit_revision, f"{behind!r}, as the name {name} says", "name it once")
-    else:
-        source, revision = _source_of(plain), behind
-    if revision is not None and source.hub_id is None:
-        raise BadArgument("revision", revision, "none, for only the hub has revisions", f"{name} is not on the hub")
-    return source, revision
-
-
-def _source_of(name: str) -> _ModelSource:
-    if name in CONTROLS:
-        return _ModelSource("control", name)
-    if name.startswith("random:"):
-        return _ModelSource("random", name.removeprefix("random:"))
-    if name in bundled.bundled_names():
-        return _ModelSource("bundled", str(bundled.weights_folder() / name))
-    if name in HUB:
-        return _ModelSource("hub", HUB[name], HUB[name])
-    if Path(name).is_dir():
-        return _ModelSource("folder", name)
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _ModelSource("hub", name, name)
-    raise BadArgument(
-        "name", name, f"one of {', '.join(known_names())}, random:NAME, a folder, or OWNER/REPOSITORY of the hub"
-    )
-
-
 # ---------------------------------------------------------------- weights
 
 
-def _commit_of(source: _ModelSource, name: str, revision: str | None) -> str:
+def _commit_of(source: ModelSource, name: str, revision: str | None) -> str:
     """The commit of a branch, tag or the default; config, weights and tokenizer are all read from it."""
     where = _hub_arguments(source, revision)
     try:
@@ -414,14 +343,14 @@ def _commit_of(source: _ModelSource, name: str, revision: str | None) -> str:
     return Path(path).parent.name  # the cache keeps each commit's files in snapshots/COMMIT
 
 
-def _hub_arguments(source: _ModelSource, revision: str | None) -> dict[str, Any]:
+def _hub_arguments(source: ModelSource, revision: str | None) -> dict[str, Any]:
     """Arguments of every request to the hub; empty for a folder."""
     if source.hub_id is None:
         return {}
     return {"revision": revision, "local_files_only": not is_hub_reachable()}
 
 
-def _load_stored(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
+def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Model and tokenizer from a folder or the hub, and facts about the files."""
     where = _hub_arguments(source, commit)
     folder = _folder_of(source, commit)
@@ -439,12 +368,14 @@ def _load_stored(source: _ModelSource, name: str, dtype: torch.dtype, commit: st
     require_filled(name, model, filling)
     if checkpoint is None or source.hub_id is not None:  # the files were fetched just now, and may precede others
         checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
-    file_facts = {
+    file_facts: dict[str, Any] = {
         "weights": [] if checkpoint is None else list(checkpoint.read),
         "unread": [] if checkpoint is None else list(checkpoint.beside),
         "code_not_run": str(settings.get("auto_map") or ""),
         "tokenizer_loses": "",
     }
+    if (origin := read_origin(folder)) is not None:
+        file_facts["origin"] = origin
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None, file_facts
     tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where))
@@ -454,7 +385,12 @@ def _load_stored(source: _ModelSource, name: str, dtype: torch.dtype, commit: st
     return model, tokenizer, file_facts
 
 
-def _folder_of(source: _ModelSource, commit: str | None) -> Path:
+def _load_fetched(source: ModelSource, name: str, *rest: Any) -> _LoadedParts:
+    require_fetched(name)
+    return _load_stored(source, name, *rest)
+
+
+def _folder_of(source: ModelSource, commit: str | None) -> Path:
     """Folder of the files: for the hub, the cache's folder of this commit, as far as it is fetched."""
     if source.hub_id is None:
         return Path(source.place)
@@ -481,7 +417,7 @@ def _require_config(whole: Any) -> None:
         raise BadArgument("config.return_dict", False, "true", "mend config.json")
 
 
-def _declared_config(source: _ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
+def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
     """The content of config.json, without defaults of the class; None without such a file.
 
     An unreadable generation_config.json is refused, because transformers would ignore it.
@@ -520,7 +456,7 @@ def _class_of(config: Any) -> Any:
     return AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
 
 
-def _is_stored(source: _ModelSource, file: str, where: dict[str, Any]) -> bool:
+def _is_stored(source: ModelSource, file: str, where: dict[str, Any]) -> bool:
     """Whether the folder or repository has ``file``."""
     if source.hub_id is None:
         return (Path(source.place) / file).is_file()
@@ -531,7 +467,7 @@ def _is_stored(source: _ModelSource, file: str, where: dict[str, Any]) -> bool:
     return True
 
 
-def _why_no_tokenizer(source: _ModelSource) -> str:
+def _why_no_tokenizer(source: ModelSource) -> str:
     if source.kind in ("random", "control"):
         return "random weights of a published geometry come without one"
     where = (
@@ -546,19 +482,14 @@ def _tokenizer(place: str, **where: Any) -> Any:
     return AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, **where)
 
 
-def _wrap_errors(source: _ModelSource, name: str, action: Callable[[], Any]) -> Any:
+def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any]) -> Any:
     """Run one ``from_pretrained``; every failure for missing or unusable files becomes one error."""
     try:
         return action()
     except EmadError:
         raise
     except (OSError, HTTP_ERROR) as error:
-        what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
-        raise ModelUnavailable(
-            f"name={name!r}, but its {what} could not be read{_describe_refusal(error)}; download it elsewhere "
-            "(config, weights, tokenizer) and pass the folder as the name, or use one of "
-            f"{', '.join(bundled.bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
-        ) from error
+        raise unreadable_error(name, source, _describe_refusal(error), _first_line(error)) from error
     except SafetensorError as error:
         raise BadArgument(
             "name", name, "a complete safetensors file", f"{_first_line(error)}: fetch or save the weights again"
@@ -596,7 +527,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _load_random(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
+def _load_random(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
     if source.place in bundled.bundled_names():
         folder = str(bundled.weights_folder() / source.place)
@@ -630,7 +561,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
     return model
 
 
-def _load_control(source: _ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
+def _load_control(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Blocks above layer 4 add exactly zero: exits at 4 or above lose nothing, exits below do.
 
     It reads text with the bundled tokenizer, which all bundled models share.
@@ -662,6 +593,7 @@ def _load_control(source: _ModelSource, name: str, dtype: torch.dtype, commit: s
 
 _MAKERS: dict[str, Callable[..., _LoadedParts]] = {
     "bundled": _load_stored,
+    "fetched": _load_fetched,
     "folder": _load_stored,
     "hub": _load_stored,
     "random": _load_random,

@@ -54,6 +54,7 @@ def small(monkeypatch):
 
     for module in (loading, model_under_test):
         monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(cli, "require_available", lambda name: None)
     return loaded
 
 

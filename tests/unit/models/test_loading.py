@@ -21,8 +21,9 @@ from emad_ref.models import bundled, loading
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
-from emad_ref.models.loading import HUB, ModelUnavailable, fingerprint_of, load
+from emad_ref.models.loading import fingerprint_of, load
 from emad_ref.models.model_spec import ModelSpec
+from emad_ref.models.names import HUB, ModelUnavailable
 from emad_ref.models.stepper import Stepper
 from tests.devices import FIRST, SECOND, two_devices
 from tests.small import small_model

