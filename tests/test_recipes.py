@@ -77,7 +77,9 @@ def _recipe(section: str) -> Recipe:
         for each in found
         if each["language"] != "sh"
     ]
-    commands = [line for each in found if each["language"] == "sh" for line in each["text"].splitlines()]
+    commands = [
+        line for each in found if each["language"] == "sh" for line in each["text"].replace("\\\n", "").splitlines()
+    ]
     assert steps
     assert commands
     return Recipe(tuple(steps), tuple(commands))
