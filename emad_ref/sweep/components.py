@@ -1,27 +1,28 @@
-"""EMAD in components: each exchanged alone, from EMAD as published and from the best combination of all.
+"""Components of EMAD: each exchanged alone, from EMAD as published and from the best combination of all.
 
     readout     the model's own head              | a tuned lens
     criterion   entropy ≤ its profile less a margin | a gate; and an oracle, which knows √KL
     depth       only falls                        | free
-    K/V         exact, above a free exit paid block by block when a deeper token asks | copied from the exit state
+    K/V         exact, above a free exit computed block by block when a deeper token needs it | copied from the exit
+    state
 
-Depth that only falls owes no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
-free depth is replayed with exact states and charged as if copied (``oracles.filled_flops``), which leaves out what
-copies lose; truly copied ones are decoded, for the best combination. Back from it to exact K/V they are paid for in
-full. Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on
-the split that is chosen on, and is judged on another.
+Depth that only falls needs no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
+free depth is replayed with exact states and charged as if copied (``oracles.filled_flops``), which ignores the loss by
+copies. For the best combination truly copied states are decoded. Back from it to exact K/V they are charged in full.
+Every combination is set by its one parameter to save most net while perplexity rises by at most ``level`` on the
+selection split, and is judged on another.
 
 Criteria decide that a token leaves, on one readout, at the same probes and by one threshold for all of them. They are
 the signals whose row in ``signals`` says ``criterion``, among them:
 
     entropy           H(q_ℓ) ≤ τ
     softmax response  top-1 − top-2 of q_ℓ ≥ τ
-    gate              w_ℓ·norm(h_ℓ) + c_ℓ ≤ τ, expected √KL (``calibration.gate``): no head is read where a token stays
+    gate              w_ℓ·norm(h_ℓ) + c_ℓ ≤ τ, expected √KL (``fit_gate``): no head is read where a token stays
     agreement         top-1 of q_ℓ ≥ τ, and the probe before leads with the same token
     saturation        cos(h_ℓ, h_{ℓ−1}) ≥ τ: neither a head nor anything fitted
 
-q_ℓ is read by the model's own head or through a tuned lens, whatever the trace was taken through. Thresholds are
-spread over the values on the text that points are chosen on.
+q_ℓ is read by the model's own head or through a tuned lens, whatever readout the trace used. Thresholds are spread over
+the values on the selection text.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ from emad_ref.sweep.oracles import (
     with_oracle_signal,
 )
 
-CRITERION_THRESHOLDS = 64  # thresholds of each
-FIRST_COMPARED = 2  # the first layer that has one below it to compare with
+CRITERION_THRESHOLDS = 64  # thresholds of each criterion
+FIRST_COMPARED = 2  # the first layer with a lower layer to compare with
 
 
 def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleName = FREE_DEPTH) -> OperatingPoint:
-    """The rule at every layer, never firing: what a trace has to record for it (``take_trace(rules=…)``)."""
+    """The saturation rule at every layer, never firing: the rule that a trace records for it
+    (``take_trace(rules=…)``).
+    """
     probes = required_layers(SATURATION.name, FIRST_COMPARED, layers)
     return OperatingPoint(
         SATURATION.label,
@@ -75,7 +78,7 @@ def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleNam
 def gate_at_probes(
     trace: Trace, gate: Estimator, fitted: Sequence[int], probes: Sequence[int]
 ) -> tuple[Trace, Estimator]:
-    """The gate asked at ``probes`` alone, of those that it was ``fitted`` at, and the trace that knows its readings.
+    """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings.
 
     Raises:
         BadArgument: probes that it was not fitted at; a trace that does not record it.
@@ -84,13 +87,13 @@ def gate_at_probes(
     if missing or gate not in trace.estimates:
         at = ", ".join(map(str, fitted))
         raise BadArgument("probes", missing or list(probes), f"layers of the gate ({at}) in a trace that records it")
-    asked = replace(gate, weights=tuple(gate.weights[list(fitted).index(probe)] for probe in probes))
-    known = replace(
+    selected = replace(gate, weights=tuple(gate.weights[list(fitted).index(probe)] for probe in probes))
+    trace_of_gate = replace(
         trace,
-        estimates={**trace.estimates, asked: trace.estimates[gate]},
-        macs_per_row={**trace.macs_per_row, asked: trace.macs_per_row[gate]},
+        estimates={**trace.estimates, selected: trace.estimates[gate]},
+        macs_per_row={**trace.macs_per_row, selected: trace.macs_per_row[gate]},
     )
-    return known, asked
+    return trace_of_gate, selected
 
 
 def criterion_points(
@@ -101,17 +104,17 @@ def criterion_points(
     schedule: ScheduleName = FREE_DEPTH,
     count: int = CRITERION_THRESHOLDS,
 ) -> dict[str, list[OperatingPoint]]:
-    """Each criterion at up to ``count`` thresholds from what hardly any token reaches to what all do; strict first.
+    """Each criterion at up to ``count`` thresholds, from one that hardly any token reaches to one that all reach.
 
-    ``gate``: as ``gate_at_probes`` gives it for these probes; None: left out. Saturation is left out of a trace that
-    does not record it, and decides at those of the probes that have a layer below them.
+    ``gate``: as from ``gate_at_probes`` for these probes; None: left out. Saturation is left out if the trace does not
+    record it, and decides only at probes with a layer below them.
 
     Raises:
         BadArgument: probes that are not ascending layers below the last; a gate that ``trace`` does not record.
     """
     layers, lens = trace.layers, trace.lens
     saturated = saturation_point(layers, lens, schedule)
-    found = {}
+    families = {}
     for signal in swept_signals("criterion"):
         if signal is SATURATION:
             if ConfidenceRule.of(saturated) not in trace.rules:
@@ -126,17 +129,17 @@ def criterion_points(
                 lens=lens,
             )  # fmt: skip
         levels = _threshold_levels(trace, never, probes, count)
-        found[signal.label] = [_point_at(never, probes, float(level)) for level in levels]
-    return found
+        families[signal.label] = [_point_at(never, probes, float(level)) for level in levels]
+    return families
 
 
 def _threshold_levels(trace: Trace, point: OperatingPoint, probes: Sequence[int], count: int) -> Floats:
-    """Thresholds at even shares of the signal's values at ``probes``, in the order in which more tokens leave.
+    """Thresholds at even shares of the signal's distinct values at ``probes``, by rising number of exits.
 
-    Of its distinct values: where two probes disagree there is one, however often they do.
+    A signal with a common value, such as 0 for disagreeing probes, has it once.
     """
-    seen = trace.signal(point)[:, [probe - 1 for probe in probes]].astype(np.float64)
-    levels = np.unique(np.quantile(np.unique(seen[np.isfinite(seen)]), np.linspace(0, 1, count)))
+    values = trace.signal(point)[:, [probe - 1 for probe in probes]].astype(np.float64)
+    levels = np.unique(np.quantile(np.unique(values[np.isfinite(values)]), np.linspace(0, 1, count)))
     return levels if SIGNALS[point.signal].sense == "falls" else levels[::-1]
 
 
@@ -152,7 +155,7 @@ Depth = Literal["falling", "free"]
 Kept = Literal["exact", "as if copied", "copied"]
 Decoded = Callable[[Split, Sequence[OperatingPoint]], PointColumns]
 
-COMBINATION_SETTINGS = 48  # settings of each dial
+COMBINATION_SETTINGS = 48  # settings of each parameter
 TRIES = 5  # settings of copied K and V that are decoded to find one within the level, each stricter
 SCHEDULES: dict[tuple[Depth, Kept], ScheduleName] = {
     ("falling", "exact"): "monotone",
@@ -164,10 +167,10 @@ SCHEDULES: dict[tuple[Depth, Kept], ScheduleName] = {
 
 @dataclass(frozen=True, eq=False)
 class ReadoutTraces:
-    """One readout: text to choose on and text to judge on through it, and what was calibrated through it.
+    """Traces through one readout: selection and judged text, and its calibration.
 
-    ``profile``: of calibration text; its probes are everybody's. ``gate``: at those probes, recorded in both traces, or
-    None. Divergences are recorded, too.
+    ``profile``: of calibration text; all combinations use its probes. ``gate``: at those probes, recorded in both
+    traces, or None. Divergences are recorded too.
     """
 
     name: str
@@ -179,7 +182,7 @@ class ReadoutTraces:
 
 @dataclass(frozen=True)
 class Combination:
-    """One combination. ``lens``: whether readouts go through it."""
+    """One combination of components. ``lens``: whether readouts go through it."""
 
     lens: bool
     criterion: Criterion
@@ -189,8 +192,8 @@ class Combination:
     @property
     def name(self) -> str:
         """E.g. ``tuned lens, gate, free depth, K/V copied``."""
-        kept = "" if self.depth == "falling" else f", K/V {self.kept}"
-        return f"{'tuned lens' if self.lens else 'own head'}, {self.criterion}, {self.depth} depth{kept}"
+        kv_suffix = "" if self.depth == "falling" else f", K/V {self.kept}"
+        return f"{'tuned lens' if self.lens else 'own head'}, {self.criterion}, {self.depth} depth{kv_suffix}"
 
 
 PUBLISHED = Combination(False, "profile", "falling", "exact")
@@ -199,9 +202,9 @@ BEST = Combination(True, "gate", "free", "as if copied")
 
 @dataclass(frozen=True, eq=False)
 class TunedCombination:
-    """A way at the setting that was chosen. ``columns`` [sequences, 2] of the judged text: full depth, and this.
+    """A combination at its chosen setting. ``columns`` [sequences, 2] of the judged text: full depth, and this.
 
-    ``point``: full depth where nothing saves within the level; an oracle's is for replays alone.
+    ``point``: full depth if nothing saves within the level; an oracle's point is for replays only.
     """
 
     way: Combination
@@ -217,7 +220,7 @@ class TunedCombination:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeResult:
-    """``part`` exchanged alone: ``after`` differs from ``before`` in nothing else.
+    """``part`` exchanged alone: ``after`` differs from ``before`` only in it.
 
     ``back``: from the best combination to EMAD's.
     """
@@ -242,20 +245,20 @@ def exchange_components(
     count: int = COMBINATION_SETTINGS,
     decoded: Decoded | None = None,
 ) -> list[ExchangeResult]:
-    """Every part exchanged from EMAD as published, then every part of the best combination taken back, or replaced.
+    """Exchange every part from EMAD as published, and every part of the best combination back.
 
-    Without a gate of the own head its exchange alone, and the readout's way back, go by the oracle on both sides.
-    ``decoded``: what points do to the windows of a split where K and V are copied (``sweep.losses``); None: left out.
+    Without a gate of the own head its single exchange, and the readout's way back, use the oracle on both sides.
+    ``decoded``: columns of points on the windows of a split with copied K and V (``sweep.losses``); None: left out.
 
     Raises:
         BadArgument: traces that lack the divergence, or a gate; as ``replay``.
     """
-    known: dict[Combination, TunedCombination] = {}
+    tuned: dict[Combination, TunedCombination] = {}
 
     def at(way: Combination) -> TunedCombination:
-        if way not in known:
-            known[way] = _tuned_combination(way, lens if way.lens else own, geometry, level, count, decoded)
-        return known[way]
+        if way not in tuned:
+            tuned[way] = _tuned_combination(way, lens if way.lens else own, geometry, level, count, decoded)
+        return tuned[way]
 
     gated = own.gate is not None
     alone = [
@@ -307,7 +310,7 @@ def _tuned_combination(
 def _combination_columns(
     way: Combination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
 ) -> PointColumns:
-    """By replay, full depth first; of copied K and V what exact ones lose, where a search starts."""
+    """Columns by replay, full depth first; for copied K and V the losses of exact ones, as a start of the search."""
     every = [full_depth(trace.layers), *points]
     if way.kept == "exact":
         return point_columns(trace, geometry, every)
@@ -316,13 +319,13 @@ def _combination_columns(
 
 
 def _combination_points(way: Combination, readout: ReadoutTraces, count: int) -> list[OperatingPoint]:
-    """Its dial on this readout, strict first."""
+    """Points of the combination's parameter on this readout, strict first."""
     schedule, profile, trace = SCHEDULES[way.depth, way.kept], readout.profile, readout.chosen
     if way.criterion == "gate":
         return criterion_points(trace, profile.probes, readout.gate, schedule=schedule, count=count)[DIVERGENCE.label]
     if way.criterion == "oracle":
-        known = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
-        settings = spread_thresholds(known, count)
+        root_divergence = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
+        settings = spread_thresholds(root_divergence, count)
         return [replace(oracle_point(trace, float(setting), profile.probes), schedule=schedule) for setting in settings]
     return [
         replace(profile.point(float(margin)), schedule=schedule, lens=trace.lens)
@@ -331,9 +334,9 @@ def _combination_points(way: Combination, readout: ReadoutTraces, count: int) ->
 
 
 def _margin_settings(trace: Trace, profile: Profile, count: int) -> Floats:
-    """From the highest target, under which nothing leaves, down to 0: by how far entropies lie under their targets.
+    """Margins from the highest target, under which nothing leaves, down to 0: distances of entropies to their targets.
 
-    And in equal ratios of what is left of the highest target: one sure token decides for all that come after it.
+    It adds equal ratios of the highest target: one confident token decides for all later ones.
     """
     highest, probes = max(profile.targets_nats), [probe - 1 for probe in profile.probes]
     room = (np.asarray(profile.targets_nats) - trace.entropy_nats[:, probes]).max(axis=1)
@@ -344,7 +347,7 @@ def _margin_settings(trace: Trace, profile: Profile, count: int) -> Floats:
 
 
 def _best_within(columns: PointColumns, tokens: Floats, level: float) -> int:
-    """The point that saves most net of those within ``level``; 0, full depth, where none saves anything."""
+    """Index of the point with the largest net saving within ``level``; 0, full depth, if none saves anything."""
     spent = np.where(perplexity_rises(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
     return int(np.argmin(spent))
 

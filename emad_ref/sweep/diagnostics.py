@@ -1,14 +1,14 @@
-"""Why a point behaves as it does: readouts, estimators and depth, reported beside the verdicts.
+"""Diagnostics of a point: readouts, estimators and depth, reported beside the verdicts.
 
-``echo_rate``            share of tokens whose top-1 after layer ℓ is the token just read: a tied unembedding says this
-                         of a state that is still its own embedding, with low entropy and no foresight
-``agreement_auroc``      AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 says nothing
-``estimator_agreement``  how well an entropy estimator stands in for the full softmax (claim EMAD-E4): Spearman's ρ,
-                         bias, RMSE after correction, recall@K, share of exit decisions that change
+``echo_rate``            share of tokens whose top-1 after layer ℓ is the input token: a tied unembedding gives this for
+                         a state that is still its own embedding, with low entropy and no prediction
+``agreement_auroc``      AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 is chance
+``estimator_agreement``  agreement of an entropy estimator with the full softmax (claim EMAD-E4): Spearman's ρ, bias,
+                         RMSE after correction, recall@K, share of exit decisions that change
 ``reliability``          confidence against accuracy after every layer (Early-exit LLMs, Figures 2 and 3), with
                          ECE = Σ_b (n_b / n) · |accuracy of bin b − mean confidence of bin b|, bins of equal width
 ``published_gain``       the paper's own formula d²·V·L / (d²·k·(L − j) + d²·V·j) < L / j (``gain_bound``). It charges
-                         full readouts below j, which the rule never asks for, and d²·V where one costs d·V.
+                         full readouts below j, which the rule does not need, and d²·V where one costs d·V.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class PositionDoubling:
 
 
 def echo_rate(trace: Trace) -> Floats:
-    """[L] share of tokens whose top-1 is the token just read."""
+    """[L] share of tokens whose top-1 is the input token."""
     rates: Floats = (trace.top1 == trace.token[:, None]).mean(axis=0)
     return rates
 
 
 def agreement_auroc(trace: Trace) -> Floats:
-    """[L] AUROC of low entropy for agreement with the last layer's top-1; NaN where all or none agree."""
+    """[L] AUROC of low entropy for agreement with the last layer's top-1; NaN if all or none agree."""
     agrees = trace.top1 == trace.top1[:, -1:]
     return np.array(
         [
@@ -71,26 +71,27 @@ def agreement_rate(trace: Trace) -> Floats:
 
 
 def depth_by_doubling(trace: Trace, point: OperatingPoint) -> list[PositionDoubling]:
-    """Positions 1, 2, 3–4, 5–8, … that hold tokens: depth as in ``monotone_and_free_depths``, entropy of the last
-    layer."""
+    """Rows for positions 1, 2, 3–4, 5–8, … with tokens: depth as in ``monotone_and_free_depths``, entropy of the last
+    layer.
+    """
     bound, free = monotone_and_free_depths(trace, point)
-    number = np.frexp(trace.position)[1]  # of a position counted from 0: the doubling that it belongs to
-    found = []
+    number = np.frexp(trace.position)[1]  # for a position counted from 0: its doubling
+    rows = []
     for doubling in np.unique(number).tolist():
         inside = number == doubling
         means = (float(values[inside].mean()) for values in (bound, free, trace.entropy_nats[:, -1]))
-        found.append(PositionDoubling(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
-    return found
+        rows.append(PositionDoubling(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
+    return rows
 
 
 def monotone_and_free_depths(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
-    """[tokens] each: depth under the monotone schedule, and the depth a token takes that may rise again."""
+    """[tokens] each: depth under the monotone schedule, and depth that may rise again."""
     bound, free = (depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
     return bound, free
 
 
 def tokens_to_collapse(trace: Trace, point: OperatingPoint) -> float:
-    """Median over sequences of decided tokens before depth is at the first probe; inf where most never are."""
+    """Median over sequences of decided tokens before depth is at the first probe; inf if most never are."""
     return float(np.median(tokens_before(trace, depths(trace, point), point.probes[0])))
 
 
@@ -101,9 +102,8 @@ NO_RECALL: Mapping[Estimator, Sequence[float]] = {}
 class EstimatorAgreement:
     """One estimator at one probe, over ``tokens`` tokens.
 
-    ``spearman``   ρ; NaN where either side is constant and so has no order.
-    ``corrected``  whether RMSE and decisions are those of a corrected estimate.
-    ``recall``     recall@K, None for an estimator that retrieves nothing or was not compared.
+    ``spearman``   ρ; NaN if either side is constant and so has no order. ``corrected``  whether RMSE and decisions are
+    those of a corrected estimate. ``recall``     recall@K, None for an estimator without retrieval or comparison.
     ``changed``    τ in nats → share of decisions that change.
     """
 
@@ -168,7 +168,7 @@ def estimator_agreements(
         probes: layers; ``full`` [tokens, probes] entropies after them, nats.
         raw: uncorrected estimates [tokens, probes] by estimator; its own corrections are applied here.
         thresholds: per probe the τ to compare decisions at, in nats; none by default.
-        recall: recall@K per probe, by estimator, where it was measured.
+        recall: recall@K per probe, by estimator, if measured.
 
     Raises:
         BadArgument: as ``agreement``; columns, thresholds or corrections that do not belong to the probes.
@@ -216,31 +216,31 @@ class LayerReliability:
 def final_token_ranks(logits: Floats) -> Ints:
     """int64 [tokens, L] rank, from 1, of the last layer's best token after each layer; ``logits`` [tokens, L, V].
 
-    Rank counts the tokens with strictly more: of equals, each has the best rank among them.
+    The rank counts the tokens with strictly larger logits, so ties get the best rank among them.
 
     Raises:
         BadArgument: no [tokens, L, V], or one that is empty.
     """
-    given = np.asarray(logits)
-    if given.ndim != 3 or not given.size:
-        raise BadArgument("logits", given.shape, "[tokens, L, V], at least one of each")
-    final = given[:, -1].argmax(axis=-1)
-    own = np.take_along_axis(given, np.broadcast_to(final[:, None, None], (*given.shape[:2], 1)), axis=-1)
-    ranks: Ints = 1 + (given > own).sum(axis=-1)
+    array = np.asarray(logits)
+    if array.ndim != 3 or not array.size:
+        raise BadArgument("logits", array.shape, "[tokens, L, V], at least one of each")
+    final = array[:, -1].argmax(axis=-1)
+    own = np.take_along_axis(array, np.broadcast_to(final[:, None, None], (*array.shape[:2], 1)), axis=-1)
+    ranks: Ints = 1 + (array > own).sum(axis=-1)
     return ranks
 
 
 def rank_quantiles(ranks: Ints, quantiles: Sequence[float] = RANK_QUANTILES) -> Floats:
-    """[L, quantiles] of ranks [tokens, L]; observed ranks, none between two.
+    """[L, quantiles] of ranks [tokens, L]; observed ranks, without interpolation.
 
     Raises:
         BadArgument: ranks of another shape, or none.
     """
-    given = np.asarray(ranks)
-    if given.ndim != 2 or not given.size:
-        raise BadArgument("ranks", given.shape, "[tokens, L], at least one of each")
-    found: Floats = np.quantile(given, quantiles, axis=0, method="inverted_cdf").T.astype(np.float64)
-    return found
+    array = np.asarray(ranks)
+    if array.ndim != 2 or not array.size:
+        raise BadArgument("ranks", array.shape, "[tokens, L], at least one of each")
+    result: Floats = np.quantile(array, quantiles, axis=0, method="inverted_cdf").T.astype(np.float64)
+    return result
 
 
 def expected_calibration_error(confidence: NDArray[np.floating], correct: Bools, bins: int = CALIBRATION_BINS) -> float:
@@ -249,16 +249,18 @@ def expected_calibration_error(confidence: NDArray[np.floating], correct: Bools,
     Raises:
         BadArgument: no tokens, other shapes, a confidence outside [0, 1] (NaN included), no bin.
     """
-    given, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct)
-    if given.ndim != 1 or not given.size or right.shape != given.shape or right.dtype != np.bool_:
-        raise BadArgument("confidence, correct", (given.shape, right.shape, right.dtype), "two columns, one of bool")
-    if not ((given >= 0) & (given <= 1)).all():
-        raise BadArgument("confidence", float(given.min()), "values in [0, 1]")
+    confidences, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct)
+    if confidences.ndim != 1 or not confidences.size or right.shape != confidences.shape or right.dtype != np.bool_:
+        raise BadArgument(
+            "confidence, correct", (confidences.shape, right.shape, right.dtype), "two columns, one of bool"
+        )
+    if not ((confidences >= 0) & (confidences <= 1)).all():
+        raise BadArgument("confidence", float(confidences.min()), "values in [0, 1]")
     if bins < 1:
         raise BadArgument("bins", bins, "at least 1")
-    place = np.minimum((given * bins).astype(np.int64), bins - 1)
-    gap = np.bincount(place, weights=right - given, minlength=bins)
-    return float(np.abs(gap).sum() / len(given))
+    place = np.minimum((confidences * bins).astype(np.int64), bins - 1)
+    gap = np.bincount(place, weights=right - confidences, minlength=bins)
+    return float(np.abs(gap).sum() / len(confidences))
 
 
 def reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerReliability]:
@@ -267,26 +269,26 @@ def reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerR
     Raises:
         BadArgument: shapes that differ, and as in ``expected_calibration_error``.
     """
-    given, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct)
-    if given.ndim != 2 or given.shape != right.shape:
-        raise BadArgument("confidence, correct", (given.shape, right.shape), "two columns [tokens, L]")
+    confidences, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct)
+    if confidences.ndim != 2 or confidences.shape != right.shape:
+        raise BadArgument("confidence, correct", (confidences.shape, right.shape), "two columns [tokens, L]")
     return [
         LayerReliability(
             layer,
-            len(given),
-            float(given[:, layer - 1].mean()),
+            len(confidences),
+            float(confidences[:, layer - 1].mean()),
             float(right[:, layer - 1].mean()),
-            expected_calibration_error(given[:, layer - 1], right[:, layer - 1]),
+            expected_calibration_error(confidences[:, layer - 1], right[:, layer - 1]),
         )
-        for layer in range(1, given.shape[1] + 1)
+        for layer in range(1, confidences.shape[1] + 1)
     ]
 
 
 def kept_vocabulary(confidence: Confidence, probe: int, vocabulary: int, certainty: float) -> int:
-    """k at probe number ``probe`` (0 is the minimum layer, which keeps all), confidence ``certainty`` at the one below.
+    """k at probe number ``probe`` (0 is the minimum layer, which keeps all), for confidence ``certainty`` at the one
+    below.
 
-    The adaptive k depends on the text; a vocabulary once narrowed does not widen, but at constant certainty that does
-    not matter.
+    The adaptive k depends on the text; a narrowed vocabulary does not widen, which has no effect at constant certainty.
     """
     if probe == 0:
         return vocabulary
@@ -298,12 +300,12 @@ def kept_vocabulary(confidence: Confidence, probe: int, vocabulary: int, certain
 def work_without_exit(
     point: OperatingPoint, geometry: Geometry, keys: int = 1, source_keys: int = 0, certainty: float = 1.0
 ) -> Work:
-    """Work of one decided token that reads every probe of ``point`` and leaves at the ceiling.
+    """Work of one decided token that reads every probe of ``point`` and exits at the ceiling.
 
     Args:
         point: of ``exit_rules.rules``, or without probes.
         geometry: of a model of ``point.layers`` layers.
-        keys, source_keys: positions attended to, of its own and of a source; the source's K and V are there already.
+        keys, source_keys: positions attended to, of its own and of a source, whose K and V exist already.
         certainty: confidence at every probe, which decides the adaptive k: 1 prunes most.
 
     Raises:
@@ -322,7 +324,7 @@ def work_without_exit(
     work.readout_rows[FULL_READOUT, point.ceiling - 1] = 1
     for probe, layer in enumerate(point.probes):
         if SIGNALS[point.signal].cost is None:
-            continue  # compares states, reads nothing out
+            continue  # compares states, without a readout
         if confidence is None or not confidence.pruned or probe == 0:
             work.readout_rows[FULL_READOUT, layer - 1] = 1
             continue

@@ -1,7 +1,7 @@
 """Fronts of loss over saving, and mixtures of two points that save exactly a given share (METHODS, "Equal FLOPs").
 
-A decoder that gives each document to point A with probability w and to point B otherwise is itself a decoder. It
-saves and loses what A and B do, weighted by w; so what a family can do is the lower convex hull of
+A decoder that uses point A for a document with probability w and point B otherwise is itself a decoder. Its saving and
+loss are the weighted ones of A and B. So the reachable set of a family is the lower convex hull of
 
     (net saving, mean loss)   over its points, full depth among them,
 
@@ -9,10 +9,10 @@ and two families can be compared at exactly the same net FLOPs. The hull is chos
 have other savings: w there follows from costs alone, never from losses.
 
     saving    1 − Σ FLOPs / Σ FLOPs of full depth, over documents; FLOPs charge everything executed
-    loss      Σ loss / Σ tokens, over documents; nats where perplexity is compared, next tokens told wrong otherwise
+    loss      Σ loss / Σ tokens, over documents; nats for perplexity, else wrongly predicted next tokens
 
 These are arrays over draws of documents: a bootstrap chooses the hull anew in each. SciPy's ``ConvexHull`` takes one
-set of points, not thousands of small ones; gift wrapping takes a step of all of them at once.
+set of points, not thousands of small ones; gift wrapping advances all of them by one step at once.
 
 For EAD the same is done with a pair of models: thresholds τ are quantiles of H̄ of the small model on validation, the
 front is the upper hull of (large-model share, score), and each item goes by one of two rules.
@@ -36,7 +36,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class LossSheet:
-    """What the points of a family did on one split; the first point is full depth.
+    """Losses and costs of a family's points on one split; the first point is full depth.
 
     ``loss``, ``flops`` float64 [documents, points]; ``tokens`` [documents].
 
@@ -64,10 +64,10 @@ class LossSheet:
 
     @property
     def whole(self) -> tuple[Floats, Floats]:
-        """(savings, losses), both [points], of the split as it is.
+        """(savings, losses), both [points], of the whole split.
 
-        Column by column, and not as a product of matrices, whose last bit depends on how many columns there are: points
-        of the same decisions save the same in every family.
+        Computed column by column and not as a product of matrices, whose last bit depends on the number of columns:
+        points with the same decisions save the same in every family.
         """
         spent = self.flops.sum(axis=0)
         return 1 - spent / spent[0], self.loss.sum(axis=0) / self.tokens.sum()
@@ -95,11 +95,11 @@ class DrawnMixtures:
 
 
 def lower_hulls(savings: Floats, losses: Floats) -> Bools:
-    """Which points are corners of the lower convex hull of (saving, loss) in each draw; all [draws, points].
+    """[draws, points] whether a point is a corner of the lower convex hull of (saving, loss) in each draw.
 
-    From full depth, the first point, which every family can fall back to, to the point that saves most, always along
-    the flattest line; of points on one line the farthest, of those the one that loses least, where rounded slopes hide
-    it, and of points in one place the first. What saves nothing is none.
+    The hull runs from full depth, the first point, to the point that saves most, always along the flattest line. Of
+    points on one line the farthest counts; of those that rounded slopes cannot tell apart, the one with the least loss;
+    of points in one place, the first. A point without a saving is no corner.
     """
     draw, corner = np.arange(len(savings)), np.zeros(savings.shape, dtype=np.bool_)
     here = np.zeros(len(savings), dtype=np.intp)
@@ -118,9 +118,9 @@ def lower_hulls(savings: Floats, losses: Floats) -> Bools:
 
 
 def mixtures(corners: Bools, savings: Floats, saving: Floats) -> DrawnMixtures:
-    """Of ``corners`` [draws, points] the two nearest on either side of ``saving`` [draws], mixed to save exactly that.
+    """The two of ``corners`` [draws, points] nearest on either side of ``saving`` [draws], mixed to save exactly that.
 
-    ``savings`` [draws, points] of the split on which the mixture decodes; no draw's corners may all save less.
+    ``savings`` [draws, points] of the split on which the mixture decodes; in each draw some corner must save that much.
     """
     target = saving[:, None]
     below = np.where(corners & (savings <= target), savings, -np.inf)
@@ -136,9 +136,9 @@ def mixtures(corners: Bools, savings: Floats, saving: Floats) -> DrawnMixtures:
 
 @dataclass(frozen=True, eq=False)
 class FrontMixture:
-    """Document by document what a mixture loses and costs: ``loss``, ``flops`` [documents]; ``share`` is of the first.
+    """Loss and cost of a mixture by document: ``loss``, ``flops`` [documents]; ``share`` is of the first point.
 
-    ``name``: of both points with their shares, or of the one that has all documents.
+    ``name``: of both points with their shares, or of the single point.
     """
 
     name: str
@@ -149,7 +149,7 @@ class FrontMixture:
 
 @dataclass(frozen=True, eq=False)
 class FamilyFront:
-    """A family's front: ``corners`` bool [points] chosen on one split, what they do on ``sheet``, another.
+    """A family's front: ``corners`` bool [points] chosen on one split, measured on ``sheet``, another.
 
     ``names`` [points].
     """
@@ -160,13 +160,13 @@ class FamilyFront:
 
     @property
     def savings(self) -> Floats:
-        """[points] net, on the split that is judged."""
+        """[points] net savings on the judged split."""
         savings, _ = self.sheet.whole
         return savings
 
     @property
     def reach(self) -> float:
-        """The most that any corner saves."""
+        """The largest saving of any corner."""
         return float(np.max(self.savings, where=self.corners, initial=0.0))
 
     def mixed(self, saving: float) -> DrawnMixtures:
@@ -195,7 +195,7 @@ class FamilyFront:
 
 
 def choose_front(names: Sequence[str], chosen_on: LossSheet, judged_on: LossSheet) -> FamilyFront:
-    """The front chosen on one split, as it stands on another."""
+    """Choose the front on one split, and measure it on another."""
     savings, losses = chosen_on.whole
     (corners,) = lower_hulls(savings[None], losses[None])
     return FamilyFront(tuple(names), corners, judged_on)
@@ -212,8 +212,8 @@ class RoutingRun:
 def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
     """At most ``count`` thresholds τ, bits, ascending: the quantiles k / (count + 1) of ``rolling_bits`` float64 [n].
 
-    Each stands in the middle between two neighbouring values. On a value itself the last bit of a sum would decide,
-    and another batch size rounds differently. Where values tie there are fewer; where all are one, none.
+    Each lies in the middle between two neighbouring values. On a value itself the last bit of a sum would decide, and
+    another batch size rounds differently. Ties reduce their number; a constant has none.
 
     >>> switching_thresholds(np.array([0.1, 0.2, 0.4, 0.9]), 1)
     [0.30000000000000004]
@@ -229,22 +229,22 @@ def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
     middles = (values[:-1] + values[1:]) / 2
     if not len(middles):
         return []
-    wanted = np.quantile(rolling_bits, np.arange(1, count + 1) / (count + 1))
-    found = np.minimum(np.searchsorted(middles, wanted), len(middles) - 1)
-    tau: list[float] = middles[np.unique(found)].tolist()
+    quantiles = np.quantile(rolling_bits, np.arange(1, count + 1) / (count + 1))
+    places = np.minimum(np.searchsorted(middles, quantiles), len(middles) - 1)
+    tau: list[float] = middles[np.unique(places)].tolist()
     return tau
 
 
 def routing_front(tried: Sequence[RoutingRun]) -> list[int]:
-    """Indices of the upper hull of (share, score), by falling share: what mixtures of the rules can reach.
+    """Indices of the upper hull of (share, score), by falling share: the best mixtures of the rules.
 
     Raises:
-        BadArgument: nothing was tried.
+        BadArgument: no run.
     """
     if not tried:
         raise BadArgument("tried", tried, "at least one routing")
     hull: list[int] = []
-    # of rules of one share the best comes first, and the others lie below it
+    # of rules with one share the best comes first, and the others lie below it
     for index in sorted(range(len(tried)), key=lambda i: (-tried[i].large_share, -tried[i].score)):
         here = tried[index]
         if hull and tried[hull[-1]].large_share == here.large_share:
@@ -265,7 +265,8 @@ def _is_above_line(first: RoutingRun, middle: RoutingRun, last: RoutingRun) -> b
 @dataclass(frozen=True, eq=False)
 class RoutedItems:
     """Items under one rule: ``right`` float64 [items] in 0–1; int64 [items] tokens ``emitted``, and those
-    ``by_large``."""
+    ``by_large``.
+    """
 
     right: Floats
     emitted: Ints
@@ -276,11 +277,14 @@ class RoutedItems:
 class RoutingMixture:
     """Items by rule number ``first`` with probability ``probability``, else by rule ``second``.
 
-    ``score``  float64 [items] whose mean is the mixture's expected score at exactly the share wanted. What an item adds
-               to the share is weighed at the exchange rate between the two rules, so that the spread of this column
-               holds that of p, which these very items fixed (first order: the influence function of the score).
-    ``dealt``  float64 [items] right where each item was in fact given to one of the two, as many to the first, in an
-               order drawn beforehand, as bring the share nearest to the one wanted.
+    ``score``  float64 [items] whose mean is the mixture's expected score at exactly the requested share. An item's
+    effect on
+               the share is weighed at the exchange rate between the two rules, so the spread of this column includes
+               that
+               of p, which these items determined (first order: the influence function of the score).
+    ``dealt``  float64 [items] right with one of the two rules per item, in a random order, with as many items by the
+    first
+               as bring the share nearest to the requested one.
     """
 
     first: int
@@ -297,7 +301,7 @@ def mix_rules(runs: Sequence[RoutedItems], share: float, rng: np.random.Generato
 
     Args:
         rng: draws the order in which items are dealt.
-        near: where several neighbours will do, those at this index or nearest to it.
+        near: if several neighbours qualify, those at this index or nearest to it.
 
     Raises:
         BadArgument: no two neighbours have the share between them.
@@ -311,7 +315,7 @@ def mix_rules(runs: Sequence[RoutedItems], share: float, rng: np.random.Generato
     p = float(d_other.sum() / (d_other.sum() - d_one.sum()))
     score = p * one.right + (1 - p) * other.right
     rate = (one.right.mean() - other.right.mean()) / (d_one.mean() - d_other.mean())
-    # the mean of these is 0: p was chosen so
+    # their mean is 0 by the choice of p
     return RoutingMixture(
         k, k + 1, p, score - rate * (p * d_one + (1 - p) * d_other), _deal_items(one, other, d_one, d_other, rng)
     )
@@ -321,9 +325,9 @@ def _deal_items(
     one: RoutedItems, other: RoutedItems, d_one: Floats, d_other: Floats, rng: np.random.Generator
 ) -> Floats:
     order = rng.permutation(len(d_one))
-    # what is away from the share once the first 0, 1, … items of the order go by ``one``
+    # distance from the share if the first 0, 1, … items of the order use ``one``
     away = d_other.sum() + np.concatenate([[0.0], np.cumsum((d_one - d_other)[order])])
-    taken = order[: int(np.argmin(np.abs(away)))]
+    first_items = order[: int(np.argmin(np.abs(away)))]
     right = other.right.copy()
-    right[taken] = one.right[taken]
+    right[first_items] = one.right[first_items]
     return right

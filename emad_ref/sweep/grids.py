@@ -1,10 +1,10 @@
 """Families of operating points: the margins, thresholds and depths that a sweep replays.
 
-A family is a sweep of one parameter, and families are compared at equal FLOPs. So each has as many points as every
-other, spaced evenly in the net saving that they achieve on the validation split, from full depth down to the most
-that the sweep saves there (METHODS, "Equal FLOPs"). Settings at even steps would not do: under the monotone schedule
-one sure token decides for all later ones, and half of a sweep's savings may lie between thresholds of 1e-6 and 1e-4
-nats. Fixed truncation and positional depth have the points that there are.
+A family is a sweep of one parameter, and families are compared at equal FLOPs. So all have equally many points, spaced
+evenly in the net saving that they achieve on the validation split, from full depth to the largest saving of the sweep
+(METHODS, "Equal FLOPs"). Settings at even steps would not do: under the monotone schedule one confident token decides
+for all later ones, and half of a sweep's savings may lie between thresholds of 1e-6 and 1e-4 nats. Fixed truncation and
+positional depth have all their points.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from emad_ref.signals import Signal, swept_signals
 
 CHUNK_LENGTHS = (4, 8, 16)  # tokens
 FALL_LENGTHS = (8, 32, 128)  # tokens over which positional depth falls
-FINEST = 1e-7  # the least setting that a search starts from, as share of the largest
-SEARCH_ROUNDS = 60  # of a search
-SPACING_TOLERANCE = 1 / 8  # of a step: as close to an even spacing as a point has to lie
+FINEST = 1e-7  # the smallest initial setting of a search, as share of the largest
+SEARCH_ROUNDS = 60  # rounds of a search
+SPACING_TOLERANCE = 1 / 8  # of a step: largest distance of a point from its even place
 SETTING_TOLERANCE = 1e-6  # relative: settings between which savings jump; thresholds are compared in float32
 
 SavingOfPoint = Callable[[OperatingPoint], float]
@@ -35,9 +35,9 @@ SavingOfPoint = Callable[[OperatingPoint], float]
 
 @dataclass(frozen=True)
 class ThresholdSweep:
-    """``point(setting)`` for settings from ``least`` to ``most``: the larger, the more is saved.
+    """``point(setting)`` for settings from ``least`` to ``most``: the larger, the larger the saving.
 
-    ``name(setting, digits)``: what the point is called, to so many significant digits.
+    ``name(setting, digits)``: name of the point, to so many significant digits.
     """
 
     point: Callable[[float], OperatingPoint]
@@ -46,7 +46,7 @@ class ThresholdSweep:
     most: float
 
     def named(self, settings: Sequence[float]) -> list[OperatingPoint]:
-        """Their points, in as few digits as tell all of them apart."""
+        """Points of the settings, named with as few digits as distinguish all."""
         for digits in range(4, 18):
             names = [self.name(setting, digits) for setting in settings]
             if len(set(names)) == len(settings):
@@ -55,7 +55,7 @@ class ThresholdSweep:
 
 
 class NetSaving:
-    """What a point saves on one trace, a share of full depth's FLOPs, net: grids are spaced evenly in it."""
+    """Net saving of a point on one trace, a share of full depth's FLOPs, in which grids are evenly spaced."""
 
     def __init__(self, trace: Trace, geometry: Geometry):
         self._ladder, self._geometry = TraceReplayer(trace), geometry
@@ -71,38 +71,38 @@ class NetSaving:
 
 
 def evenly_spaced(dial: ThresholdSweep, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """At most ``count`` points whose savings stand in equal steps from none, itself left out, up to the dial's most.
+    """At most ``count`` points whose savings rise in equal steps, from above none to the sweep's largest.
 
-    A search between neighbouring settings, in equal ratios; where savings jump, the side that lies nearer. A dial that
-    saves nothing at its most, or cannot be turned, has that one point.
+    A search between neighbouring settings, in equal ratios; at a jump of savings, the nearer side. A sweep without a
+    saving, or with one setting, has that one point.
     """
     if dial.most <= dial.least:
         return dial.named([dial.most])
-    known = {setting: saved(dial.point(setting)) for setting in _first_settings(dial, count)}
-    reach = known[dial.most]
+    savings = {setting: saved(dial.point(setting)) for setting in _first_settings(dial, count)}
+    reach = savings[dial.most]
     if reach <= 0:
         return dial.named([dial.most])
-    wanted = reach * np.arange(1, count) / count
+    targets = reach * np.arange(1, count) / count
     for _ in range(SEARCH_ROUNDS):
-        settings = sorted(known)
+        settings = sorted(savings)
         between = {
-            _setting_between(settings, known, target, SPACING_TOLERANCE * reach / count) for target in wanted
+            _setting_between(settings, savings, target, SPACING_TOLERANCE * reach / count) for target in targets
         } - {None}
         if not between:
             break
-        known |= {setting: saved(dial.point(setting)) for setting in between if setting is not None}
-    nearest = {min(sorted(known), key=lambda each: abs(known[each] - target)) for target in wanted}
+        savings |= {setting: saved(dial.point(setting)) for setting in between if setting is not None}
+    nearest = {min(sorted(savings), key=lambda each: abs(savings[each] - target)) for target in targets}
     return dial.named(sorted(nearest | {dial.most}))
 
 
 def _first_settings(dial: ThresholdSweep, count: int) -> list[float]:
-    """Both ends of a dial, and settings in equal ratios between them."""
+    """Both ends of a sweep, and settings in equal ratios between them."""
     least = max(dial.least, FINEST * dial.most)
     return sorted({dial.least, *map(float, np.geomspace(least, dial.most, max(count, 2))[:-1]), dial.most})
 
 
 def _setting_between(settings: Sequence[float], known: dict[float, float], target: float, near: float) -> float | None:
-    """A setting between the two whose savings enclose ``target``; None where one is near enough, or they jump."""
+    """A setting between the two whose savings enclose ``target``; None if one is near enough, or savings jump."""
     savings = np.array([known[setting] for setting in settings])
     if np.abs(savings - target).min() <= near:
         return None
@@ -119,7 +119,7 @@ def _setting_between(settings: Sequence[float], known: dict[float, float], targe
 
 
 def _number_text(number: float, digits: int) -> str:
-    """Two decimals where they say it all."""
+    """The number with two decimals if they suffice."""
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.{digits}g}"
 
 
@@ -146,7 +146,7 @@ def margin_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[Op
 def fixed_entropy_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
     """Fixed-threshold points at ``count`` values of h₀ up to the highest target of the profile.
 
-    So far EMAD's own thresholds go: on a flat profile both families are one rule with one dial, and tie.
+    EMAD's own thresholds go no further: on a flat profile both families are one rule with one parameter, and tie.
     """
     layers, probes = profile.layers, profile.probes
     highest = max((0.0, *profile.targets_nats))
@@ -165,7 +165,7 @@ def truncation_points(layers: int) -> list[OperatingPoint]:
 
 
 def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """Softmax response at ``count`` thresholds λ from 1 down to 0, under which everything exits."""
+    """Softmax response at ``count`` thresholds λ from 1 down to 0, under which every token exits."""
     dial = ThresholdSweep(
         lambda doubt: softmax_response_point(layers, probes, 1 - doubt),
         lambda doubt, digits: f"response λ={_confidence_text(doubt, digits)}",
@@ -178,16 +178,16 @@ def response_points(layers: int, probes: Sequence[int], saved: SavingOfPoint, co
 def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
     """A confidence rule of ``exit_rules.rules`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
 
-    At 1 a token leaves where it first may.
+    At 1 a token exits at its first possible layer.
 
     Raises:
-        BadArgument: a rule that a model of this size has no room for.
+        BadArgument: a rule that does not fit a model of this size.
     """
 
     def point(doubt: float) -> OperatingPoint:
         return early_exit_point(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")
 
-    family = point(1.0).family.replace("_", " ")  # and refuses a rule without room
+    family = point(1.0).family.replace("_", " ")  # also refuses a rule that does not fit
     return ThresholdSweep(
         point, lambda doubt, digits: f"{family} j={minimum} λ={_confidence_text(doubt, digits)}", 0.0, 1.0
     )
@@ -199,7 +199,7 @@ def _confidence_text(doubt: float, digits: int) -> str:
 
 
 def chunked_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """The EMAD rule asked at the first token of each chunk only: ``count`` points, shared by three chunk lengths."""
+    """The EMAD rule applied only at the first token of each chunk: ``count`` points over three chunk lengths."""
     return [
         point
         for number, period in enumerate(CHUNK_LENGTHS)
@@ -234,7 +234,7 @@ def positional_points(layers: int) -> list[OperatingPoint]:
 
 
 def quantile_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[OperatingPoint]:
-    """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q between 0 and 1, both ends left out."""
+    """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q strictly between 0 and 1."""
     dial = ThresholdSweep(
         lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST
     )
@@ -244,10 +244,11 @@ def quantile_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[
 def signal_quantile_points(
     signal: Signal, calibration: Trace, probes: Sequence[int], saved: SavingOfPoint, count: int
 ) -> list[OperatingPoint]:
-    """A signal of one layer with τ_ℓ its own quantile there on calibration text: at every probe as many tokens pass.
+    """A signal of one layer with τ_ℓ its own quantile there on calibration text: equal shares of tokens pass every
+    probe.
 
-    At ``count`` shares of tokens that pass, from one token of the text up to 1, under which every token leaves at the
-    first probe.
+    ``count`` shares of passing tokens, from one token of the text up to 1, under which every token exits at the first
+    probe.
 
     Raises:
         BadArgument: a signal that the trace does not hold.
@@ -272,17 +273,17 @@ def signal_quantile_points(
 
 
 EMAD_FAMILY = "EMAD, mean − margin"
-SETTINGS_PER_FAMILY = 33  # points of each family's dial, full depth not counted
+SETTINGS_PER_FAMILY = 33  # points of each family, full depth not counted
 SAVING_LEVELS = (0.15, 0.30, 0.45, 0.60)  # net savings at which families are compared; 15 % is the paper's least
 
 
 def point_families(
     profile: Profile, calibration: Trace, saved: SavingOfPoint, count: int
 ) -> dict[str, list[OperatingPoint]]:
-    """Every sweep by its name in tables, ``count`` points of each dial; the first is EMAD as published.
+    """Every sweep by its name in tables, ``count`` points each; the first is EMAD as published.
 
-    ``profile`` knows entropy alone; thresholds of other signals come from ``calibration``, a trace of text of its kind.
-    ``saved``: what a point saves on the split that points are chosen on (``grids.Spacing``).
+    ``profile`` has entropies only; thresholds of other signals come from ``calibration``, a trace of similar text.
+    ``saved``: saving of a point on the selection split (``grids.NetSaving``).
     """
     layers, probes = profile.layers, profile.probes
     matched = {} if profile.statistics is None else {"EMAD, quantile": quantile_points(profile, saved, count)}

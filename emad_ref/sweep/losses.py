@@ -1,13 +1,13 @@
-"""What operating points lose and cost: from replays of one trace, or decoded where only decoding knows.
+"""Losses and costs of operating points: from replays of one trace, or from decoding if only decoding is exact.
 
 Loss tables compare points on a trace, and a point is chosen from them (EMAD, "Select margin m on a small validation
-set"). Under state copying the states of later tokens change with every exit, so no trace says what a point loses:
-given text is fed token by token through our own decoder, in batches. Where replay is exact both give the same columns
-(a law). Each row of a batch is charged what a session of that row alone executes (a law): as its depths imply, or as
-counted under a confidence rule, whose readouts depend on what they show.
+set"). Under state copying the states of later tokens change with every exit, so no trace gives a point's loss. Then the
+text is fed token by token through our own decoder, in batches. If replay is exact both give the same columns (a law).
+Each row of a batch is charged the work of a session of that row alone (a law): as its depths imply, or as counted under
+a confidence rule, whose readouts depend on the text.
 
 Decode steps are charged: the last prompt position and all after it. An encoder's run belongs to its prompt;
-cross-attention of decode steps, and a source's K and V that they ask for, are charged.
+cross-attention of decode steps, and the K/V of a source that they need, are charged.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from emad_ref.signals import at_least_float32, perplexity_of, relative_rise
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
 
-@dataclass(frozen=True, eq=False)  # holds arrays: a row is itself, not its values
+@dataclass(frozen=True, eq=False)  # holds arrays: rows compare by identity
 class PointLoss:
     """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
 
     ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens), infinite as soon as a
-    pruned vocabulary has lost one next token. ``accuracy``: share of next tokens told right, which compares every rule.
+    pruned vocabulary has lost one next token. ``accuracy``: share of correctly predicted next tokens, which compares
+    every rule.
     """
 
     point: OperatingPoint
@@ -82,7 +83,7 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
 
 
 def _weighted_quantile(values: Ints, counts: Ints, share: float) -> float:
-    """``np.quantile`` of ascending ``values``, each as often as ``counts`` says: nothing is sorted."""
+    """``np.quantile`` of ascending ``values`` with multiplicities ``counts``, without sorting."""
     place = share * (counts.sum() - 1)
     around = np.searchsorted(counts.cumsum(), [np.floor(place), np.ceil(place)], side="right")
     low, high = values[around].tolist()
@@ -109,9 +110,9 @@ def full_flops(trace: Trace, geometry: Geometry) -> Flops:
 
 @dataclass(frozen=True, eq=False)
 class PointColumns:
-    """What points lost and cost in each sequence of a trace; float64 [sequences, points], sums over its tokens.
+    """Losses and costs of points in each sequence of a trace; float64 [sequences, points], sums over its tokens.
 
-    ``wrong``: next tokens told wrong. ``depth``: layers run.
+    ``wrong``: wrongly predicted next tokens. ``depth``: layers run.
     """
 
     nll_nats: Floats
@@ -149,24 +150,24 @@ def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay]
     return PointColumns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
 
 
-def perplexity_rises(found: PointColumns, tokens: Floats) -> Floats:
+def perplexity_rises(columns: PointColumns, tokens: Floats) -> Floats:
     """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
-    nats = found.nll_nats
+    nats = columns.nll_nats
     rise = (nats - nats[:, :1]).sum(axis=0) / tokens.sum()
     return np.array([relative_rise(float(each)) for each in rise])
 
 
 def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:
-    """[sequences] decided tokens before the first at ``depth`` [tokens] ≤ ``layer``; inf where none is.
+    """[sequences] decided tokens before the first at ``depth`` [tokens] ≤ ``layer``; inf without one.
 
     With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
-    comes back: how soon it is there says whether a point adapts or has collapsed.
+    returns: this number shows whether a point adapts or has collapsed.
     """
     return np.minimum.reduceat(np.where(depth <= layer, trace.places.decided, np.inf), trace.starts[:-1])
 
 
 def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
-    """Mean ``depth`` [tokens] in each of ``POSITIONS`` (counted from 1) that holds tokens, e.g. ``{"1–32": 7.5}``."""
+    """Mean ``depth`` [tokens] in each of ``POSITIONS`` (counted from 1) with tokens, e.g. ``{"1–32": 7.5}``."""
     position = trace.position + 1
     means = {}
     for first, last in POSITIONS:
@@ -177,7 +178,7 @@ def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
 
 
 MAX_PERPLEXITY_POINTS = 0.1  # the paper's bound
-MAX_RELATIVE_RISE = 0.01  # ours beside it: at perplexity 1.4 the paper's 0.1 alone would be 7 %
+MAX_RELATIVE_RISE = 0.01  # our additional bound: at perplexity 1.4 the paper's 0.1 alone would be 7 %
 MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
 
 
@@ -192,12 +193,12 @@ def cheapest_within_bounds(
     reference_perplexity: float,
     accuracy_drops: Callable[[OperatingPoint], Mapping[str, float]] | None = None,
 ) -> PointLoss | None:
-    """The row of smallest mean depth whose validation drop is within bounds; None when there is none.
+    """The row of smallest mean depth whose validation drop is within bounds; None without one.
 
     Args:
-        accuracy_drops: point → validation accuracy lost by each task that counts there, fractions, each bound by
-            0.5 %: a mean would let one task pay for another. Asked only about points within the bounds of perplexity,
-            cheapest first. None: perplexity alone decides.
+        accuracy_drops: point → validation accuracy lost by each task that counts there, fractions, each bound by 0.5 %:
+            a mean would let one task pay for another. Called only for points within the bounds of perplexity, cheapest
+            first. None: perplexity alone decides.
     """
     for row in sorted(table, key=lambda row: row.mean_depth):
         if not is_within_bounds(row, reference_perplexity):
@@ -211,7 +212,7 @@ def cheapest_within_bounds(
 def best_at_equal_flops(table: Sequence[PointLoss], net_reduction: float) -> PointLoss | None:
     """The row of lowest perplexity that saves at least ``net_reduction`` (a share of full-depth FLOPs), or None.
 
-    For a table of single points, which save what they save: claims compare at exactly the same saving (``front``).
+    For tables of single points; claims compare at exactly the same saving (``front``).
     """
     affordable = [row for row in table if row.net_reduction >= net_reduction]
     return min(affordable, key=lambda row: row.perplexity, default=None)
@@ -226,25 +227,46 @@ def decoded_columns(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> PointColumns:
-    """A column per point, in order; sequences in the order given. ``rows``: of one batch, at most.
+    """Losses and costs of operating points, decoded token by token.
 
-    ``geometry``: of the model that ``stepper`` walks. ``progress`` names the bar, None shows none.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    geometry : Geometry
+        Sizes of that model, for FLOPs.
+    sequences : sequence of TokenSequence
+        The text; columns keep its order.
+    points : sequence of OperatingPoint
+        One column each, in order.
+    rows : int
+        Largest batch.
+    progress : str or None
+        Name of the progress bar; None shows none.
 
-    Raises:
-        BadArgument: no point; no sequence, or one in which nothing is decided; fewer than one row; what a decoder
-            refuses of a point or of a text.
-        NotFinite: logits hold NaN or +inf.
+    Returns
+    -------
+    PointColumns
+        float64 [sequences, points]: NLL in nats, wrong tokens, FLOPs, layers run; sums over the decided tokens.
+
+    Raises
+    ------
+    BadArgument
+        No point; no sequence, or one without a decided token; fewer than one row; a point or text that the decoder
+        refuses.
+    NotFinite
+        Logits hold NaN or +inf.
     """
-    asked = list(points)
-    if not asked:
+    requested = list(points)
+    if not requested:
         raise BadArgument("points", [], "at least one point")
     if rows < 1:
         raise BadArgument("rows", rows, "at least 1")
     if not list(batched(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
-    total = len(asked) * sum(len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in sequences)
+    total = len(requested) * sum(len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
-        columns = [_decoded_column(stepper, geometry, sequences, point, rows, bar) for point in asked]
+        columns = [_decoded_column(stepper, geometry, sequences, point, rows, bar) for point in requested]
     return PointColumns(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))
 
 
@@ -259,7 +281,7 @@ def _decoded_column(
     """(nll_nats, wrong, flops, depth) [sequences] of one point."""
     alone = point.confidence is not None
     decoder = WalkedDecoder(stepper, point, max_rows=1 if alone else rows)
-    found: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)] * len(sequences)
+    sums: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)] * len(sequences)
     for chosen in batches_by_length(sequences, decoder.max_rows):
         batch = [sequences[i] for i in chosen]
         nll, wrong, depths, work = _feed_batch(decoder, batch, bar)
@@ -267,8 +289,8 @@ def _decoded_column(
             [float(flops(work, geometry).total)] if alone else _derived_flops(stepper, geometry, batch, point, depths)
         )
         for row, i in enumerate(chosen):
-            found[i] = float(nll[row].sum()), float(wrong[row].sum()), float(cost[row]), float(depths[row].sum())
-    columns = np.array(found, dtype=np.float64).T
+            sums[i] = float(nll[row].sum()), float(wrong[row].sum()), float(cost[row]), float(depths[row].sum())
+    columns = np.array(sums, dtype=np.float64).T
     return columns[0], columns[1], columns[2], columns[3]
 
 
@@ -316,9 +338,9 @@ def _derived_flops(
 def _cross_flops(
     geometry: Geometry, batch: Sequence[TokenSequence], point: OperatingPoint, places: TokenPositions, depth: Ints
 ) -> Floats:
-    """[tokens] FLOPs of cross-attention, and of a source's K and V where a row's first token in a layer asks for them.
+    """[tokens] FLOPs of cross-attention, and of a source's K and V when a row's first token in a layer needs them.
 
-    A prompt of more than its last position has asked for them everywhere.
+    A prompt of more than its last position has computed them everywhere.
     """
     each = np.zeros(len(depth))
     if all(text.source is None for text in batch):

@@ -1,19 +1,20 @@
-"""Ceilings: what rules could save that knew, for nothing, how far every readout is from the end.
+"""Oracles: savings of rules with free knowledge of every readout's divergence from the final output.
 
     d_ℓ = KL(p_L ‖ q_ℓ)      of each token and layer, recorded in a trace (``take_trace(divergence=True)``)
 
 ``threshold``  a token leaves at the first probe whose √d_ℓ ≤ τ: the rule that every criterion imitates.
-``price``      depths that make Σ_t d_{ℓ(t)} + λ·ℓ(t) least: free depth token by token, monotone depth by dynamic
-               programming over the sequence, the future known. If text is as likely as the model thinks, d is the loss
-               that leaving is expected to cost, and nothing that knows d alone does better: this is *the ceiling of
-               rules that know the divergence*. A threshold is not it, for it takes the first layer that will do.
+``price``      depths that minimise Σ_t d_{ℓ(t)} + λ·ℓ(t): free depth token by token, monotone depth by dynamic
+               programming over the sequence, with the future known. If text is as likely as the model predicts, d is
+               the
+               expected loss of an exit, and no rule that knows only d does better: this is *the ceiling of rules that
+               know the divergence*. A threshold is not, since it takes the first sufficient layer.
 
 Neither knows the next token. Choosing by its likelihood would save more and mean nothing: at some layer almost every
-token is likelier than at the end, by luck.
+token is likelier than at the end, by chance.
 
-τ and λ are set on the text that is judged: a ceiling, not a promise. Both sides of the comparison are counted alike:
-``depth`` is blocks; FLOPs hold blocks, attention, lens and head where a token leaves, and one K/V fill for every layer
-above it under free depth, as copying costs, though states are exact here (``filled_columns``).
+τ and λ are set on the judged text: a ceiling, not a promise. Both sides of the comparison are counted alike: ``depth``
+is blocks; FLOPs include blocks, attention, lens and head at the exit, and under free depth one K/V fill for every layer
+above it, the cost of copying, though states are exact here (``filled_columns``).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, TraceReplayer, decode_flops, replay, replay_all, sequence_sums
 from emad_ref.sweep.losses import PointColumns, columns_of, perplexity_rises
 
-RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are told
-JUDGED_RISE = 0.01  # of them the one at which a model has slack or has none
-WORTHLESS_SAVING = 0.05  # of what full depth spends: under a ceiling no higher no rule is worth its probes
-ORACLE_SETTINGS = 128  # settings of a dial, full depth not counted
-FINEST_THRESHOLD = 1e-4  # √nats, and nats per block: below it no perplexity moves by a thousandth of a percent
-ORACLE_ESTIMATOR = Estimator("linear")  # no weights: what it says is the truth, and no reader has it
+RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
+JUDGED_RISE = 0.01  # the rise that decides whether a model has headroom
+WORTHLESS_SAVING = 0.05  # of full depth's cost: under a lower ceiling no rule is worth its probes
+ORACLE_SETTINGS = 128  # settings, full depth not counted
+FINEST_THRESHOLD = 1e-4  # √nats, and nats per block: smaller ones move no perplexity by a thousandth of a percent
+ORACLE_ESTIMATOR = Estimator("linear")  # without weights: it is exact, and no reader has it
 FREE_DEPTH: ScheduleName = "free_eager"
 
 OracleName = Literal["threshold", "price"]
@@ -47,7 +48,7 @@ OracleName = Literal["threshold", "price"]
 
 @dataclass(frozen=True, eq=False)
 class SavingsCurve:
-    """One family on one text. ``names``, ``settings`` [points]; the first is full depth, under which nothing leaves.
+    """One family on one text. ``names``, ``settings`` [points]; the first is full depth, without exits.
 
     ``columns`` [sequences, points]; ``tokens`` float64 [sequences].
     """
@@ -73,7 +74,7 @@ def oracle_curve(
     probes: Sequence[int] | None = None,
     count: int = ORACLE_SETTINGS,
 ) -> SavingsCurve:
-    """What the oracle does on ``trace``, which records divergences, at ``count`` settings and at full depth.
+    """The oracle's curve on ``trace``, which records divergences, at ``count`` settings and at full depth.
 
     ``probes``: layers after which tokens may leave; None: every one below the last.
 
@@ -82,15 +83,15 @@ def oracle_curve(
     """
     allowed = tuple(range(1, trace.layers)) if probes is None else tuple(probes)
     at = [probe - 1 for probe in allowed]
-    known = np.sqrt(trace.divergence()[:, at].astype(np.float64))
+    root_divergence = np.sqrt(trace.divergence()[:, at].astype(np.float64))
     name = f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"
     if oracle == "threshold":
-        settings = spread_thresholds(known, count)
+        settings = spread_thresholds(root_divergence, count)
         points = [oracle_point(trace, float(setting), allowed, monotone) for setting in settings]
         return savings_curve(name, with_oracle_signal(trace), geometry, points, settings)
-    settings = np.geomspace(FINEST_THRESHOLD, max(float(known.max()) ** 2, 2 * FINEST_THRESHOLD), count)
+    settings = np.geomspace(FINEST_THRESHOLD, max(float(root_divergence.max()) ** 2, 2 * FINEST_THRESHOLD), count)
     chosen = _by_price(trace, allowed, monotone)
-    full = replace(full_depth(trace.layers), lens=trace.lens)  # charged for nothing but the way up and what is emitted
+    full = replace(full_depth(trace.layers), lens=trace.lens)  # charged only for its layers and the emission
     point = full if monotone else replace(full, schedule=FREE_DEPTH)
     replays = (_replay_at(trace, chosen(float(price)), point) for price in settings)
     names = tuple(f"λ={price:.3g}" for price in settings)
@@ -98,7 +99,7 @@ def oracle_curve(
 
 
 def with_oracle_signal(trace: Trace) -> Trace:
-    """The same trace with an estimate of the signal ``divergence`` that is true, costs nothing and is named ``KNOWN``.
+    """The same trace with an exact, free estimate of the signal ``divergence``, named ``KNOWN``.
 
     Raises:
         BadArgument: a trace without divergences.
@@ -112,7 +113,9 @@ def with_oracle_signal(trace: Trace) -> Trace:
 
 
 def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone: bool = False) -> OperatingPoint:
-    """The point that leaves at the first probe with √KL ≤ ``threshold``: for replays of ``knowing(trace)`` alone."""
+    """The point that exits at the first probe with √KL ≤ ``threshold``, for replays of ``with_oracle_signal(trace)``
+    only.
+    """
     return OperatingPoint(
         f"√KL ≤ {threshold:.3g}",
         "oracle",
@@ -128,9 +131,9 @@ def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone
 
 
 def spread_thresholds(values: NDArray[np.floating], count: int) -> Floats:
-    """``count`` ascending thresholds: at even shares of ``values``, and where those are coarse, in equal ratios.
+    """``count`` ascending thresholds: at even shares of ``values``, and in equal ratios below the lowest share.
 
-    Under a monotone schedule a single sure token decides for all after it, and what saves little lies below the least
+    Under a monotone schedule a single confident token decides for all later ones, so small savings lie below the lowest
     share.
     """
     coarse = np.quantile(values, np.linspace(0, 1, count - count // 3))
@@ -169,25 +172,25 @@ def _curve_of_replays(
 
 
 def filled_columns(trace: Trace, geometry: Geometry, replays: Iterable[Replay]) -> PointColumns:
-    """``losses.columns`` of these replays, of which free ones cost what they would with copied K and V.
+    """``columns_of`` these replays; free ones are charged for copied K and V.
 
-    Losses are those of exact K and V: a bound on what copied or translated ones lose.
+    Losses are those of exact K and V: a bound on those of copied or translated ones.
     """
     return columns_of(trace, replays, lambda replayed: filled_flops(trace, replayed, geometry))
 
 
 def filled_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
-    """[sequences] FLOPs of decode steps, where free depth pays one K/V fill for every layer above an exit.
+    """[sequences] FLOPs of decode steps; free depth is charged one K/V fill for every layer above an exit.
 
     Raises:
-        BadArgument: a schedule that is neither free nor monotone: what it owes is another matter.
+        BadArgument: a schedule that is neither free nor monotone.
     """
     point = replayed.point
     if point.schedule == "monotone":
         return decode_flops(trace, replayed, geometry)
     if not point.schedule.startswith("free"):
         raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
-    walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth, and no more
+    walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth only
     fills = sequence_sums(trace, point.ceiling - replayed.depth)
     return decode_flops(trace, walked, geometry) + fills * geometry.kv_fill_flops()
 
@@ -201,7 +204,7 @@ def _replay_at(trace: Trace, depth: Ints, point: OperatingPoint) -> Replay:
 
 
 def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable[[float], Ints]:
-    """λ → depths int64 [tokens] that make Σ d + λ·depth least; of equals the shallowest."""
+    """λ → depths int64 [tokens] that minimise Σ d + λ·depth; ties go to the shallowest."""
     depths = np.array([*probes, trace.layers])
     divergence = trace.divergence()[:, depths - 1].astype(np.float64)
 
@@ -225,7 +228,7 @@ def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable
 
 
 def _cheapest_fall(cost: Floats) -> NDArray[np.intp]:
-    """[longest, sequences] choices that never rise and cost least in all; ``cost`` [longest, sequences, choices].
+    """[longest, sequences] choices that never rise and minimise the total; ``cost`` [longest, sequences, choices].
 
     least[t, c] = min over choices d ≤ c of cost[t, d] + least[t + 1, d], from the end on; then forward along them.
     """
@@ -235,7 +238,7 @@ def _cheapest_fall(cost: Floats) -> NDArray[np.intp]:
     for t in reversed(range(longest)):
         total = cost[t] + onward
         onward = np.minimum.accumulate(total, axis=1)
-        first = np.where(total == onward, np.arange(choices), 0)  # a new least, or as small as the least before it
+        first = np.where(total == onward, np.arange(choices), 0)  # a new minimum, or one equal to the earlier minimum
         lower = np.concatenate([np.ones((sequences, 1), bool), total[:, 1:] < onward[:, :-1]], axis=1)
         best[t] = np.maximum.accumulate(np.where(lower, first, 0), axis=1)
     chosen = np.zeros((longest, sequences), dtype=np.intp)

@@ -3,21 +3,19 @@
 Early-exit LLMs, Introduction, Eq. (1): P(E[D(Y_early, Y_full)] ≤ δ) ≥ 1 − ε, the outer probability over draws of the
 calibration set.
 
-    δ  ``tolerance``  the risk that is tolerated: the largest admissible mean loss of a sequence
-    ε  ``level``      the chance, over calibration sets, that the chosen threshold's risk exceeds δ after all
+    δ  ``tolerance``  the tolerated risk: the largest admissible mean loss of a sequence
+    ε  ``level``      the probability, over calibration sets, that the chosen threshold's risk exceeds δ
 
-Candidates λ stand in an order fixed before the data are seen, strict (deep, safe) to loose (shallow, cheap). For
-each, H_λ: "the risk R(λ) exceeds δ" has a p-value. Fixed-sequence testing walks the order, rejects while p ≤ ε, stops
-at the first p > ε and returns the last λ that passed: no correction for the number of λ is owed. Nothing passes →
-full depth.
+Candidates λ are ordered before the data are seen, strict (deep, safe) to loose (shallow, cheap). Each H_λ, "the risk
+R(λ) exceeds δ", has a p-value. Fixed-sequence testing walks the order, rejects while p ≤ ε, stops at the first p > ε
+and returns the last λ that passed, without a correction for the number of λ. If nothing passes → full depth.
 
-Hoeffding–Bentkus knows the mean loss R̂ over n sequences alone (Bates et al. 2021; valid at finite n, losses in [0,
-1]):
+Hoeffding–Bentkus uses only the mean loss R̂ over n sequences (Bates et al. 2021; valid at finite n, losses in [0, 1]):
 
     p = min( exp(−n·h₁(R̂ ∧ δ, δ)),  e·P(Bin(n, δ) ≤ ⌈nR̂⌉) ),    h₁(a, b) = a·log(a/b) + (1 − a)·log((1 − a)/(1 − b))
 
-Betting (Waudby-Smith & Ramdas, 2010.09686) needs fewer sequences where losses vary little. It bets against "the risk
-is at least m" document after document, at odds that are fair if it is m:
+Betting (Waudby-Smith & Ramdas, 2010.09686) needs fewer sequences if losses vary little. It bets against "the risk is at
+least m" document after document, at odds that are fair if it is m:
 
     K_t = Π_{i ≤ t} (1 + λ_i·(m − x_i)),    p = min(1, 1 / max_t K_t)
 
@@ -49,12 +47,11 @@ PValue = Callable[[Floats, int, float], Floats]  # (Σ loss [λ], sequences n, t
 
 @dataclass(frozen=True, eq=False)
 class RiskCertificate:
-    """What fixed-sequence testing found.
+    """Result of fixed-sequence testing.
 
     ``index``      of the last λ that passed, counted from 0 in the order tested; None = none passed: full depth.
-    ``p_values``   [λ] of every candidate; only the first ``tested`` had a say, whatever the later ones are.
-    ``mean_loss``  [λ] R̂.
-    ``reason``     one sentence: why this λ and no looser one, or why none.
+    ``p_values``   [λ] of every candidate; only the first ``tested`` count. ``mean_loss``  [λ] R̂. ``reason``     one
+    sentence: why this λ and no looser one, or why none.
     """
 
     index: int | None
@@ -69,7 +66,7 @@ class RiskCertificate:
 
 @dataclass(frozen=True)
 class RiskSelection:
-    """A certificate and what it buys: blocks per token at the chosen λ, and blocks saved against full depth."""
+    """A certificate and its saving: blocks per token at the chosen λ, and blocks saved against full depth."""
 
     certificate: RiskCertificate
     mean_depth: float
@@ -81,7 +78,7 @@ def hoeffding_bentkus(loss_sums: Floats, n: int, tolerance: float) -> Floats:
     mean = np.minimum(loss_sums / n, tolerance)
     divergence = special.rel_entr(mean, tolerance) + special.rel_entr(1 - mean, 1 - tolerance)
     bentkus = math.e * special.bdtr(np.ceil(loss_sums), n, tolerance)
-    # Where R̂ ≥ δ the first term is 1 up to rounding of the divergence; no p-value is larger.
+    # If R̂ ≥ δ the first term is 1 up to rounding of the divergence; no p-value is larger.
     return np.asarray(np.minimum(np.minimum(np.exp(-n * divergence), bentkus), 1.0), dtype=np.float64)
 
 
@@ -117,7 +114,7 @@ def certify(
 
     Args:
         losses: [sequences, λ] in [0, 1]; columns in an order fixed without looking at these losses. Risk need not be
-            monotone along it: the promise holds anyway, a bad order only stops early.
+            monotone along it: a bad order only stops early.
         tolerance: δ.
         level: ε.
         p_value: ``hoeffding_bentkus``, or another valid one to compare with.
@@ -134,9 +131,9 @@ def certify(
 
 
 def fixed_sequence(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> RiskCertificate:
-    """The walk alone, along ``p`` [λ] of "the risk exceeds ``tolerance``" in the order fixed before; ``mean`` [λ] R̂.
+    """Fixed-sequence test of ``p`` [λ] for "the risk exceeds ``tolerance``" in an order fixed before; ``mean`` [λ] R̂.
 
-    Whatever the p-values are: each has to be valid by itself, for ``n`` independent sequences.
+    Each p-value has to be valid by itself, for ``n`` independent sequences.
     """
     passing = int(np.argmax(np.append(p > level, True)))
     return RiskCertificate(
@@ -173,7 +170,7 @@ def select_threshold(
     level: float = 0.05,
     p_value: PValue = hoeffding_bentkus,
 ) -> RiskSelection:
-    """The certified λ with its depth; full depth, saving 0 blocks, where none is certified.
+    """The certified λ with its depth; full depth, saving 0 blocks, if none is certified.
 
     Args:
         losses, tolerance, level, p_value: as in ``certify``.
@@ -214,21 +211,21 @@ def _valid_depths(mean_depths: Floats, layers: int, candidates: int) -> Floats:
     return depth
 
 
-MAX_STAKE = 0.75  # share of what there is, staked on one document at most
+MAX_STAKE = 0.75  # largest stake on one document, as share of the capital
 POWER = 0.8
 DRAWS = 400  # simulated calibration sets: a power of 0.8 to within 0.02
-MAX_DOCUMENTS = 2**13  # documents; who needs more is told that no practical number would do
+MAX_DOCUMENTS = 2**13  # documents; beyond, the answer is that no practical number suffices
 
 
 def betting_p_values(losses: NDArray[np.floating], tolerance: float, level: float) -> Floats:
     """[λ] p-values of "the risk is at least ``tolerance``", from ``losses`` [documents, λ] in [0, 1].
 
-    ``level``: ε at which stakes are set; at any other the p-values are as valid, and need more documents.
+    ``level``: ε at which stakes are set; at any other the p-values stay valid, and need more documents.
     """
     x = np.asarray(losses, dtype=np.float64)
-    seen = np.arange(1, len(x) + 1).reshape(-1, *[1] * (x.ndim - 1)) + 1.0
-    mean = (0.5 + np.cumsum(x, axis=0)) / seen
-    variance = (0.25 + np.cumsum((x - mean) ** 2, axis=0)) / seen
+    counts = np.arange(1, len(x) + 1).reshape(-1, *[1] * (x.ndim - 1)) + 1.0
+    mean = (0.5 + np.cumsum(x, axis=0)) / counts
+    variance = (0.25 + np.cumsum((x - mean) ** 2, axis=0)) / counts
     before = np.concatenate([np.full_like(x[:1], 0.25), variance[:-1]])
     stake = np.minimum(np.sqrt(2 * math.log(1 / level) / (len(x) * before)), MAX_STAKE / (1 - tolerance))
     capital = np.cumsum(np.log1p(stake * (tolerance - x)), axis=0).max(axis=0)
@@ -240,19 +237,19 @@ def certification_power(
 ) -> float:
     """Share of calibration sets of so many documents, drawn from ``losses`` [n, λ], that certify the last λ.
 
-    All λ before it have to pass too. An estimate: it takes the losses seen for all there are.
+    All λ before it have to pass too. An estimate: it takes the observed losses as the population.
     """
     rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(losses), size=(documents, DRAWS))
-    for column in losses.T[::-1]:  # the last first: who fails it has no need of the others
-        drawn = drawn[:, betting_p_values(column[drawn], tolerance, level) <= level]
-    return float(drawn.shape[1] / DRAWS)
+    indices = rng.integers(len(losses), size=(documents, DRAWS))
+    for column in losses.T[::-1]:  # the last first: a set that fails it needs no others
+        indices = indices[:, betting_p_values(column[indices], tolerance, level) <= level]
+    return float(indices.shape[1] / DRAWS)
 
 
 def needed_documents(losses: NDArray[np.floating], tolerance: float, level: float, *, seed: int = 0) -> int | None:
     """About how many documents certify the last λ of ``losses`` [n, λ] in 80 % of draws; None: not 8,192, or never.
 
-    By doubling, then bisection in steps of 2 %. No test could do with fewer than (1 − m)ⁿ ≤ ε.
+    By doubling, then bisection in steps of 2 %. No test could use fewer than (1 − m)ⁿ ≤ ε.
     """
     if losses.mean(axis=0).max() >= tolerance:
         return None
