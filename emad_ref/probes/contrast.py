@@ -5,18 +5,18 @@
     p_DCD    p_LCD on H, p_ℓ outside                                  ``contrast_log_p``
     c        top-1 minus top-2 of p_DCD
 
-p_ℓ is the expert, the readout of the layer reached; p_m the amateur, of a layer m < ℓ of the same token:
+p_ℓ is the expert, the readout of the reached layer; p_m the amateur, of a layer m < ℓ of the same token:
 
     weighted   m = ⌊ℓ/2⌋
     JSD        m = argmax over j ≤ m < ℓ of JSD(p_ℓ, p_m) / (ℓ − m), j the minimum exit layer
 
-p_DCD holds the mass 1 on H besides what p_ℓ has outside: it is a score. The authors' code scales p_LCD to the mass of H
+p_DCD holds the mass 1 on H besides that of p_ℓ outside: it is a score. The authors' code scales p_LCD to the mass of H
 (``rescale``), which makes it a distribution. The smaller α, the more tokens that are unlikely in both layers take part:
 α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
 
 Distributions are given as logarithms [rows, V], over the whole vocabulary or over a part of it, the same in p_ℓ and
-p_m; a token at −inf is in neither. Where there is no amateur yet (JSD after layer j, any layer below j), the signal is
-NaN: no other rule stands in.
+p_m; a token at −inf is in neither. Without an amateur (JSD after layer j, any layer below j), the signal is NaN: no
+other rule replaces it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def plausible_tokens(log_p: Tensor, alpha: Tensor) -> Tensor:
 
 
 def plausibility_share(confidence: Confidence, layer: int, logits: Tensor) -> Tensor:
-    """α, or α′ where a decay rate is given: [rows], for expert logits [rows, V] after ``layer``."""
+    """α, or α′ with a decay rate: [rows], for expert logits [rows, V] after ``layer``."""
     response = softmax_response(logits)
     if confidence.alpha_decay is None:
         return torch.full_like(response, confidence.alpha)
@@ -64,7 +64,7 @@ def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
     limits = torch.finfo(log_p.dtype)
     p, q = log_p.exp(), log_q.exp()
     log_m = ((p + q) / 2).clamp(min=limits.tiny).log()
-    # a token without probability adds 0 times a finite number: −inf − (−inf) would be none
+    # a token without probability adds 0 times a finite number: −inf − (−inf) would be NaN
     divergences = p * (log_p.clamp(min=limits.min) - log_m) + q * (log_q.clamp(min=limits.min) - log_m)
     return divergences.sum(dim=-1) / 2
 

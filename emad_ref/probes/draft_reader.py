@@ -47,7 +47,7 @@ class DraftReader:
         geometry = stepper.geometry
         projected = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0
         self._gate_macs = geometry.embedding_width + projected
-        # gathered outside inference mode, as all that outlives one forward
+        # gathered outside inference mode, since it outlives one forward
         with torch.inference_mode(False), torch.no_grad():
             self._moved = None if self._translator is None else _single_matrix(self._translator)
             self._ids = None if vocabulary is None else torch.from_numpy(vocabulary).to(stepper.device)
@@ -55,7 +55,7 @@ class DraftReader:
         self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
 
     def expected(self, hidden: Tensor, work: Work) -> Tensor:
-        """The gate's expected √KL in √nats, float [rows], of states [rows, D]; finite or not."""
+        """The gate's expected √KL in √nats, float [rows], of states [rows, D]; may be non-finite."""
         assert self._gate is not None, "a drafting without a gate reads none"
         work.readout_rows[LINEAR, self._at] += len(hidden)
         work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate_macs

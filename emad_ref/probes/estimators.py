@@ -29,26 +29,26 @@ from emad_ref.record import Ints
 def full_softmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(entropy in nats, top-1 token int64, top-1 probability), each [...], of ``logits`` [..., V].
 
-    The probability is the exponential of log_softmax, as in the lens trace: conditioning bins built from either agree
-    to the bit.
+    The probability is the exponential of log_softmax, as in the lens trace: conditioning bins from either are
+    bit-equal.
     """
     best = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1).max(dim=-1)
     return entropy_nats(logits), best.indices, best.values.exp()
 
 
-SHARE_SEARCHED = 1 / 8  # of the lists, where the caller names no number
-ROWS_PER_K = 2  # at least this many rows are read for each one returned
+SHARE_SEARCHED = 1 / 8  # default share of lists to search
+ROWS_PER_K = 2  # rows read per returned row, at least
 
 
 class FaissMissing(EmadError):
-    """FAISS is asked for and not installed."""
+    """Raised if FAISS is requested and not installed."""
 
 
 class RowIndex(Protocol):
     """Rows of an unembedding, searchable."""
 
     def macs_per_row(self, k: int) -> int:
-        """Multiply-adds executed per state searched for, to return ``k`` rows."""
+        """Multiply-adds per state of a search for ``k`` rows."""
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(values, ids int64), each [rows, k], by falling value, for ``states`` [rows, E]."""
@@ -73,8 +73,8 @@ class FaissIndex:
     """Inverted lists of FAISS over float32 copies of ``rows`` [V, E], with ``bias`` [V] or None.
 
     ``lists``: √V by default; ``lists_searched``: per state at least, an eighth of them by default; ``seed``: of
-    k-means. A search reads more lists where it takes them to hold 2·K rows. ``macs_per_row`` charges the largest lists
-    that a search can read, an upper bound. States travel to the CPU and back.
+    k-means. A search reads more lists if it needs them for 2·K rows. ``macs_per_row`` charges the largest lists that a
+    search can read, an upper bound. States are copied to the CPU and back.
 
     Raises:
         BadArgument: more lists than rows, or a number of lists searched outside 1…lists.
@@ -104,13 +104,13 @@ class FaissIndex:
         self._index.cp.seed = seed
         self._index.train(keys)
         self._index.add(keys)
-        held = np.sort([self._index.invlists.list_size(number) for number in range(lists)])
-        self._fewest: Ints = held.cumsum()  # rows in the n smallest lists
-        self._most: Ints = held[::-1].cumsum()  # rows in the n largest
+        list_sizes = np.sort([self._index.invlists.list_size(number) for number in range(lists)])
+        self._fewest: Ints = list_sizes.cumsum()  # rows in the n smallest lists
+        self._most: Ints = list_sizes[::-1].cumsum()  # rows in the n largest
         self._biased = bias is not None
 
     def lists_searched(self, k: int) -> int:
-        """Lists that a search for ``k`` rows reads: even the smallest hold 2·K rows, or they are all lists."""
+        """Number of lists for a search of ``k`` rows: even the smallest then hold 2·K rows, or all lists are read."""
         needed = np.searchsorted(self._fewest, min(ROWS_PER_K * k, self._fewest[-1])) + 1
         return max(self._least, int(needed))
 
@@ -119,18 +119,18 @@ class FaissIndex:
         return (len(self._most) + int(self._most[self.lists_searched(k) - 1])) * width
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        if self._biased:  # a 1 that meets the bias
+        if self._biased:  # an input of 1 for the bias
             states = torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
         how = self._faiss.SearchParametersIVF(nprobe=self.lists_searched(k))
         values, ids = self._index.search(_float32(states), k, params=how)
         return torch.from_numpy(values).to(states), torch.from_numpy(ids).to(states.device)
 
 
-def recall(found: Tensor, exact: Tensor) -> Tensor:
-    """Share of ``exact`` ids [rows, K] that are among ``found`` [rows, K]: recall@K, float64 [rows]."""
-    if found.shape != exact.shape or found.ndim != 2:
-        raise BadArgument("found", tuple(found.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
-    both = torch.cat([found, exact], dim=1).sort(dim=1).values  # ids are distinct in each: a pair is a hit
+def recall(retrieved: Tensor, exact: Tensor) -> Tensor:
+    """recall@K, float64 [rows]: share of ``exact`` ids [rows, K] that are among ``retrieved`` [rows, K]."""
+    if retrieved.shape != exact.shape or retrieved.ndim != 2:
+        raise BadArgument("found", tuple(retrieved.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
+    both = torch.cat([retrieved, exact], dim=1).sort(dim=1).values  # ids are distinct in each: a pair is a hit
     return (both[:, 1:] == both[:, :-1]).sum(dim=1).double() / exact.shape[1]
 
 
@@ -153,7 +153,7 @@ def _import_faiss() -> Any:
 def tail_bounded(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
     """(Ĥ in nats, top-1 probability), each [...], from retrieved logits [..., K], descending, and V − K = ``rest``.
 
-    float32, or float64 for float64 logits. A logit that is no number gives an entropy that is none.
+    float32, or float64 for float64 logits. A NaN logit gives a NaN entropy.
     """
     z = values if values.dtype == torch.float64 else values.float()
     if rest == 0:
@@ -197,7 +197,7 @@ class TopKEntropy:
         return entropy, ids[:, 0], probability
 
 
-CHUNK = 8192  # rows raised to float64 at a time: all of a Llama's would take 4 GB
+CHUNK = 8192  # rows converted to float64 at a time: all of a Llama's would take 4 GB
 GATHERED_ENTRIES = 2**24  # entries of gathered rows at a time
 
 
@@ -243,14 +243,14 @@ class LowRankIndex:
     bias: Tensor | None = None
 
     def macs_per_row(self, k: int) -> int:
-        """E·r + r·V to find, K·E for the logits."""
+        """E·r + r·V for the retrieval, K·E for the logits."""
         return self.factors.inner.numel() + self.factors.outer.numel() + k * self.rows.shape[1]
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ids = approximate_logits(self.factors, states, self.bias).topk(k, dim=-1).indices
         share = max(1, GATHERED_ENTRIES // (k * self.rows.shape[1]))
         pairs = zip(torch.split(states, share), torch.split(ids, share), strict=True)
-        values = torch.cat([(self.rows[found] @ x[:, :, None])[..., 0] for x, found in pairs])
+        values = torch.cat([(self.rows[nearest] @ x[:, :, None])[..., 0] for x, nearest in pairs])
         best = (values if self.bias is None else values + self.bias[ids]).sort(dim=1, descending=True)
         return best.values, ids.gather(1, best.indices)
 
@@ -289,7 +289,7 @@ class LowRankEntropy:
 
 @dataclass(frozen=True, eq=False)
 class LinearProbe:
-    """Per probe its ``weights`` [E] and ``intercepts``."""
+    """A linear probe: ``weights`` [E] and ``intercepts`` per probe."""
 
     weights: tuple[Tensor, ...]
     intercepts: tuple[float, ...]
@@ -323,7 +323,7 @@ def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) 
         )
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     table = torch.tensor([list(row) for row in weights], dtype=dtype, device=like.device)
-    intercepts = table[:, -1].tolist()  # numbers, rounded as the weights are: a tensor of one costs a lookup a probe
+    intercepts = table[:, -1].tolist()  # numbers, rounded as the weights: a one-element tensor costs a lookup per probe
     return LinearProbe(table[:, :-1].contiguous().unbind(), tuple(intercepts))
 
 
@@ -339,11 +339,10 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, eq=False)
 class EntropyReading:
-    """What one probe says about each row.
+    """Reading of one probe for each row.
 
-    ``entropy_nats``      [rows] the estimate, corrected where the estimator has a correction for the probe.
-    ``top1``              int64 [rows] the predicted token as the estimator sees it; −1 where it sees none.
-    ``top1_probability``  [rows], NaN where unknown.
+    ``entropy_nats``      [rows] the estimate, corrected if the estimator has a correction for the probe. ``top1``
+    int64 [rows] the predicted token of the estimator; −1 without one. ``top1_probability``  [rows], NaN if unknown.
     ``logits``            [rows, V] of the full readout, which is also the output distribution; None for the others.
     """
 
@@ -368,7 +367,7 @@ class EntropyReader(Protocol):
         """Read states [rows, D] after the ``probe``-th probe (from 0)."""
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
-        """That of ``read`` alone [rows], which is all that a decision takes."""
+        """The entropy of ``read`` alone [rows], sufficient for a decision."""
 
     def raw(self, hidden: Tensor) -> EntropyReading:
         """Read states [rows, D] after any layer, without correction.
@@ -380,7 +379,7 @@ class EntropyReader(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FullSoftmaxReader:
-    """All logits; needs no correction."""
+    """Reads all logits; needs no correction."""
 
     stepper: Stepper
     kind: str = "full"
@@ -399,7 +398,7 @@ class FullSoftmaxReader:
 
 @dataclass(frozen=True, eq=False)
 class LogitEstimateReader:
-    """Some logits, or approximate ones: top-K and low-rank."""
+    """Reads some logits, or approximate ones: top-K and low-rank."""
 
     stepper: Stepper
     kind: str
@@ -420,7 +419,7 @@ class LogitEstimateReader:
 
 @dataclass(frozen=True, eq=False)
 class LinearProbeReader:
-    """No logits at all."""
+    """Reads no logits."""
 
     stepper: Stepper
     estimate: LinearProbe
@@ -441,7 +440,7 @@ class LinearProbeReader:
 
 
 def apply_correction(entropy: Tensor, correction: Sequence[tuple[float, float]], probe: int) -> Tensor:
-    """``entropy`` with the line of ``probe`` applied; itself where there is none."""
+    """``entropy`` with the line of ``probe`` applied; unchanged without one."""
     if not correction:
         return entropy
     slope, intercept = correction[probe]
@@ -499,13 +498,13 @@ _CACHE: WeakKeyDictionary[Stepper, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def _cached(stepper: Stepper, key: Hashable, build: Callable[[Tensor], Built]) -> Built:
-    """What ``build`` makes of the unembedding, made once per stepper: weights are taken to stay as they are."""
-    held = _CACHE.setdefault(stepper, {})
-    if key not in held:
-        # as in the stepper's tables: tensors made in inference mode could not be used outside it
+    """``build`` applied to the unembedding, once per stepper: weights are assumed constant."""
+    cache = _CACHE.setdefault(stepper, {})
+    if key not in cache:
+        # as in the stepper's tables: inference-mode tensors could not be used outside of it
         with torch.inference_mode(False), torch.no_grad():
-            held[key] = build(stepper.unembedding.detach())
-    built: Built = held[key]
+            cache[key] = build(stepper.unembedding.detach())
+    built: Built = cache[key]
     return built
 
 
@@ -514,16 +513,16 @@ def _bias(stepper: Stepper) -> Tensor | None:
 
 
 def _with_projection(stepper: Stepper, macs: int) -> int:
-    """``macs`` and the projection in front of the head, which a family with D ≠ E runs at every readout (OPT-350m)."""
+    """``macs`` plus the projection in front of the head, which a family with D ≠ E runs at every readout (OPT-350m)."""
     hidden, width = stepper.geometry.hidden, stepper.geometry.embedding_width
     return macs + (hidden * width if hidden != width else 0)
 
 
 def probe_flops(geometry: Geometry, estimator: Estimator) -> int:
-    """FLOPs of one row read by ``estimator``.
+    """FLOPs of reading one row by ``estimator``.
 
     Raises:
-        BadArgument: a search whose cost depends on how the rows fall into lists.
+        BadArgument: a search whose cost depends on the distribution of rows over lists.
     """
     width, vocabulary = geometry.embedding_width, geometry.vocabulary
     low = width * estimator.rank + estimator.rank * vocabulary
@@ -535,7 +534,7 @@ def probe_flops(geometry: Geometry, estimator: Estimator) -> int:
         ("lowrank", "exact"): low + width,
         ("linear", "exact"): width,
     }
-    asked = (estimator.kind, estimator.search)
-    if asked not in macs:
+    kind_and_search = (estimator.kind, estimator.search)
+    if kind_and_search not in macs:
         raise BadArgument("estimator.search", estimator.search, "exact or lowrank", "build the index to know its cost")
-    return 2 * (macs[asked] + projected)
+    return 2 * (macs[kind_and_search] + projected)

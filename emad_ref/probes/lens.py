@@ -43,32 +43,32 @@ class AttachedTensors(Generic[T]):
         _FIELDS.append(self)
 
     def put(self, stepper: Stepper, digest: str, thing: T) -> str:
-        """Hold ``thing`` under ``digest``; returns the digest."""
+        """Store ``thing`` under ``digest``; returns the digest."""
         self.held.setdefault(stepper, {})[digest] = thing
         return digest
 
     def get(self, stepper: Stepper, digest: str) -> T:
-        """The tensors of that digest. Raises BadArgument where none are attached."""
-        held = self.held.get(stepper, {})
-        if digest not in held:
-            known = ", ".join(name[:DIGEST_DIGITS] for name in held) or "none is"
-            expected = f"{self.what} attached to this model ({known})"
+        """The tensors of that digest. Raises BadArgument if none are attached."""
+        attached = self.held.get(stepper, {})
+        if digest not in attached:
+            names = ", ".join(name[:DIGEST_DIGITS] for name in attached) or "none is"
+            expected = f"{self.what} attached to this model ({names})"
             raise BadArgument(f"point.{self.named}", shorten(digest), expected, "attach it first")
-        return held[digest]
+        return attached[digest]
 
     def lend(self, own: Stepper, copy: Stepper) -> None:
-        """Attach copies of all of ``own``'s to ``copy``, so that writing into them changes no original."""
-        held = self.held.setdefault(copy, {})
+        """Attach copies of all tensors of ``own`` to ``copy``, so that writing into them changes no original."""
+        attached = self.held.setdefault(copy, {})
         for digest, thing in self.held.get(own, {}).items():
-            if digest not in held:
-                held[digest] = deepcopy(thing)
+            if digest not in attached:
+                attached[digest] = deepcopy(thing)
 
 
 _FIELDS: list[AttachedTensors[Any]] = []
 
 
 def copy_attachments(own: Stepper, copy: Stepper) -> None:
-    """Attach copies of all that is attached to ``own`` to ``copy``, the stepper of a copy of its model."""
+    """Attach copies of everything attached to ``own`` to ``copy``, the stepper of a copy of its model."""
     for each in _FIELDS:
         each.lend(own, copy)
 
@@ -86,12 +86,12 @@ def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def require_same_model(
-    name: str, mine: Sequence[object], asked: Sequence[object], remedy: str = "fit it for this model"
+    name: str, mine: Sequence[object], theirs: Sequence[object], remedy: str = "fit it for this model"
 ) -> None:
-    """Raises BadArgument, by name, where (fingerprint, dtype, layers, width) of ``mine`` and ``asked`` differ."""
-    for part, own, wanted in zip(("fingerprint", "dtype", "layers", "width"), mine, asked, strict=True):
-        if own != wanted:
-            raise BadArgument(f"{name}.{part}", shorten(own), f"{shorten(wanted)} of this model", remedy)
+    """Raise BadArgument, by name, if (fingerprint, dtype, layers, width) of ``mine`` and ``theirs`` differ."""
+    for part, own, expected in zip(("fingerprint", "dtype", "layers", "width"), mine, theirs, strict=True):
+        if own != expected:
+            raise BadArgument(f"{name}.{part}", shorten(own), f"{shorten(expected)} of this model", remedy)
 
 
 def dtype_of(stepper: Stepper) -> str:
@@ -128,14 +128,14 @@ class Translator:
 
     @property
     def rank(self) -> int | None:
-        """r, 0 without factors, or None of a full matrix."""
+        """r, 0 without factors, or None for a full matrix."""
         if not self.factors:
             return 0
         return None if len(self.factors) == 1 else self.factors[0].shape[1]
 
     @property
     def macs(self) -> int:
-        """Multiply-adds per row: D², or 2·D·r; 0 of a bias alone."""
+        """Multiply-adds per row: D², or 2·D·r; 0 for a bias alone."""
         return sum(factor.numel() for factor in self.factors)
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> Translator:
@@ -155,7 +155,7 @@ class Translator:
 
 
 class TranslatorKind(NamedTuple):
-    """Common to translators that are used together: ``width`` D of the states, ``rank``, ``dtype``."""
+    """Properties common to translators that are used together: ``width`` D of the states, ``rank``, ``dtype``."""
 
     width: int
     rank: int | None
@@ -170,19 +170,19 @@ def translator_kind(name: str, translators: Mapping[Any, Translator], each: str)
     """
     kinds = {TranslatorKind(len(one.bias), one.rank, one.bias.dtype) for one in translators.values()}
     if len(kinds) > 1:
-        found = sorted(str(tuple(kind)) for kind in kinds)
-        raise BadArgument(name, found, f"one width, rank and dtype in all {each}")
+        kinds_text = sorted(str(tuple(kind)) for kind in kinds)
+        raise BadArgument(name, kinds_text, f"one width, rank and dtype in all {each}")
     return kinds.pop()
 
 
 def translator_digest(model: str, translators: Mapping[Any, Translator]) -> str:
     """sha256 of ``model`` and of every number of ``translators``, each beside its key."""
-    said = sha256(model.encode())
+    digest = sha256(model.encode())
     for key, translator in translators.items():
         for tensor in (*translator.factors, translator.bias):
-            said.update(f" {key} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-            said.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return said.hexdigest()
+            digest.update(f" {key} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +200,10 @@ class TunedLens:
     kind: TranslatorKind = field(init=False)
 
     def __post_init__(self) -> None:
-        known = list(self.translators)
-        if not known or known != sorted(known) or not all(1 <= layer < self.layers for layer in known):
+        layers = list(self.translators)
+        if not layers or layers != sorted(layers) or not all(1 <= layer < self.layers for layer in layers):
             expected = f"some layers in 1–{self.layers - 1}, ascending"
-            raise BadArgument("lens.translators", known, expected, "the last layer is what a lens is fitted to")
+            raise BadArgument("lens.translators", layers, expected, "the last layer is what a lens is fitted to")
         object.__setattr__(self, "kind", translator_kind("lens.translators", self.translators, "layers"))
         if self.rank == 0:
             raise BadArgument("lens.translators", "biases alone", "full matrices, or a rank ≥ 1")
@@ -215,12 +215,12 @@ class TunedLens:
 
     @property
     def rank(self) -> int | None:
-        """r of every translator, or None of full ones."""
+        """r of every translator, or None for full ones."""
         return self.kind.rank
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of its model and its numbers: its name in points."""
+        """sha256 of its model and its numbers, its name in points."""
         return translator_digest(f"{self.fingerprint} {self.dtype} {self.layers}", self.translators)
 
     def macs(self, layer: int) -> int:
@@ -237,7 +237,7 @@ class TunedLens:
         return self(hidden, layer)
 
     def require(self, fingerprint: str, dtype: str, layers: int, width: int) -> None:
-        """Raises BadArgument for another fingerprint, dtype, number of layers or width than those it was fitted on."""
+        """Raise BadArgument for another fingerprint, dtype, number of layers or width than the fitted ones."""
         mine = (self.fingerprint, self.dtype, self.layers, self.width)
         require_same_model("lens", mine, (fingerprint, dtype, layers, width), "fit one for this model: emad lens")
 
@@ -251,12 +251,30 @@ _LENSES: AttachedTensors[TunedLens] = AttachedTensors("lens", "a tuned lens that
 
 
 def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
-    """Make ``lens`` available to points on ``stepper``; returns the digest by which points name it.
+    """Attach a tuned lens to a stepper, so that operating points can name it.
 
-    ``fingerprint``: ``LoadedModel.fingerprint`` of the stepper's model.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model that decodes.
+    lens : TunedLens
+        A lens fitted on that model.
+    fingerprint : str
+        ``LoadedModel.fingerprint`` of the stepper's model.
 
-    Raises:
-        BadArgument: a lens of another model, dtype, number of layers or width.
+    Returns
+    -------
+    str
+        The digest by which points name the lens.
+
+    Raises
+    ------
+    BadArgument
+        A lens of another model, dtype, number of layers or width.
+
+    References
+    ----------
+    Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
     lens.require(fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden)
     return _LENSES.put(stepper, lens.digest, lens.placed(stepper.device, raised_dtype(stepper)))
@@ -268,7 +286,7 @@ def attached_lens(stepper: Stepper, digest: str | None) -> TunedLens | None:
 
 
 def point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
-    """The lens of ``point``. Raises BadArgument where it is not attached, or lacks one of the probes."""
+    """The lens of ``point``. Raises BadArgument if it is not attached, or lacks one of the probes."""
     lens = attached_lens(stepper, point.lens)
     if lens is not None:
         missing = [probe for probe in point.probes if probe not in lens.translators]
@@ -296,10 +314,10 @@ Pair = tuple[int, int]  # (exit, layer): from the state after the exit to the st
 class StateTranslators:
     """Translators by pair, all of one kind, for the model with this ``fingerprint`` and ``dtype``, of L ``layers``.
 
-    ``pairs``: ascending; an exit e that has one has all of (e, e + 1) … (e, L − 1). Exits without are copied.
+    ``pairs``: ascending; an exit e with one has all of (e, e + 1) … (e, L − 1). Other exits are copied.
 
     Raises:
-        BadArgument: no pairs, others than those, of several widths, ranks or dtypes.
+        BadArgument: no pairs, incomplete ones, or several widths, ranks or dtypes.
     """
 
     fingerprint: str
@@ -309,15 +327,15 @@ class StateTranslators:
     kind: TranslatorKind = field(init=False)
 
     def __post_init__(self) -> None:
-        known = list(self.pairs)
-        if not known or known[0][0] < 1 or known != pairs_above(self.exits, self.layers):
+        pairs = list(self.pairs)
+        if not pairs or pairs[0][0] < 1 or pairs != pairs_above(self.exits, self.layers):
             expected = f"of each exit e in 1–{self.layers - 2} all pairs (e, e + 1) … (e, {self.layers - 1}), ascending"
-            raise BadArgument("translators.pairs", known, expected)
+            raise BadArgument("translators.pairs", pairs, expected)
         object.__setattr__(self, "kind", translator_kind("translators.pairs", self.pairs, "pairs"))
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """Layers that tokens may leave after, ascending."""
+        """Exit layers with translators, ascending."""
         return tuple(sorted({at for at, _ in self.pairs}))
 
     @property
@@ -327,12 +345,12 @@ class StateTranslators:
 
     @property
     def rank(self) -> int | None:
-        """r of every translator, 0 of biases alone, or None of full ones."""
+        """r of every translator, 0 for biases alone, or None for full ones."""
         return self.kind.rank
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of their model and their numbers: their name in points."""
+        """sha256 of their model and their numbers, their name in points."""
         return translator_digest(f"states {self.fingerprint} {self.dtype} {self.layers}", self.pairs)
 
     def macs(self, exit_: int, layer: int) -> int:
@@ -376,12 +394,26 @@ _TRANSLATORS: AttachedTensors[StateTranslators] = AttachedTensors("translators",
 
 
 def attach_translators(stepper: Stepper, translators: StateTranslators, fingerprint: str) -> str:
-    """Make ``translators`` available to points on ``stepper``; returns the digest by which points name them.
+    """Attach state translators to a stepper, so that operating points can name them.
 
-    ``fingerprint``: ``LoadedModel.fingerprint`` of the stepper's model.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model that decodes.
+    translators : StateTranslators
+        Translators fitted on that model.
+    fingerprint : str
+        ``LoadedModel.fingerprint`` of the stepper's model.
 
-    Raises:
-        BadArgument: translators of another model, dtype, number of layers or width.
+    Returns
+    -------
+    str
+        The digest by which points name the translators.
+
+    Raises
+    ------
+    BadArgument
+        Translators of another model, dtype, number of layers or width.
     """
     mine = (translators.fingerprint, translators.dtype, translators.layers, translators.width)
     require_same_model("translators", mine, (fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden))
@@ -390,12 +422,12 @@ def attach_translators(stepper: Stepper, translators: StateTranslators, fingerpr
 
 
 def point_translators(stepper: Stepper, point: OperatingPoint) -> StateTranslators | None:
-    """The attached translators that ``point`` names, or None. Raises BadArgument where they lack one of its exits."""
+    """The attached translators that ``point`` names, or None. Raises BadArgument if they lack one of its exits."""
     if point.translators is None:
         return None
-    found = _TRANSLATORS.get(stepper, point.translators)
-    missing = [probe for probe in point.probes if probe < point.ceiling - 1 and probe not in found.exits]
+    translators = _TRANSLATORS.get(stepper, point.translators)
+    missing = [probe for probe in point.probes if probe < point.ceiling - 1 and probe not in translators.exits]
     if missing:
-        has = ", ".join(map(str, found.exits))
+        has = ", ".join(map(str, translators.exits))
         raise BadArgument("point.probes", missing, f"exits that its translators know ({has})", "fit them at these too")
-    return found
+    return translators

@@ -34,7 +34,7 @@ from emad_ref.signals import (
 
 
 class HeadProbe:
-    """The base of all probes: remembers nothing, and runs a full head at the exit, through the point's lens if any.
+    """Base of all probes: without memory, and with a full head at the exit, through the point's lens if any.
 
     ``heads``: how readouts are computed; the stepper's own by default.
 
@@ -58,7 +58,7 @@ class HeadProbe:
 
 
 class SaturationProbe(HeadProbe):
-    """Compares with the layer below, so probes are consecutive; at the first of them there is nothing to compare."""
+    """Compares with the layer below, so probes are consecutive; the first of them compares nothing."""
 
     def begin(self) -> None:
         self.below: Tensor | None = None
@@ -97,7 +97,7 @@ class PrunedProbe(HeadProbe):
     """Remembers each row's candidate tokens and their logits by layer.
 
     Raises:
-        BadArgument: an adaptive rule that, sure of its token, would keep less than two of this vocabulary.
+        BadArgument: an adaptive rule that, at full confidence, would keep less than two of this vocabulary.
     """
 
     def __init__(self, stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None):
@@ -109,14 +109,14 @@ class PrunedProbe(HeadProbe):
 
     def begin(self) -> None:
         self.race: CandidateTokens | None = None
-        self.confidence: Tensor | None = None  # [rows] of the last probe: what the adaptive k depends on
+        self.confidence: Tensor | None = None  # [rows] of the last probe, which determines the adaptive k
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer, parameters = self.point.probes[probe], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit(hidden, layer, work)
             self.race = CandidateTokens.of_all(layer, logits)
-            # the JSD contrast is not defined yet: the readout's own response is the only confidence there is
+            # the JSD contrast is not defined yet: only the readout's own response gives a confidence
             self.confidence = softmax_response(logits)
             return score_function(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
@@ -147,19 +147,19 @@ def _parameters(point: OperatingPoint) -> Confidence:
     return point.confidence
 
 
-def require_aligned(remembered: int, shown: int) -> None:
-    """The rows read must be those remembered: ``keep`` must follow every stop of some rows."""
-    assert remembered == shown, f"{remembered} rows are remembered, {shown} are shown"
+def require_aligned(remembered: int, read: int) -> None:
+    """Check that the rows read are those remembered: ``keep`` must follow every stop of some rows."""
+    assert remembered == read, f"{remembered} rows are remembered, {read} are shown"
 
 
 def confidence_probe(
     stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None
 ) -> SaturationProbe | ContrastProbe | PrunedProbe:
-    """The probe of a point with a ``confidence``; ``heads`` as of ``HeadProbe``."""
+    """The probe of a point with a ``confidence``; ``heads`` as in ``HeadProbe``."""
     return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).pruned](stepper, point, heads)
 
 
-# (what the signal needs, whether the vocabulary is pruned) → probe; points refuse the other combinations
+# (kind of the signal, whether the vocabulary is pruned) → probe; points refuse the other combinations
 CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | ContrastProbe | PrunedProbe]] = {
     (STATE_BELOW, False): SaturationProbe,
     (HALF_DEPTH, False): ContrastProbe,
@@ -171,13 +171,13 @@ CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | Contra
 
 class Probe(Protocol):
     def begin(self) -> None:
-        """A new step: forget the shallower layers."""
+        """Begin a new step: forget the shallower layers."""
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         """Read states [rows, D] after ``point.probes[probe]``. Raises NotFinite."""
 
     def keep(self, rows: Tensor) -> None:
-        """Only these rows (int64 indices into those still running) go on to deeper probes."""
+        """Keep only these rows (int64 indices into the running ones) for deeper probes."""
 
     def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         """Logits [..., V] of states [..., D] that stop after ``layer``."""
@@ -193,7 +193,7 @@ class FullSoftmaxProbe(HeadProbe):
 
 
 class EstimatorProbe(HeadProbe):
-    """An estimate of the entropy; a head runs once, where the row stops."""
+    """An estimate of the entropy; a head runs once, at the exit."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         super().__init__(stepper, point)
@@ -209,7 +209,7 @@ class EstimatorProbe(HeadProbe):
 
 
 class AgreementProbe(HeadProbe):
-    """A full softmax that remembers the top-1 token of the probe before, row by row."""
+    """A full softmax that remembers the previous probe's top-1 token of each row."""
 
     def begin(self) -> None:
         self.before: Tensor | None = None

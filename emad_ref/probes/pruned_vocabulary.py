@@ -4,11 +4,11 @@
 
 S at the next layer is the best k of S by logit, starting from all of V after the minimum layer j, whose head is the
 last full one below the exit. Pruned tokens are not read again. Rows differ in S, and under the adaptive rule in k: each
-row gathers its own rows of W, rows of equal k in one batched product (``SeparateHeads``). No row is padded to the k of
-another, because padding would be executed. A trace of thousands of rows counts no executed work; there one product
-with all of W is faster and gives the same logits (``SharedHeads``).
+row gathers its own rows of W, and rows of equal k share one batched product (``SeparateHeads``). No row is padded to
+the k of another, because padding would be executed. A trace of thousands of rows counts no executed work; there one
+product with all of W is faster and gives the same logits (``SharedHeads``).
 
-Every readout counts k·E multiply-adds a row. The operating point holds k; nothing here knows thresholds.
+Every readout counts k·E multiply-adds a row. The operating point holds k; thresholds are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from emad_ref.probes.estimators import capped
 from emad_ref.record import READOUTS, Ints, Work
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
-GATHERED_ENTRIES = 2**22  # entries of W that one product gathers: 16 MB of float32, beyond which nothing gets faster
+GATHERED_ENTRIES = 2**22  # entries of W per product: 16 MB of float32, beyond which nothing gets faster
 
 
 class ReadoutHeads(Protocol):
-    """How readouts are computed; the work counted is the same for all ways."""
+    """Computation of readouts; all implementations count the same work."""
 
     stepper: Stepper
 
@@ -83,7 +83,7 @@ class SharedHeads:
 
     def pruned(self, hidden: Tensor, ids: Tensor, sizes: Sequence[int]) -> Tensor:
         whole = self.full(hidden)
-        none = whole.new_full((len(whole), 1), -torch.inf)  # the logit of id V, no token
+        none = whole.new_full((len(whole), 1), -torch.inf)  # the logit of id V, which is no token
         return torch.cat([whole, none], dim=1).gather(1, ids)
 
 
@@ -122,18 +122,20 @@ class CandidateTokens:
         return len(self.sizes)
 
     def narrowed(self, sizes: Sequence[int]) -> CandidateTokens:
-        """The best ``sizes`` [rows] by the logits of the deepest layer read; a row that has fewer keeps them all."""
-        kept = tuple(min(size, own) for size, own in zip(sizes, self.sizes, strict=True))
-        if kept == self.sizes:
+        """The best ``sizes`` [rows] by the logits of the deepest layer read; a row with fewer keeps them all."""
+        new_sizes = tuple(min(size, own) for size, own in zip(sizes, self.sizes, strict=True))
+        if new_sizes == self.sizes:
             return self
-        best = self.logits[max(self.logits)].topk(max(kept)).indices
+        best = self.logits[max(self.logits)].topk(max(new_sizes)).indices
         ids = self.ids.gather(1, best)
         logits = {layer: z.gather(1, best) for layer, z in self.logits.items()}
-        if min(kept) < max(kept):
-            none = torch.arange(max(kept), device=ids.device) >= torch.tensor(kept, device=ids.device)[:, None]
+        if min(new_sizes) < max(new_sizes):
+            none = (
+                torch.arange(max(new_sizes), device=ids.device) >= torch.tensor(new_sizes, device=ids.device)[:, None]
+            )
             ids = ids.masked_fill(none, self.vocabulary)
             logits = {layer: z.masked_fill(none, -torch.inf) for layer, z in logits.items()}
-        return CandidateTokens(self.vocabulary, ids, kept, logits)
+        return CandidateTokens(self.vocabulary, ids, new_sizes, logits)
 
     def read(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
         """Add the logits of states ``hidden`` [rows, D] after one more ``layer``; counted as pruned readouts."""
@@ -143,14 +145,14 @@ class CandidateTokens:
         return CandidateTokens(self.vocabulary, self.ids, self.sizes, {**self.logits, layer: logits})
 
     def macs(self, geometry: Geometry) -> Ints:
-        """int64 [rows] multiply-adds of one readout: k·E, plus the projection where D ≠ E (OPT-350m)."""
+        """int64 [rows] multiply-adds of one readout: k·E, plus the projection if D ≠ E (OPT-350m)."""
         wide, narrow = geometry.hidden, geometry.embedding_width
         return np.array(self.sizes) * narrow + (wide * narrow if wide != narrow else 0)
 
     def keep(self, rows: Tensor) -> CandidateTokens:
-        """These rows (int64 indices) alone."""
+        """Only these rows (int64 indices)."""
         sizes = tuple(self.sizes[row] for row in rows.tolist())
-        widest = max(sizes)  # the widest row may have left
+        widest = max(sizes)  # the widest row may be gone
         logits = {layer: z[rows, :widest] for layer, z in self.logits.items()}
         return CandidateTokens(self.vocabulary, self.ids[rows, :widest], sizes, logits)
 

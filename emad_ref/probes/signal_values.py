@@ -13,18 +13,18 @@ from emad_ref.errors import EmadError
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, RESPONSE, at_least_float32
 
-FEW = 32  # entries that Python adds up in less time than a call into torch takes
+FEW = 32  # entries that Python adds up faster than a call into torch
 
 
 class NotFinite(EmadError):
-    """Logits hold NaN or +inf: nothing can be decided from them."""
+    """Raised if logits hold NaN or +inf, from which nothing can be decided."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeOutput:
-    """``signal`` [rows], NaN where undefined; ``logits`` [rows, V] to emit from, None where the exit must run a head.
+    """``signal`` [rows], NaN where undefined; ``logits`` [rows, V] to emit from, None if the exit must run a head.
 
-    ``macs`` int64 [rows]: multiply-adds of each row's readout where rows may differ (pruned vocabularies), else None.
+    ``macs`` int64 [rows]: multiply-adds of each row's readout if rows may differ (pruned vocabularies), else None.
     """
 
     signal: Tensor
@@ -56,13 +56,13 @@ def saturation(hidden: Tensor, below: Tensor) -> Tensor:
 def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
     log_q = torch.log_softmax(at_least_float32(logits), dim=-1)
-    # where the final distribution is zero the term is 0, but 0·(−inf) would be NaN
+    # a term with final probability zero is 0, but 0·(−inf) would be NaN
     terms = (final_log_p.exp() * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
-    return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below it
+    return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below zero
 
 
 def require_finite(entropy: Tensor, where: str) -> None:
-    """Raises NotFinite where an entropy is not a number; ``where`` names the place for the message."""
+    """Raise NotFinite if an entropy is not a number; ``where`` names the place for the message."""
     # one sum shows NaN and infinity in a third of the calls; in float64, float16 values cannot overflow it
     few = entropy.is_cpu and entropy.numel() <= FEW
     if not math.isfinite(sum(entropy.flatten().tolist()) if few else entropy.sum(dtype=torch.float64).item()):
@@ -98,9 +98,9 @@ def row_blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
     """
     rows, at_once = len(logits), len(logits)
     if logits.device.type == "cpu":
-        held = CACHED_BYTES if cached is None else cached
-        at_once = max(2, held * torch.get_num_threads() // (logits.shape[1] * logits.element_size()))
-    firsts = list(range(0, max(rows - 1, 1), at_once))  # a last row by itself joins the block before it
+        block_bytes = CACHED_BYTES if cached is None else cached
+        at_once = max(2, block_bytes * torch.get_num_threads() // (logits.shape[1] * logits.element_size()))
+    firsts = list(range(0, max(rows - 1, 1), at_once))  # a single last row joins the block before it
     for first, end in zip(firsts, [*firsts[1:], rows], strict=True):
         yield slice(first, end)
 
