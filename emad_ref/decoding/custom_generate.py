@@ -1,13 +1,14 @@
-"""``model.generate(**inputs, custom_generate=adaptive(point))``: a Transformers user's own call, at adaptive depth.
+"""Custom generation: ``model.generate(**inputs, custom_generate=adaptive(point))``, Transformers' own call at adaptive
+depth.
 
-``generate`` prepares everything as it does for its own methods (logits processors, stopping criteria, lengths, ids of
-special tokens) and hands the loop over; this one differs from ``GenerationMixin._sample`` in where logits come from.
-What is drawn, and in which order, is the same: at full depth the tokens are Transformers' own, a sampled one included,
-seed by seed. Rows decide on their own and padding, on the left as Transformers wants it, is never seen by a rule.
+``generate`` prepares everything as for its own methods (logits processors, stopping criteria, lengths, ids of special
+tokens) and calls this loop, which differs from ``GenerationMixin._sample`` in the source of logits. Draws and their
+order are the same: at full depth the tokens are Transformers' own, sampled ones included, seed by seed. Rows decide
+independently, and left padding, as Transformers requires it, is invisible to rules.
 
-Every argument of ``generate`` and every setting of its configuration is listed here: ``TAKEN`` means what it means
-there, ``IDLE`` has no effect without beams, an assistant or a cache that is named, ``REFUSED`` is refused by name.
-Streamer, assistant, ``synced_gpus`` and tokenizers never arrive: ``generate`` (5.23) keeps them from every callable.
+Every argument of ``generate`` and every setting of its configuration is listed here: ``TAKEN`` has its usual meaning,
+``IDLE`` has no effect without beams, an assistant or a named cache, ``REFUSED`` is refused by name. Streamer,
+assistant, ``synced_gpus`` and tokenizers never arrive: ``generate`` (5.23) passes them to no callable.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 
-PREPARED = frozenset(  # what `generate` itself puts beside the tokens, and what this loop makes of its own
+PREPARED = frozenset(  # added by `generate` itself besides the tokens, or created by this loop
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "encoder_outputs"}
 )
 TAKEN = frozenset({
@@ -79,19 +80,19 @@ REFUSED: dict[str, str] = {
     "prefill_chunk_size": OF_ITS_OWN,
     "continuous_batching_config": OF_ITS_OWN,
 }
-PLAIN_CACHE = "dynamic"  # what generate makes where no cache_implementation is named: no wish for another one
+PLAIN_CACHE = "dynamic"  # generate's value without a cache_implementation
 
 
 @dataclass
 class AdaptiveOutput(GenerateDecoderOnlyOutput):
-    """As Transformers', and ``depths`` int64 [rows, new tokens]: blocks run for each token, 0 for padding."""
+    """Transformers' output with ``depths`` int64 [rows, new tokens]: blocks run for each token, 0 for padding."""
 
     depths: Tensor | None = None
 
 
 @dataclass
 class AdaptiveSeq2SeqOutput(GenerateEncoderDecoderOutput):
-    """As Transformers', and ``depths`` as in ``AdaptiveOutput``: blocks of the decoder."""
+    """Transformers' output with ``depths`` as in ``AdaptiveOutput``: blocks of the decoder."""
 
     depths: Tensor | None = None
 
@@ -103,19 +104,41 @@ def adaptive(
     streamer: BaseStreamer | None = None,
     tokenizer: Any | None = None,
 ) -> Callable[..., Any]:
-    """What to pass as ``custom_generate``. The model is checked once, when it is first generated with.
+    """Make the ``custom_generate`` argument of ``model.generate`` for decoding at an operating point.
 
-    ``point``: of the model's number of layers, e.g. ``load_profile("profile.json").point(0.2)``. ``loaded``: what
-    will be generated with, where the point names a lens attached to its stepper. ``streamer``: as ``generate`` takes
-    one, for a single row. ``tokenizer``: for ``stop_strings``, as ``generate`` takes one; by default ``loaded``'s.
+    Parameters
+    ----------
+    point : OperatingPoint
+        For the model's number of layers, e.g. ``load_profile("profile.json").point(0.2)``.
+    loaded : LoadedModel or None
+        The model to generate with, needed if the point names a lens attached to its stepper.
+    streamer : transformers streamer or None
+        As in ``generate``, for a single row.
+    tokenizer : transformers tokenizer or None
+        For ``stop_strings``, as in ``generate``; by default that of ``loaded``.
 
-    Calls raise:
-        BadArgument: a model that cannot be walked or is not that of ``loaded``, a point for another number of layers,
-            an option that means nothing here, stop strings without a tokenizer, a mask with holes, positions that do
-            not count the tokens of a row, more positions than the model has.
-        NotFinite: logits hold NaN or +inf.
+    Returns
+    -------
+    callable
+        The decoding loop. It checks the model once, at its first call. With ``return_dict_in_generate`` the output also
+        has
+        ``depths`` int64 [rows, new tokens].
+
+    Raises
+    ------
+    BadArgument
+        From the call: an unsupported model or another one than ``loaded``, a point for another number of layers, an
+        unsupported option, stop strings without a tokenizer, a mask with holes, positions that do not count the tokens
+        of a
+        row, more positions than the model has.
+    NotFinite
+        From the call: logits hold NaN or +inf.
+
+    References
+    ----------
+    EMAD, "Algorithm (per token)".
     """
-    walked: list[tuple[Any, Stepper]] = []  # the model last generated with
+    walked: list[tuple[Any, Stepper]] = []  # the model of the last call
     if loaded is not None:
         walked.append((loaded.model, loaded.stepper))
 
@@ -126,8 +149,8 @@ def adaptive(
         stopping_criteria: StoppingCriteriaList,
         generation_config: Any,
         inputs_tensor: Tensor | None = None,
-        stop_strings: str | list[str] | None = None,  # named here, it comes to this loop and not to generate's criteria
-        token_healing: bool | None = None,  # likewise: generate would ask for a tokenizer
+        stop_strings: str | list[str] | None = None,  # named here, so it reaches this loop and not generate's criteria
+        token_healing: bool | None = None,  # likewise: generate would require a tokenizer
         **model_kwargs: Any,
     ) -> Any:
         _require_supported({**vars(generation_config), "token_healing": token_healing}, model_kwargs)
@@ -152,15 +175,15 @@ class _GenerationLoop:
         self, decoder: WalkedDecoder, prompts: list[Prompt], config: Any, streamer: BaseStreamer | None
     ) -> None:
         self.decoder, self.prompts, self.config, self.streamer = decoder, prompts, config, streamer
-        kept = config.return_dict_in_generate
-        self.scores: list[Tensor] | None = [] if kept and config.output_scores else None
-        self.logits: list[Tensor] | None = [] if kept and config.output_logits else None
+        keeps_output = config.return_dict_in_generate
+        self.scores: list[Tensor] | None = [] if keeps_output and config.output_scores else None
+        self.logits: list[Tensor] | None = [] if keeps_output and config.output_logits else None
 
     def run(self, ids: Tensor, processors: Callable[..., Tensor], criteria: StoppingCriteriaList) -> Any:
-        """``ids`` [rows, prompt + new], or the output with depths where the configuration asks for one.
+        """``ids`` [rows, prompt + new], or the output with depths if the configuration requests one.
 
-        A row that has ended is padded where some token ends texts; where only strings, lengths or a criterion of the
-        caller's do, it goes on until all rows have ended. Both are Transformers' ways.
+        An ended row is padded if some token ends texts. If only strings, lengths or the caller's criterion do, it
+        continues until all rows have ended. Both follow Transformers.
         """
         self._show(ids)
         pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
@@ -168,7 +191,7 @@ class _GenerationLoop:
         alive = np.arange(len(ids))
         running = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
         session, output = self.decoder.begin(self.prompts, int(self.config.max_length) - ids.shape[1])
-        # of all rows, also of those that have ended: processors and draws are of the whole batch, as Transformers' are
+        # of all rows, ended ones included: processors and draws cover the whole batch, as in Transformers
         latest = torch.zeros(len(ids), output.logits.shape[-1], device=ids.device)
         try:
             while True:
@@ -197,9 +220,9 @@ class _GenerationLoop:
         return self._output(ids, torch.stack(depths, dim=1)) if self.config.return_dict_in_generate else ids
 
     def _pick(self, ids: Tensor, logits: Tensor, processors: Callable[..., Tensor], running: Tensor) -> Tensor:
-        """int64 [rows]; padding where a row has ended."""
+        """int64 [rows] next tokens; padding for an ended row."""
         if self.logits is not None:
-            self.logits.append(logits.clone())  # processors may write into theirs
+            self.logits.append(logits.clone())  # processors may modify theirs in place
         scores = processors(ids, logits)
         if self.scores is not None:
             self.scores.append(scores)
@@ -215,13 +238,13 @@ class _GenerationLoop:
             self.streamer.put(ids.cpu())
 
     def _output(self, ids: Tensor, depths: Tensor) -> Any:
-        made = AdaptiveSeq2SeqOutput if self.prompts[0].source is not None else AdaptiveOutput
-        scores, logits = (None if kept is None else tuple(kept) for kept in (self.scores, self.logits))
-        return made(sequences=ids, scores=scores, logits=logits, depths=depths)  # type: ignore[arg-type]
+        output_class = AdaptiveSeq2SeqOutput if self.prompts[0].source is not None else AdaptiveOutput
+        scores, logits = (None if entries is None else tuple(entries) for entries in (self.scores, self.logits))
+        return output_class(sequences=ids, scores=scores, logits=logits, depths=depths)  # type: ignore[arg-type]
 
 
 def _stop_string_criterion(strings: str | list[str], tokenizer: Any) -> StopStringCriteria:
-    """That a row ends where its text holds one of ``strings``."""
+    """Criterion that ends a row once its text holds one of ``strings``."""
     if tokenizer is None:
         raise BadArgument(
             "stop_strings",
@@ -233,11 +256,16 @@ def _stop_string_criterion(strings: str | list[str], tokenizer: Any) -> StopStri
 
 
 def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -> None:
-    """Raises BadArgument for what is set beyond transformers' default and has no meaning here."""
-    defaults, known = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
+    """Raise BadArgument for settings that differ from transformers' default and are unsupported here."""
+    defaults, standard = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
     for name, value in settings.items():
         plain = (None, False, defaults.get(name), PLAIN_CACHE if name == "cache_implementation" else None)
-        if name in TAKEN | IDLE or name not in known or name in METADATA_FIELDS or any(value == each for each in plain):
+        if (
+            name in TAKEN | IDLE
+            or name not in standard
+            or name in METADATA_FIELDS
+            or any(value == each for each in plain)
+        ):
             continue
         expected = repr(defaults.get(name, False if value is True else None))
         raise BadArgument(
@@ -253,21 +281,23 @@ def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -
 
 
 def _require_plain_positions(positions: Tensor | None, mask: Tensor | None) -> None:
-    """Raises BadArgument for positions other than 0, 1, … of every row's own tokens, which is what they are here."""
+    """Raise BadArgument for positions other than 0, 1, … of every row's own tokens."""
     if positions is None:
         return
-    seen = torch.ones_like(positions) if mask is None else mask
-    counted = seen.long().cumsum(-1) - 1
-    if positions.shape[-1:] != seen.shape[-1:] or not (positions == counted)[seen.expand_as(counted) != 0].all():
+    visible = torch.ones_like(positions) if mask is None else mask
+    counted = visible.long().cumsum(-1) - 1
+    if positions.shape[-1:] != visible.shape[-1:] or not (positions == counted)[visible.expand_as(counted) != 0].all():
         raise BadArgument("position_ids", positions.tolist(), "0, 1, … of each row's tokens", "leave them out")
 
 
 def _prompts(model: Any, ids: Tensor, inputs: Tensor | None, mask: Tensor | None) -> list[Prompt]:
-    """One per row, without padding. Of an encoder-decoder ``inputs`` and ``mask`` are the sources'."""
+    """One prompt per row, without padding. For an encoder-decoder ``inputs`` and ``mask`` are the sources'."""
     if not model.config.is_encoder_decoder:
         return [Prompt(tokens) for tokens in _unpadded(ids, mask)]
     assert inputs is not None, "generate gives what it encodes to whoever names it"
-    each = len(ids) // len(inputs)  # num_return_sequences: `generate` repeats the mask and the targets, not these
+    each = len(ids) // len(
+        inputs
+    )  # num_return_sequences: `generate` repeats the mask and the targets, but not the inputs
     sources = _unpadded(inputs.repeat_interleave(each, dim=0), mask)
     return [Prompt(tokens, source) for tokens, source in zip(_unpadded(ids, None), sources, strict=True)]
 
@@ -276,8 +306,8 @@ def _unpadded(ids: Tensor, mask: Tensor | None) -> list[Any]:
     rows = ids.cpu().numpy()
     if mask is None:
         return list(rows)
-    seen = mask.cpu().numpy() != 0
-    for row, one in enumerate(seen):
+    visible = mask.cpu().numpy() != 0
+    for row, one in enumerate(visible):
         if np.count_nonzero(np.diff(one)) > 1 or not one.any():
             raise BadArgument(f"attention_mask[{row}]", one.astype(int).tolist(), "one run of ones")
-    return [row[one] for row, one in zip(rows, seen, strict=True)]
+    return [row[one] for row, one in zip(rows, visible, strict=True)]

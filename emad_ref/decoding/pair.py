@@ -1,9 +1,9 @@
-"""Two decoders that write one text: what switching and speculation share.
+"""Two decoders that write one text: the common part of switching and speculation.
 
-``Partner`` is a decoder with the operating point it was made for. ``LoggedSession`` is a partner's session; it records
-everything that it processes in a ``TokenLog``. A partner whose point lets no token exit reads a chunk in one forward,
-at its ceiling; any other decides depths itself. Only the protocol is used, so any two decoders that read the same token
-ids can be paired (``shared_vocabulary``). Logits of embedding rows beyond the shared ids are cut off first.
+``Partner`` is a decoder with its operating point. ``LoggedSession`` is a partner's session; it records everything that
+it processes in a ``TokenLog``. A partner whose point lets no token exit reads a chunk in one forward, at its ceiling;
+any other decides depths itself. Only the protocol is used, so any two decoders with the same token ids can be paired
+(``shared_vocabulary``). Logits of embedding rows beyond the shared ids are dropped first.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Partner:
-    """A decoder and the operating point it was made for, which a ``Decoder`` does not tell.
+    """A decoder and its operating point, which a ``Decoder`` does not report.
 
-    ``vocabulary``: ids 0 … vocabulary − 1 are those that all partners of a text read; None: all the decoder has.
+    ``vocabulary``: ids 0 … vocabulary − 1 are shared by all partners of a text; None: all of the decoder's.
     """
 
     decoder: Decoder
@@ -42,18 +42,18 @@ class Partner:
 
     @property
     def undecided(self) -> bool:
-        """Whether depth is left to the point's rule or schedule; else every token runs to the ceiling."""
+        """Whether the point's rule or schedule decides depth; else every token runs to the ceiling."""
         return self.point.adaptive or schedule_of(self.point).ruleless
 
     def feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
-        """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None where undecided."""
+        """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None if undecided."""
         return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
 
 
 def shared_vocabulary(first: LoadedModel, second: LoadedModel) -> int:
-    """The ids 0 … n − 1 that both models read alike; both need a tokenizer, the same one.
+    """Number n of shared ids: ids 0 … n − 1 have the same meaning in both models, which need equal tokenizers.
 
-    Embeddings may differ in size above the tokenizer's largest id: rows there stand for no text (Qwen2.5 pads its
+    Embeddings may differ in size above the tokenizer's largest id: these rows stand for no text (Qwen2.5 pads its
     larger models to 152,064, the smaller to 151,936).
 
     Raises:
@@ -104,7 +104,9 @@ class LoggedSession:
         self.session, step = partner.decoder.start(prompts)
         self.opening_work = self.work
         self._before = [len(prompt.tokens) - 1 for prompt in prompts]
-        self._trail: list[list[int]] = []  # depths of the tokens held, from which the schedule admits the next one
+        self._trail: list[
+            list[int]
+        ] = []  # depths of the tokens in the cache, from which the schedule admits the next one
         for row, (sequence, prompt, before) in enumerate(zip(self.sequences, prompts, self._before, strict=True)):
             at_ceiling = np.full(before + 1, partner.point.ceiling)
             depth, signal = at_ceiling.copy(), np.full((before + 1, probes), np.nan)
@@ -124,10 +126,10 @@ class LoggedSession:
         return None if work is None else work + Work.none(work.layers)
 
     def feed(self, tokens: Ints, phase: Sequence[int], *, depth: int | None = None, last: int | None = None) -> Floats:
-        """Process ``tokens`` [rows, n] in chunks the decoder takes; ``phase`` [n].
+        """Process ``tokens`` [rows, n] in chunks the decoder accepts; ``phase`` [n].
 
         ``depth``: forced on all of them; None leaves it to the partner. Returns logits [rows, last, V] of the ``last``
-        tokens, of all by default: heads of the others are not run.
+        tokens, of all by default; no head runs for the others.
         """
         n, widest, logits = tokens.shape[1], self.partner.decoder.capabilities.max_feed, []
         unread = 0 if last is None else n - last
@@ -142,9 +144,9 @@ class LoggedSession:
         return np.concatenate(logits, axis=1)
 
     def deepen(self, length: Ints, phase: int) -> Floats:
-        """Run all tokens from ``length`` [rows] on to the ceiling; their logits there [rows, n, V].
+        """Run all tokens from ``length`` [rows] on to the ceiling; returns their logits there [rows, n, V].
 
-        The log holds each a second time, in ``phase`` at its new depth; what it was before is not kept.
+        The log lists each a second time, in ``phase`` at its new depth; the first entry is no longer kept.
         """
         step = self.session.deepen(length)
         for row, (sequence, first) in enumerate(zip(self.sequences, length.tolist(), strict=True)):
@@ -155,26 +157,26 @@ class LoggedSession:
 
     def rollback(self, length: Ints) -> None:
         self.session.rollback(length)
-        for sequence, trail, held in zip(self.sequences, self._trail, length.tolist(), strict=True):
-            self._log.truncate(sequence, self.model, held)
-            del trail[held:]
+        for sequence, trail, row_length in zip(self.sequences, self._trail, length.tolist(), strict=True):
+            self._log.truncate(sequence, self.model, row_length)
+            del trail[row_length:]
 
     def keep(self, length: Ints) -> None:
-        """Roll back to ``length`` [rows], for good."""
+        """Roll back to ``length`` [rows] and commit it."""
         self.rollback(length)
         self.session.commit(length)
 
     def drop(self, rows: Sequence[int]) -> None:
         self.session.drop(np.array(rows, dtype=np.int64))
-        kept = [row for row in range(len(self.sequences)) if row not in set(rows)]
-        self.sequences = [self.sequences[row] for row in kept]
-        self._trail, self._before = [self._trail[row] for row in kept], [self._before[row] for row in kept]
+        remaining = [row for row in range(len(self.sequences)) if row not in set(rows)]
+        self.sequences = [self.sequences[row] for row in remaining]
+        self._trail, self._before = [self._trail[row] for row in remaining], [self._before[row] for row in remaining]
 
     def close(self) -> None:
         self.session.close()
 
     def _extend(self, row: int, depth: Ints) -> Ints:
-        """Lengthen a row's trail by tokens of ``depth`` [n]; the caps [n] that they had."""
+        """Lengthen a row's trail by tokens of ``depth`` [n]; returns their caps [n]."""
         trail, caps = self._trail[row], []
         for each in depth.tolist():
             caps.append(self._schedule.admit(self.partner.point, trail, self._before[row], len(trail)).cap)
@@ -182,7 +184,7 @@ class LoggedSession:
         return np.array(caps, dtype=np.int64)
 
     def _readable(self, step: Step) -> Floats:
-        """Logits over the ids that the partners share; ``signal`` becomes this step's."""
+        """Logits over the shared ids; ``signal`` becomes this step's."""
         self.signal = step.signal
         shared = step.logits[..., : self.partner.vocabulary]
         require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {self.model}")
@@ -190,13 +192,13 @@ class LoggedSession:
 
 
 def require_prompts(prompts: Sequence[Prompt]) -> None:
-    """Raises BadArgument where there is nothing to decode."""
+    """Raise BadArgument without a prompt."""
     if len(prompts) == 0:
         raise BadArgument("prompts", [], "at least one prompt")
 
 
 def require_one_vocabulary(first: Floats, second: Floats) -> None:
-    """Refuse logits [..., V] of different V: two decoders that do not speak of the same ids."""
+    """Refuse logits [..., V] of different V: the two decoders have different ids."""
     if first.shape[-1] != second.shape[-1]:
         raise BadArgument(
             "vocabularies",
@@ -207,5 +209,5 @@ def require_one_vocabulary(first: Floats, second: Floats) -> None:
 
 
 def work_by_model(small: Work | None, large: Work | None) -> dict[int, Work] | None:
-    """Work as a Record holds it; None unless both models count: half a sum would pass for the whole."""
+    """Work as a Record holds it; None unless both models count, since half a sum would be misleading."""
     return None if small is None or large is None else {0: small, 1: large}

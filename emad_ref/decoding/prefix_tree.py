@@ -1,12 +1,12 @@
 """Switching and greedy speculation under many rules at once, over a shared tree of prefixes.
 
-Greedy decoding makes the next token a function of the history and the model in charge. Rules share a text as long as
-they agree on it, so the texts of one prompt form a tree of ``PrefixNode``; a rule is a path through it. Where a path
-needs a model's output after a new prefix, that model writes up to ``AHEAD`` tokens on, for all
-waiting paths in batches. One rule alone costs one decoding; the twentieth costs almost nothing.
+Under greedy decoding the next token is a function of the history and the model in charge. Rules share a text as long as
+they agree on it, so the texts of one prompt form a tree of ``PrefixNode``; a rule is a path through it. If a path needs
+a model's output after a new prefix, that model writes up to ``AHEAD`` tokens on, for all waiting paths in batches. One
+rule alone costs one decoding; the twentieth costs almost nothing.
 
 Laws compare every path with ``switching.switch`` (tokens, models, entropies, work) and ``speculation.speculate``
-(tokens, models). Both models run at full depth: where a model decides its depth, its output depends on what it read
+(tokens, models). Both models run at full depth: if a model decides its depth, its output depends on what it read
 before. Decoding is greedy only.
 """
 
@@ -28,10 +28,10 @@ from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Session, Step
 from emad_ref.record import Bools, Floats, Ints, Work
 
-AHEAD = 32  # tokens that a model writes on by itself: most would be thrown away at the next switch, some are not
+AHEAD = 32  # tokens that a model writes on by itself: most would be discarded at the next switch, some are used
 
 Partners = tuple[Partner, Partner]
-NextToken = tuple[int, float]  # the token a model writes, and the entropy of its logits in bits
+NextToken = tuple[int, float]  # a model's next token, and the entropy of its logits in bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class TextRequest:
 
 @dataclass(eq=False)
 class PrefixNode:
-    """A prefix: each model's next token (None until it is needed), and the prefixes that are one token longer."""
+    """A prefix: each model's next token (None until needed), and the prefixes with one more token."""
 
     answers: list[NextToken | None] = field(default_factory=lambda: [None] * len(MODELS))
     after: dict[int, PrefixNode] = field(default_factory=dict)
@@ -76,34 +76,34 @@ class SwitchedText:
         return int(self.model.sum())
 
     def feeds(self, model: int) -> Iterator[tuple[int, int]]:
-        """(tokens held before, tokens read) each time ``model`` read something; held 0 where it opened."""
-        held = 0
+        """(tokens read before, tokens read) of each feed of ``model``; 0 before at its opening."""
+        position = 0
         for at in np.flatnonzero(self.model == model).tolist():
-            yield held, self.prompt + at - held
-            held = self.prompt + at
+            yield position, self.prompt + at - position
+            position = self.prompt + at
 
     def read(self, model: int) -> int:
-        """Tokens that went through ``model``, prompt and catch-up included."""
+        """Number of tokens that ``model`` read, prompt and catch-up included."""
         return sum(n for _, n in self.feeds(model))
 
     def caught_up(self, model: int) -> int:
-        """Tokens that ``model`` read only to take over, the prompt among them; the last it read is its own step."""
+        """Number of tokens that ``model`` read only to take over, prompt included; the last one is its own step."""
         feeds = list(self.feeds(model))
-        opened = int(bool(feeds) and self.model[0] == model)  # the model that starts reads the prompt in any case
+        opened = int(bool(feeds) and self.model[0] == model)  # the starting model reads the prompt in any case
         return sum(n - 1 for _, n in feeds[opened:])
 
     def work(self, model: int, layers: int, opening: bool = False) -> Work:
-        """Work of ``model`` with ``layers`` layers, at full depth in a session of one row; with ``opening`` only that
-        of reading the prompt.
+        """Work of ``model`` with ``layers`` layers, at full depth in a session of one row.
 
-        A session reads its prompt but for the last position in one chunk, that position by itself.
+        With ``opening`` only that of reading the prompt. A session reads its prompt but for the last position in one
+        chunk, and then that position.
         """
         work = Work.none(layers)
-        for held, n in self.feeds(model):
-            if opening and (held or self.model[0] != model):
+        for before, n in self.feeds(model):
+            if opening and (before or self.model[0] != model):
                 break
             # opening: the positions before the last see each other, masked keys included, the last sees all
-            keys = n * (held + n) if held else (n - 1) ** 2 + n
+            keys = n * (before + n) if before else (n - 1) ** 2 + n
             work.tokens[:] += n
             work.context[:] += keys
             work.readout_rows[0, -1] += 1
@@ -131,7 +131,7 @@ class SwitchedScores:
 
 
 def _score_continuation(logits: Floats, tokens: Ints) -> ContinuationScores:
-    """From logits [n, V] that predict ``tokens`` [n]."""
+    """Scores of ``tokens`` [n] from the logits [n, V] that predict them."""
     chosen = np.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return ContinuationScores(
         chosen - logsumexp(logits, axis=-1), logits.argmax(axis=-1) == tokens, entropy_bits(logits)
@@ -159,7 +159,7 @@ class SpeculatedText:
     entropy_bits: Floats
 
 
-PrefixQuery = tuple[PrefixNode, int, list[int]]  # the prefix, the model, and the tokens emitted up to there
+PrefixQuery = tuple[PrefixNode, int, list[int]]  # prefix, model, and the tokens emitted before
 W = TypeVar("W", SwitchedText, SpeculatedText)
 
 
@@ -172,7 +172,7 @@ def _next_token(node: PrefixNode, model: int, tokens: list[int]) -> Generator[Pr
 def _switching_path(
     text: TextRequest, rule: SwitchingRule, node: PrefixNode
 ) -> Generator[PrefixQuery, None, SwitchedText]:
-    """The path of ``rule`` from the root of ``text``; it yields a query where a model's next token is missing."""
+    """The path of ``rule`` from the root of ``text``; it yields a query for each missing next token."""
     tokens: list[int] = []
     model: list[int] = []
     bits: list[float] = []
@@ -199,7 +199,7 @@ def _speculation_path(
     tokens: list[int] = []
     model: list[int] = []
     bits: list[float] = []
-    left = 0  # drafts that this round may still make; the verifier writes the first token of all
+    left = 0  # drafts left in this round; the verifier writes the first token of all
     while not (tokens and text.over(tokens)):
         chosen, _ = yield from _next_token(node, LARGE, tokens)
         emitted, by = chosen, LARGE
@@ -219,7 +219,7 @@ class PrefixTrees:
     """The prefix trees of some prompts for one pair of models.
 
     Methods take the ``partners``, small first, both at full depth: always decoders of the same two models. ``rows``:
-    prompts that their decoders take at once.
+    prompts per batch of their decoders.
     """
 
     def __init__(self, rows: int):
@@ -227,22 +227,22 @@ class PrefixTrees:
         self._roots: dict[tuple[int, ...], PrefixNode] = {}
         self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ContinuationScores] = {}
 
-    def walks(self, partners: Partners, wanted: Sequence[tuple[TextRequest, SwitchingRule]]) -> list[SwitchedText]:
+    def walks(self, partners: Partners, requests: Sequence[tuple[TextRequest, SwitchingRule]]) -> list[SwitchedText]:
         """Each text under its rule, in order.
 
         Raises:
-            BadArgument: no new token is wanted, a partner that decides its depth, and what the decoders refuse.
+            BadArgument: no new token is requested, a partner that decides its depth, and as the decoders raise.
             NotFinite: logits hold NaN or +inf.
         """
         _require_full_depth(partners)
-        if any(text.most < 1 for text, _ in wanted):
+        if any(text.most < 1 for text, _ in requests):
             raise BadArgument("most", 0, "at least one new token")
         return self._run_paths(
-            partners, [(text, _switching_path(text, rule, self._root(text))) for text, rule in wanted]
+            partners, [(text, _switching_path(text, rule, self._root(text))) for text, rule in requests]
         )
 
     def spoken(
-        self, partners: Partners, wanted: Sequence[TextRequest], k: int, gate_bits: float | None
+        self, partners: Partners, requests: Sequence[TextRequest], k: int, gate_bits: float | None
     ) -> list[SpeculatedText]:
         """Each text by greedy speculation with ``k`` drafts a round, in order: tokens and shares, no work.
 
@@ -251,7 +251,7 @@ class PrefixTrees:
         """
         _require_full_depth(partners)
         return self._run_paths(
-            partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in wanted]
+            partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in requests]
         )
 
     def choices(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
@@ -267,7 +267,7 @@ class PrefixTrees:
         return np.array(chosen) == walk.tokens
 
     def scored(
-        self, partners: Partners, wanted: Sequence[tuple[Ints, Ints]], rule: SwitchingRule
+        self, partners: Partners, requests: Sequence[tuple[Ints, Ints]], rule: SwitchingRule
     ) -> list[SwitchedScores]:
         """Scores of each (prompt, continuation), teacher-forced under ``rule``, by the models in charge.
 
@@ -279,23 +279,23 @@ class PrefixTrees:
         """
         _require_full_depth(partners)
         for model in (SMALL, LARGE):
-            self._read_options(partners[model], model, wanted)
-        found = []
-        for prompt, continuation in wanted:
+            self._read_options(partners[model], model, requests)
+        scores = []
+        for prompt, continuation in requests:
             key = tuple(prompt.tolist()), tuple(continuation.tolist())
             both = self._options[(SMALL, *key)], self._options[(LARGE, *key)]
             models = np.array(_models_in_charge(rule, [option.entropy_bits for option in both]), dtype=np.int64)
             at = np.arange(len(models))
             columns = ([getattr(option, name) for option in both] for name in ("log_p", "greedy", "entropy_bits"))
-            found.append(SwitchedScores(models, *(np.array(each)[models, at] for each in columns)))
-        return found
+            scores.append(SwitchedScores(models, *(np.array(each)[models, at] for each in columns)))
+        return scores
 
     # ------------------------------------------------------------ private
 
-    def _read_options(self, partner: Partner, model: int, wanted: Sequence[tuple[Ints, Ints]]) -> None:
-        """Score every continuation that ``model`` has not read yet, those of one prompt in one session."""
+    def _read_options(self, partner: Partner, model: int, requests: Sequence[tuple[Ints, Ints]]) -> None:
+        """Score every continuation that ``model`` has not read yet; one session per prompt."""
         todo: dict[tuple[int, ...], dict[tuple[int, ...], Ints]] = {}
-        for prompt, continuation in wanted:
+        for prompt, continuation in requests:
             key = tuple(prompt.tolist()), tuple(continuation.tolist())
             if (model, *key) not in self._options:
                 todo.setdefault(key[0], {})[key[1]] = continuation
@@ -317,27 +317,27 @@ class PrefixTrees:
         self, partners: Partners, paths: Sequence[tuple[TextRequest, Generator[PrefixQuery, None, W]]]
     ) -> list[W]:
         """Results of ``paths``, in rounds: all paths that wait for a model's next token get it together."""
-        found: dict[int, W] = {}
+        results: dict[int, W] = {}
         while True:
             waiting: dict[tuple[int, int], tuple[TextRequest, PrefixNode, list[int]]] = {}
             for number, (text, path) in enumerate(paths):
-                if number in found:
+                if number in results:
                     continue
                 try:
                     node, model, tokens = next(path)
                     waiting.setdefault((id(node), model), (text, node, tokens))
                 except StopIteration as end:
-                    found[number] = end.value
+                    results[number] = end.value
             if not waiting:
-                return [found[number] for number in range(len(paths))]
+                return [results[number] for number in range(len(paths))]
             for model in (SMALL, LARGE):
-                self._answer(partners, model, [asked for (_, of), asked in waiting.items() if of == model])
+                self._answer(partners, model, [query for (_, of), query in waiting.items() if of == model])
 
     def _answer(
         self, partners: Partners, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
     ) -> None:
-        """``model`` writes on from each waiting prefix; similar lengths together, so that little is padded."""
-        order = sorted(waiting, key=lambda asked: len(asked[0].prompt) + len(asked[2]))
+        """Let ``model`` continue each waiting prefix; similar lengths together, so that little is padded."""
+        order = sorted(waiting, key=lambda query: len(query[0].prompt) + len(query[2]))
         for at in range(0, len(order), self._rows):
             self._write(partners[model], model, order[at : at + self._rows])
 
@@ -354,7 +354,7 @@ class PrefixTrees:
                     node.answers[model] = one
                     tokens.append(one[0])
                 texts = [(text, node.child(tokens[-1]), tokens) for text, node, tokens in texts]
-                # beyond a prefix that this model has answered before, all its tokens are known
+                # beyond a prefix that this model has answered, all its tokens are known
                 alive = [
                     row
                     for row, (text, node, tokens) in enumerate(texts)
@@ -385,14 +385,13 @@ class PrefixTrees:
 
     @staticmethod
     def _next_tokens(partner: Partner, model: int, logits: Floats) -> list[NextToken]:
-        """From logits [rows, V]."""
+        """Next tokens from logits [rows, V]."""
         shared = _shared_logits(partner, model, logits)
         return list(zip(shared.argmax(axis=-1).tolist(), entropy_bits(shared).tolist(), strict=True))
 
 
 def _feed_text(partner: Partner, session: Session, opened: Step, tokens: Ints) -> Floats:
-    """Logits [n, V] that predict each of ``tokens`` [n] after the prompt of a session of one row; the last is not
-    fed."""
+    """Logits [n, V] that predict each of ``tokens`` [n] after the prompt of a one-row session; the last is not fed."""
     logits, widest = [opened.logits[0, -1:]], partner.decoder.capabilities.max_feed
     for at in range(0, len(tokens) - 1, widest):
         piece = tokens[None, at : min(at + widest, len(tokens) - 1)]
@@ -401,7 +400,7 @@ def _feed_text(partner: Partner, session: Session, opened: Step, tokens: Ints) -
 
 
 def _shared_logits(partner: Partner, model: int, logits: Floats) -> Floats:
-    """Logits [..., V] over the ids that the partners share."""
+    """Logits [..., V] over the shared ids."""
     shared = logits[..., : partner.vocabulary]
     require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {MODELS[model]}")
     return shared

@@ -1,4 +1,4 @@
-"""The reference decoder: the protocol's ``Decoder`` over a layered model.
+"""Reference decoder: the protocol's ``Decoder`` over a layered model.
 
 A session keeps the depth of every token of a row (its *trail*), so that a rollback restores the cap. K/V above the cap
 stay until ``commit``. Under ``free_deferred`` a session also keeps the state of every token that stopped early, so that
@@ -29,13 +29,13 @@ from emad_ref.schedule.schedules import SCHEDULES, run_deferred_to_ceiling, sche
 
 
 class SessionClosed(EmadError):
-    """A session was used after ``close``."""
+    """Raised if a session is used after ``close``."""
 
 
 class Sampler:
     """Greedy at ``temperature`` 0, else a draw from softmax(logits / temperature).
 
-    Each row draws from a generator of its own, seeded with (seed, row): its tokens do not depend on its neighbours.
+    Each row has its own generator, seeded with (seed, row): its tokens do not depend on its neighbours.
     """
 
     def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
@@ -86,15 +86,15 @@ class ReferenceSession:
         tokens = self._checked_tokens(tokens)
         forced = None if depth is None else self._checked_depth(depth, tokens.shape)
         n = tokens.shape[1]
-        wanted = n if last is None else last
-        if not 0 <= wanted <= n:
+        n_logits = n if last is None else last
+        if not 0 <= n_logits <= n:
             raise BadArgument("last", last, f"0–{n}, tokens of this feed", "None asks for the logits of all of them")
         ids = torch.from_numpy(tokens).to(self._stepper.device)
         one_pass = self._forward.decides_chunks if forced is None else bool((forced == forced[:, :1]).all())
         if one_pass:
-            return self.advance(ids, forced, wanted).step()
+            return self.advance(ids, forced, n_logits).step()
         steps = [
-            self.advance(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - wanted))
+            self.advance(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - n_logits))
             for i in range(n)
         ]
         return concatenate_steps(steps).step()
@@ -115,9 +115,11 @@ class ReferenceSession:
     def rollback(self, length: Ints) -> None:
         self._require_open()
         length = self._checked_length(length, "rollback")
-        for row, kept in enumerate(length.tolist()):
-            del self._trail[row][kept:]
-            self._prompt[row] = min(self._prompt[row], kept)  # the rule decides what follows a shortened prompt
+        for row, new_length in enumerate(length.tolist()):
+            del self._trail[row][new_length:]
+            self._prompt[row] = min(
+                self._prompt[row], new_length
+            )  # the rule decides everything after a shortened prompt
         self._store.cache.truncate(length)
         self._store.deferred.truncate(length)
 
@@ -130,15 +132,15 @@ class ReferenceSession:
 
     def drop(self, rows: Ints) -> None:
         self._require_open()
-        gone, held = set(np.atleast_1d(as_int64("rows", rows)).tolist()), range(len(self._trail))
-        if not gone < set(held):
-            expected = f"some, not all, of rows 0–{len(held) - 1}"
+        gone, rows_now = set(np.atleast_1d(as_int64("rows", rows)).tolist()), range(len(self._trail))
+        if not gone < set(rows_now):
+            expected = f"some, not all, of rows 0–{len(rows_now) - 1}"
             raise BadArgument("rows", sorted(gone), expected, "close() ends the whole session")
         self._store.cache.drop(np.array(sorted(gone), dtype=np.int64))
-        kept = [row for row in held if row not in gone]
-        self._trail, self._prompt = [self._trail[row] for row in kept], [self._prompt[row] for row in kept]
-        self._committed = self._committed[kept]
-        self._store.deferred.drop(kept)
+        remaining = [row for row in rows_now if row not in gone]
+        self._trail, self._prompt = [self._trail[row] for row in remaining], [self._prompt[row] for row in remaining]
+        self._committed = self._committed[remaining]
+        self._store.deferred.drop(remaining)
 
     def close(self) -> None:
         empty = self._stepper.new_cache(1, 1)  # allocates nothing before its first write
@@ -149,11 +151,13 @@ class ReferenceSession:
 
     @property
     def store(self) -> SessionState:
-        """For a loop that runs layers itself and leaves the session's steps alone."""
+        """State for a loop that runs layers itself instead of the session's steps."""
         return self._store
 
     def prefill(self, prompts: Sequence[Prompt]) -> StepOutput:
-        """Run prompts but their last positions at the ceiling in one forward, then the last ones as the first step."""
+        """Prefill: run prompts except their last positions at the ceiling in one forward, then the last ones as first
+        step.
+        """
         heads = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]
         lengths = np.array([len(head) for head in heads])
         if lengths.max() > 0:
@@ -162,7 +166,7 @@ class ReferenceSession:
         return self.advance(last, None)
 
     def prefill_whole(self, prompts: Sequence[Prompt]) -> StepOutput:
-        """Run whole prompts in one forward: enough where no token can exit below the ceiling."""
+        """Prefill whole prompts in one forward: enough if no token can exit below the ceiling."""
         lengths = np.array([len(prompt.tokens) for prompt in prompts])
         hidden = self._run_prompts([np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts], lengths)
         last = torch.from_numpy(lengths - 1).to(hidden.device)
@@ -175,20 +179,20 @@ class ReferenceSession:
     def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
         """Process int64 [rows, n] on the device; ``forced`` [rows, n], constant along n.
 
-        Without ``forced`` n is 1, or any where ``AdaptiveForward.decides_chunks`` holds. ``last``: tokens of which
-        logits are wanted, 0…n.
+        Without ``forced`` n is 1, or any if ``AdaptiveForward.decides_chunks``. ``last``: number of tokens with logits,
+        0…n.
         """
         length, cache = self.length, self._store.cache
         context = self._stepper.frame(length[:, None] + np.arange(ids.shape[1]), cache)
         if forced is None:
             admitted = self._admissions()
             cap = np.array([one.cap for one in admitted], dtype=np.int64)
-            asked = np.array([not one.held for one in admitted], dtype=bool)
+            by_rule = np.array([not one.held for one in admitted], dtype=bool)
         else:
-            cap, asked = forced[:, 0], np.zeros(len(forced), dtype=bool)
+            cap, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
         decided = length - np.array(self._prompt)
-        output = self._forward.run(StepInput(ids, context, self._store, cap, asked, decided, last))
-        # without a probe no other check would see NaN, and the argmax of NaN is a token like any other
+        output = self._forward.run(StepInput(ids, context, self._store, cap, by_rule, decided, last))
+        # without a probe no other check would notice NaN, and the argmax of NaN is a valid id
         require_finite(output.logits.amax(dim=-1), "at the depth of emission")
         for trail, depths in zip(self._trail, output.depth.tolist(), strict=True):
             trail.extend(depths)
@@ -197,7 +201,7 @@ class ReferenceSession:
     # ------------------------------------------------------------ private
 
     def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> Tensor:
-        """Hidden states at the ceiling of ``heads``, padded on the right: [rows that have one, longest, D]."""
+        """Hidden states at the ceiling of ``heads``, padded on the right: [rows with one, longest, D]."""
         rows = np.flatnonzero(lengths > 0)
         widest = int(lengths.max())
         tokens = np.zeros((len(rows), widest), dtype=np.int64)
@@ -214,11 +218,11 @@ class ReferenceSession:
         return hidden
 
     def _admissions(self, length: Ints | None = None) -> list[Admission]:
-        """What the schedule admits for the next token of each row, after ``length`` [rows] tokens (all by default)."""
-        kept = self.length if length is None else length
+        """Admission of the schedule for the next token of each row, after ``length`` [rows] tokens (all by default)."""
+        lengths = self.length if length is None else length
         return [
             self._schedule.admit(self._point, trail, prompt, n)
-            for trail, prompt, n in zip(self._trail, self._prompt, kept.tolist(), strict=True)
+            for trail, prompt, n in zip(self._trail, self._prompt, lengths.tolist(), strict=True)
         ]
 
     def _require_open(self) -> None:
@@ -237,9 +241,9 @@ class ReferenceSession:
         depth = as_int64("depth", depth)
         if depth.shape != shape:
             raise BadArgument("depth", depth.shape, f"the shape of tokens, {list(shape)}")
-        for row, wanted in enumerate(depth.tolist()):
+        for row, depths in enumerate(depth.tolist()):
             trail = list(self._trail[row])
-            for i, one in enumerate(wanted):
+            for i, one in enumerate(depths):
                 admitted = self._schedule.admit(self._point, trail, self._prompt[row], len(trail))
                 if one != admitted.cap and (admitted.held or not 1 <= one < admitted.cap):
                     admits = admitted.cap if admitted.held else f"1–{admitted.cap}"
@@ -250,16 +254,16 @@ class ReferenceSession:
         return depth
 
     def _checked_shallow(self, length: Ints) -> Ints:
-        """``length`` [rows] from which on every token stopped early, as many of them in each row."""
+        """Check ``length`` [rows]: all tokens from there on stopped early, equally many in each row."""
         if not self._schedule.deepens:
             able = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.deepens)
             raise Unsupported(
                 f"deepen under schedule={self._point.schedule!r}, but only {able} keeps the states of tokens that "
                 f"stopped early and lets them rise; open the decoder at a point with schedule={able!r}"
             )
-        length, held = as_int64("length", length), self.length
-        if length.shape != held.shape or (length < 0).any() or len({*(held - length).tolist()}) > 1:
-            expected = f"one per row, each as far below the held {held.tolist()} as the others"
+        length, current = as_int64("length", length), self.length
+        if length.shape != current.shape or (length < 0).any() or len({*(current - length).tolist()}) > 1:
+            expected = f"one per row, each as far below the held {current.tolist()} as the others"
             raise BadArgument("length", length.tolist(), expected, "a step has as many tokens of every row")
         for row, first in enumerate(length.tolist()):
             depths = self._trail[row][first:]
@@ -274,22 +278,37 @@ class ReferenceSession:
 
     def _checked_length(self, length: Ints, verb: str) -> Ints:
         length = as_int64("length", length)
-        # lists, because this runs once a token: on a few rows the call overhead of NumPy dominates
-        held, least = self.length.tolist(), [max(1, n) for n in self._committed.tolist()]
-        wanted = length.tolist()
-        if length.shape != (len(held),) or not all(a <= n <= b for a, n, b in zip(least, wanted, held, strict=True)):
-            expected = f"one per row, between the committed {least} and the held {held}"
-            raise BadArgument("length", wanted, expected, f"nothing else can be the target of a {verb}")
+        # lists, because this runs once per token: on a few rows the call overhead of NumPy dominates
+        current, least = self.length.tolist(), [max(1, n) for n in self._committed.tolist()]
+        lengths = length.tolist()
+        if length.shape != (len(current),) or not all(
+            a <= n <= b for a, n, b in zip(least, lengths, current, strict=True)
+        ):
+            expected = f"one per row, between the committed {least} and the held {current}"
+            raise BadArgument("length", lengths, expected, f"nothing else can be the target of a {verb}")
         return length
 
 
 class ReferenceDecoder:
     """The protocol's ``Decoder`` for any family of ``models.families``; ``emad_ref.WalkedDecoder`` is its alias.
 
-    ``session``, ``sampler``: the classes that it opens and draws with; ``mutants`` replaces them.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    point : OperatingPoint
+        For that model's number of layers.
+    session, sampler : type
+        Classes of its sessions and draws; ``mutants`` replaces them.
 
-    Raises:
-        BadArgument: a point for another number of layers.
+    Raises
+    ------
+    BadArgument
+        A point for another number of layers.
+
+    References
+    ----------
+    EMAD, "Algorithm (per token)".
     """
 
     session: ClassVar[type[ReferenceSession]] = ReferenceSession
@@ -326,7 +345,8 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[ReferenceSession, StepOutput]:
-        """A session with room for ``max_new`` tokens, and the step after each prompt, its logits on the device.
+        """Open a session with room for ``max_new`` tokens; returns it with the step after each prompt, logits on the
+        device.
 
         For loops that choose tokens themselves and ``advance`` the session. Raises as ``generate``.
         """
@@ -338,7 +358,7 @@ class ReferenceDecoder:
         return session, session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
 
     def prompt_work(self, prompts: Sequence[Prompt]) -> Work:
-        """The part of ``begin``'s work that prompt positions before the last cost."""
+        """Work of ``begin`` for prompt positions before the last."""
         work = Work.none(self.stepper.layers)
         widest = max(len(p.tokens) for p in prompts)
         if self.point.fixed:
@@ -418,7 +438,7 @@ class ReferenceDecoder:
         )
 
     def _with_sources(self, work: Work, prompts: Sequence[Prompt]) -> Work:
-        """``work`` of prompts, and the cost of their sources up to there: the encoder, and K/V for prompt positions."""
+        """``work`` of prompts, and of their sources: the encoder, and K/V for prompt positions."""
         width = max(0 if p.source is None else len(p.source) for p in prompts)
         fills, rows = np.zeros_like(work.cross_fills), sum(len(p.tokens) > 1 for p in prompts)
         fills[: self.point.ceiling] = rows * width
@@ -435,14 +455,14 @@ WalkedDecoder = ReferenceDecoder  # the exported name
 
 
 def require_room(positions: int, stepper: Stepper) -> None:
-    """Raises BadArgument for more positions than the model was made for."""
+    """Raise BadArgument for more positions than the model supports."""
     if positions > stepper.max_positions:
         expected = f"at most {stepper.max_positions}, the positions of this model"
         raise BadArgument("positions", positions, expected, "ask for fewer tokens")
 
 
 def require_vocabulary(tokens: Ints, vocabulary: int) -> None:
-    """Raises BadArgument for a token id the model has no row for."""
+    """Raise BadArgument for a token id without a row in the model's embedding."""
     bad = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if len(bad):
         raise BadArgument("tokens", int(bad[0]), f"ids in 0–{vocabulary - 1}", "is this the model's own tokenizer?")

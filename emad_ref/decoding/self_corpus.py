@@ -1,7 +1,7 @@
 """The corpus ``self``: text that a model samples itself, from a seed.
 
 Without other text, a model's own samples at temperature 1 are the distribution that it is calibrated for. Entropy
-profiles and losses on them say nothing about any other text; the report's header announces the corpus.
+profiles and losses on them say nothing about any other text; the report's header names the corpus.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from emad_ref.record import Ints
 from emad_ref.text.documents import SPLITS, Split
 
 SAMPLE_ROWS = 16
-DRY_BATCHES = 8  # so many in a row without one sample of two tokens: this model writes nothing
+DRY_BATCHES = 8  # consecutive batches without a sample of two tokens: this model writes nothing
 
 
 def sampled_documents(
@@ -32,10 +32,10 @@ def sampled_documents(
     seed: int = 0,
     ends: Collection[int] | None = None,
 ) -> Iterator[Ints]:
-    """Endless int64 [≤ tokens] samples without opening and end; a sample ends where the model ends it or opens another.
+    """Endless int64 [≤ tokens] samples without opening and end; a sample stops at an end or a further opening.
 
-    ``ends``: ids that end a text; None: those that the stepper's model declares. Splits draw from seeds of their own,
-    so they never share a draw.
+    ``ends``: ids that end a text; None: those that the stepper's model declares. Each split has its own seed, so splits
+    never share a draw.
 
     Raises:
         BadArgument: no opening token, fewer than two tokens, an unknown split.

@@ -1,21 +1,21 @@
-"""Self-speculative decoding: a model drafts by leaving early and verifies by going on with the same tokens.
+"""Self-speculative decoding: a model drafts with an early exit and verifies the same tokens at full depth.
 
-    copy     where the last three tokens stood in the text before, d_1 … d_k are what followed there; else
+    copy     if the last three tokens occurred before, d_1 … d_k are their continuation there; else
     feed     (last token, d_1 … d_k), one by one, to layer e
     gate     g_i = w·norm(h_e) + c, the expected √KL between the readout there and the model's final output
     draft    d_{i+1} from softmax(head_S(norm(T_e(h_e))))  while g_i ≤ τ and i < ``longest``
-    verify   those k + 1 tokens run on in one pass, layers e + 1 … ceiling, over their states and K/V after layer e
+    verify   those k + 1 tokens in one pass, layers e + 1 … ceiling, over their states and K/V after layer e
     accept and emit by the rule of ``decoding.speculation``; roll back the rest
 
 Symbols: ``layer`` is e, ``threshold`` τ, ``lens`` T, ``vocabulary`` S; a round copies up to ``copied`` tokens. Draft
 and verification share one session and one cache, so no token runs a layer twice. The output is the model's own at the
-point's ceiling, whatever ``Drafting`` says (up to ties of two logits by rounding); only the cost changes. A token that
-S lacks has no probability under the draft, and the rule of acceptance is exact for such a draft, too.
+point's ceiling, whatever ``Drafting`` says (up to ties of two logits by rounding); only the cost changes. A token
+outside S has no probability under the draft, and the acceptance rule stays exact.
 
-In the record (model 0) every token of a round stands twice: as ``draft`` at depth e, not kept, and as ``verify`` at the
+In the record (model 0) every token of a round occurs twice: as ``draft`` at depth e, not kept, and as ``verify`` at the
 ceiling. With a gate the last position of each prompt does too, as ``draft`` and ``decode``. So layers up to e ran the
 draft rows, layers above e the verify rows, and both ran the opening's. One head runs per verify row, and one per draft
-row but the last of a round, whose proposal no one would use; copies run neither gate nor head.
+row but the last of a round, whose proposal would be unused; copies run neither gate nor head.
 
 ``draft`` and ``self_speculate`` work through the protocol with any decoder whose capabilities say ``deepens``; they
 read all logits of a draft and drop those outside S. ``SelfSpeculativeDecoder`` is the timed path over a layered model:
@@ -60,14 +60,15 @@ from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints, Record, StopRea
 from emad_ref.schedule.interface import count_blocks
 
 MODEL = 0
-MATCHED_TOKENS = 3  # after two, every other copy is of a word that only looks alike
+MATCHED_TOKENS = 3  # with two, every other match is accidental
 
 
 class PromptLookup:
-    """Copies from one growing text: what followed where its last ``MATCHED_TOKENS`` tokens stood before.
+    """Prompt lookup in one growing text: the continuation of an earlier occurrence of its last ``MATCHED_TOKENS``
+    tokens.
 
-    A text that repeats itself with a period shorter than the copy goes on in that period. After prompt lookup decoding
-    (Saxena 2023) and LLMA (Yang et al. 2304.04487).
+    A text that repeats itself with a period shorter than the copy continues in that period. After prompt lookup
+    decoding (Saxena 2023) and LLMA (Yang et al. 2304.04487).
     """
 
     def __init__(self) -> None:
@@ -75,10 +76,10 @@ class PromptLookup:
         self._read = MATCHED_TOKENS
 
     def of(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to ``most`` tokens that may follow ``tokens``, the last call's text and more; none if its end is new."""
+        """Up to ``most`` tokens that may follow ``tokens``, the last call's text extended; empty if its end is new."""
         if most < 1:
             return []
-        for end in range(self._read, len(tokens)):  # only runs that a token follows
+        for end in range(self._read, len(tokens)):  # only matches with a following token
             self._after[tuple(tokens[end - MATCHED_TOKENS : end])] = end
         self._read = max(MATCHED_TOKENS, len(tokens))
         start = self._after.get(tuple(tokens[-MATCHED_TOKENS:]))
@@ -90,18 +91,33 @@ class PromptLookup:
 
 @dataclass(frozen=True, eq=False)
 class Drafting:
-    """How a model drafts for itself.
+    """Setting of self-speculation: how a model drafts for itself.
 
-    ``layer``       e, 1…L − 1: drafted tokens run so far before they are verified.
-    ``longest``     drafts that a round reads after ``layer`` at most, ≥ 0.
-    ``threshold``   √nats: drafting goes on while the gate's expected √KL is ≤ it; inf: always, and no gate reads.
-    ``lens``        digest of the attached lens that drafts are read through; None: the model's own head.
-    ``gate``        a linear estimator of the signal ``divergence`` with one probe, ``layer``; None without threshold.
-    ``vocabulary``  int64 [k] ascending ids whose rows of the head a draft reads; None: all of them.
-    ``copied``      tokens that a round copies at most in place of drafts, where the text repeats itself; 0: none.
+    Attributes
+    ----------
+    layer : int
+        e, 1…L − 1: drafted tokens run to this layer before they are verified.
+    longest : int
+        Most drafts per round read after ``layer``, ≥ 0.
+    threshold : float
+        √nats: drafting continues while the gate's expected √KL is at most this; inf: always, without a gate.
+    lens : str or None
+        Digest of the attached lens of the drafts' readout; None: the model's own head.
+    gate : Estimator or None
+        A linear estimator of the signal ``divergence`` with one probe, ``layer``; None without a threshold.
+    vocabulary : int64 [k] or None
+        Ascending ids whose rows of the head a draft reads; None: all.
+    copied : int
+        Most tokens per round copied in place of drafts if the text repeats itself; 0: none.
 
-    Raises:
-        BadArgument: values outside these ranges, a threshold without a gate, another kind of gate.
+    Raises
+    ------
+    BadArgument
+        Values outside these ranges, a threshold without a gate, another kind of gate.
+
+    References
+    ----------
+    Saxena 2023 (prompt lookup); Belrose et al., 2303.08112 (lens).
     """
 
     layer: int
@@ -130,8 +146,8 @@ class Drafting:
                 "drafting.gate", None, f"a gate for threshold {self.threshold:g}", "threshold inf asks none"
             )
         if self.gate is not None and (self.gate.kind != "linear" or len(self.gate.weights) != 1):
-            found = f"{self.gate.name} with {len(self.gate.weights)} probes"
-            raise BadArgument("drafting.gate", found, "linear with one probe, the layer", "see emad_ref.fit_gate")
+            description = f"{self.gate.name} with {len(self.gate.weights)} probes"
+            raise BadArgument("drafting.gate", description, "linear with one probe, the layer", "see emad_ref.fit_gate")
         ids = self.vocabulary
         if ids is None:
             return
@@ -147,11 +163,11 @@ class Drafting:
 
     @property
     def opened(self) -> Estimator | None:
-        """The gate, where it reads."""
+        """The gate, if it reads."""
         return self.gate if self.gated else None
 
     def require(self, ceiling: int, vocabulary: int | None = None) -> None:
-        """Raises BadArgument for a model with a ``ceiling`` not above ``layer``, or one that lacks an id."""
+        """Raise BadArgument for a model with a ``ceiling`` not above ``layer``, or without one of the ids."""
         if not 1 <= self.layer < ceiling:
             remedy = "at the ceiling nothing is left to verify"
             raise BadArgument("drafting.layer", self.layer, f"a layer in 1–{ceiling - 1}", remedy)
@@ -163,10 +179,21 @@ class Drafting:
 
 
 def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPoint:
-    """The point to open a decoder at that is to draft: full depth, under a schedule that lets a stopped token go on.
+    """The operating point of a decoder that drafts for itself.
 
-    With a gate every token without a forced depth stops after ``drafting.layer``, where the gate reads: its value is
-    the step's signal, and the caller decides by it.
+    Parameters
+    ----------
+    layers : int
+        L of the model.
+    drafting : Drafting or None
+        With a gate, every token without a forced depth stops after its ``layer``, where the gate reads: its value is
+        the
+        step's signal, by which the caller decides.
+
+    Returns
+    -------
+    OperatingPoint
+        Full depth, under a schedule that lets a stopped token continue.
     """
     point = replace(full_depth(layers), name="self-drafting", schedule="free_deferred")
     if drafting is None:
@@ -195,15 +222,40 @@ def draft(
     seed: int = 0,
     ended: EndOfText = never_ends,
 ) -> SpeculationResult:
-    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
+    """Decode by self-speculation: the model's own output at full depth, at the cost of drafts and verifications.
 
-    ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room: as of ``speculation.speculate``.
+    Parameters
+    ----------
+    model : Partner
+        A decoder opened at ``drafting_point(layers, drafting)``.
+    drafting : Drafting
+        Layer, gate, vocabulary and lengths of the drafts.
+    prompts : sequence of Prompt
+        One row each; rows and room as in ``speculate``.
+    max_new : int
+        Most new tokens per row.
+    stop : set of int
+        Tokens that end a row; they are emitted.
+    temperature : float
+        0 is greedy.
+    seed : int
+        Each row draws from (seed, row).
+    ended : callable or None
+        Whether the tokens emitted so far end their text.
 
-    Raises:
-        Unsupported: a decoder that cannot continue a stopped token, or does not show the gate's value.
-        BadArgument: a decoder at another point, a layer outside 1 … ceiling − 1, ids outside the vocabulary, and what
-            ``speculate`` refuses.
-        NotFinite: logits hold NaN or +inf.
+    Returns
+    -------
+    SpeculationResult
+        Record, rounds and verdicts of drafts.
+
+    Raises
+    ------
+    Unsupported
+        A decoder that cannot continue a stopped token, or does not show the gate's value.
+    BadArgument
+        A decoder at another point, a layer outside 1 … ceiling − 1, ids outside the vocabulary, and as ``speculate``.
+    NotFinite
+        Logits hold NaN or +inf.
     """
     options = SpeculationOptions(max_new, max(drafting.longest, drafting.copied), stop, temperature, seed, None, ended)
     require_prompts(prompts)
@@ -228,15 +280,32 @@ def self_speculate(
     gate_bits: float | None = None,
     ended: EndOfText = never_ends,
 ) -> SpeculationResult:
-    """``draft`` without a gate: k drafts a round by the readout at ``exit_layer`` through the point's lens.
+    """Decode by self-speculation without a gate: k drafts a round from the readout at ``exit_layer``.
 
-    Here alone acceptance may be lossy, by ``gate_bits``. Options, rows and room: as of ``speculation.speculate``.
+    The readout goes through the point's lens. Only here acceptance may be lossy, by ``gate_bits``.
 
-    Raises:
-        Unsupported: a decoder that cannot continue a stopped token.
-        BadArgument: an exit layer outside 1 … ceiling − 1, a point that decides depth by itself, and what ``speculate``
-            refuses.
-        NotFinite: logits hold NaN or +inf.
+    Parameters
+    ----------
+    model : Partner
+        A decoder that can continue a stopped token.
+    exit_layer : int
+        Layer of the drafts, 1 … ceiling − 1.
+    prompts, max_new, k, stop, temperature, seed, gate_bits, ended
+        As in ``speculate``.
+
+    Returns
+    -------
+    SpeculationResult
+        Record, rounds and verdicts of drafts.
+
+    Raises
+    ------
+    Unsupported
+        A decoder that cannot continue a stopped token.
+    BadArgument
+        An exit layer outside 1 … ceiling − 1, a point that decides depth by itself, and as ``speculate``.
+    NotFinite
+        Logits hold NaN or +inf.
     """
     options = SpeculationOptions(max_new, k, stop, temperature, seed, gate_bits, ended)
     require_prompts(prompts)
@@ -252,7 +321,7 @@ def self_speculate(
 
 
 def require_deepening(model: Partner) -> None:
-    """Raises Unsupported for a decoder that does not offer ``Session.deepen``."""
+    """Raise Unsupported for a decoder without ``Session.deepen``."""
     if not model.decoder.capabilities.deepens:
         raise Unsupported(
             f"self-speculation with schedule={model.point.schedule!r}, but the decoder's capabilities do not say that "
@@ -263,11 +332,11 @@ def require_deepening(model: Partner) -> None:
 def run_drafting(
     model: Partner, drafting: Drafting, prompts: Sequence[Prompt], options: SpeculationOptions
 ) -> SpeculationResult:
-    """``draft`` with arguments that are known to fit."""
+    """``draft`` with checked arguments."""
     log, opening = TokenLog(), DRAFT if drafting.gated else DECODE
     with closing(LoggedSession(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as session:
         drafting.require(model.point.ceiling, session.logits.shape[-1])
-        # under a gate's point the last position of a prompt stopped, too
+        # under a gate's point the last position of a prompt stopped too
         logits = session.deepen(session.length - 1, DECODE)[:, 0] if drafting.gated else session.logits
         opened = session.work
         lookups = [PromptLookup() for _ in prompts]
@@ -308,7 +377,7 @@ def _draft_tokens(
     copies: Sequence[list[int]],
     going: list[bool],
 ) -> None:
-    """Token by token: rows that are ``going`` draft from the readout after the layer, others take their copies."""
+    """Token by token: rows that are ``going`` draft from the readout after the layer, others feed their copies."""
     at, vocabulary = 0, session.logits.shape[-1]
     while True:
         tokens = np.array([[row.padded(at)[-1]] for row in rows], dtype=np.int64)
@@ -321,7 +390,7 @@ def _draft_tokens(
                 )
             going = [on and sure for on, sure in zip(going, expected <= drafting.threshold, strict=True)]
         else:
-            # no head on the last draft of a round: it would propose what the verification emits
+            # no head on the last draft of a round, whose proposal the verification replaces
             logits = session.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
         if not any(going) and at >= max(map(len, copies)):
             return
@@ -338,9 +407,9 @@ def _draft_tokens(
 
 
 class SelfSpeculativeDecoder(ReferenceDecoder):
-    """A model that drafts for itself as ``drafting`` says, greedily; ``emad_ref.DraftingDecoder`` is its alias.
+    """A model that drafts for itself by ``drafting``, greedily; ``emad_ref.DraftingDecoder`` is its alias.
 
-    Its sessions are those of a decoder at ``drafting_point(layers)``. Beside others a row needs up to ``longest``
+    Its sessions are those of a decoder at ``drafting_point(layers)``. In a batch a row needs up to ``longest``
     positions more than prompt + max_new.
 
     Raises:
@@ -384,20 +453,20 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         )
 
     def _log(self, prompts: Sequence[Prompt], rounds: Sequence[_RoundLog]) -> TokenLog:
-        """The record's columns, made at the end: the loop only collects."""
+        """The record's columns, built at the end: the loop only collects."""
         log, ceiling, unread = TokenLog(), self.point.ceiling, np.full(int(self.drafting.gated), np.nan)
         for number, prompt in enumerate(prompts):
             for token in prompt.tokens[:-1].tolist():
                 log.append(number, 0, token, ceiling, ceiling, PROMPT, unread)
             log.append(number, 0, int(prompt.tokens[-1]), ceiling, ceiling, DECODE, unread)
-        for sequence, start, tokens, kept, gates in rounds:
+        for sequence, start, tokens, n_kept, gates in rounds:
             n = len(tokens)
             cap, signal = np.full(n, ceiling), np.full((n, len(unread)), np.nan)
             verified = signal.copy()
             signal[: len(gates)] = np.array(gates)[:, None]
             log.extend(sequence, 0, np.array(tokens), np.full(n, self.drafting.layer), cap, [DRAFT] * n, signal)
             log.deepen(sequence, 0, start, cap, cap, VERIFY, verified)
-            log.truncate(sequence, 0, start + kept)
+            log.truncate(sequence, 0, start + n_kept)
         return log
 
     def _round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
@@ -427,7 +496,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         widths: Sequence[int],
         copies: Sequence[list[int]],
     ) -> _ShallowRun:
-        """All copied tokens run to layer e in one chunk, unread; shorter rows repeat their last token."""
+        """Run all copied tokens to layer e in one chunk, without readout; shorter rows repeat their last token."""
         most = max(map(len, copies))
         fed = [[row.tokens[-1], *copied] for row, copied in zip(rows, copies, strict=True)]
         fed = [tokens + tokens[-1:] * (most + 1 - len(tokens)) for tokens in fed]
@@ -442,7 +511,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         widths: Sequence[int],
         copies: Sequence[list[int]],
     ) -> _ShallowRun:
-        """Token by token: rows of some width draft from the readout after layer e, others take their copies."""
+        """Token by token: rows of some width draft from the readout after layer e, others feed their copies."""
         device, layer, work = self.stepper.device, self.drafting.layer, session.store.work
         position, going = _next_positions(rows), [width > 0 for width in widths]
         drafts, most = [len(copied) for copied in copies], max(map(len, copies))
@@ -462,7 +531,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             if any(going):
                 best = self._reader.tokens(hidden, work)[:, None]
                 token = best if all(going) else torch.where(torch.tensor(going, device=device)[:, None], best, token)
-            copied = [row for row, known in enumerate(copies) if at < len(known)]
+            copied = [row for row, copy in enumerate(copies) if at < len(copy)]
             if copied:
                 token = token.clone()
                 token[copied, 0] = torch.tensor([copies[row][at] for row in copied], device=device)
@@ -515,7 +584,7 @@ class _DraftedSequence:
         return len(self.tokens) - 1
 
     def room(self, drafts: int) -> int:
-        """Drafts of use to this row, up to ``drafts``: the verification adds a token of its own."""
+        """Useful drafts for this row, up to ``drafts``: the verification adds a token of its own."""
         return min(drafts, self.left - 1)
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -539,8 +608,9 @@ class _ShallowRun(NamedTuple):
 
 
 class _RoundLog(NamedTuple):
-    """One row's part of a round: ``tokens`` fed from position ``start`` on, of which the first ``kept`` stand, and the
-    gate's values at the first of them."""
+    """One row's part of a round: ``tokens`` fed from position ``start`` on, the first ``kept`` of which are accepted,
+    and the gate's values at the first of them.
+    """
 
     sequence: int
     start: int
@@ -550,12 +620,12 @@ class _RoundLog(NamedTuple):
 
 
 def _next_positions(rows: Sequence[_DraftedSequence]) -> Ints:
-    """int64 [rows, 1] position of the token that each feeds next."""
+    """int64 [rows, 1] position of the next token fed by each row."""
     return np.array([row.held for row in rows])[:, None]
 
 
 def _drop_finished_sequences(rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_DraftedSequence]:
-    """The rows that go on; finished ones leave the cache."""
+    """The unfinished rows; finished ones leave the cache."""
     going = [row.left > 0 and row.reason == "length" for row in rows]
     if any(going) and not all(going):
         session.drop(np.flatnonzero(~np.array(going)))

@@ -6,9 +6,9 @@
     emit     after a refusal at i a token from max(0, p_i − q_i), normalised; else one from p_{k+1}
 
 At temperature 0 both distributions are one-hot: the rule accepts the longest matching prefix and emits the verifier's
-own token. The output is the verifier's at its operating point: at temperature 0 the tokens that it would emit alone,
-else its distribution exactly. A verifier with EMAD gives the EMAD model's tokens and depths. ``gate_bits`` gives
-exactness up: a refused draft token is kept where the draft's entropy is below it.
+own token. The output is the verifier's at its operating point: at temperature 0 its own tokens, else its distribution
+exactly. A verifier with EMAD gives the EMAD model's tokens and depths. ``gate_bits`` gives exactness up: a refused
+draft token is kept if the draft's entropy is below it.
 
 A chunk's logits differ from a single step's by rounding, so at a tie of the two largest logits either may win.
 Self-speculation (``decoding.self_speculation``) shares this acceptance rule.
@@ -58,10 +58,11 @@ class DraftedTokens:
 
 @dataclass(frozen=True, eq=False)
 class SpeculationResult:
-    """``record`` of all models: ``kept`` marks what each holds of a sequence, all but the last emitted token at most.
+    """``record`` of all models: ``kept`` marks the tokens that each holds of a sequence, all but the last emitted one
+    at most.
 
-    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` that reading the prompts
-    cost, their last positions included.
+    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` for reading the prompts,
+    their last positions included.
     """
 
     record: Record
@@ -81,7 +82,7 @@ class SpeculationResult:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted over judged draft tokens; None where none was judged."""
+        """Accepted over judged draft tokens; None without judged ones."""
         return int((self.drafts.verdict == ACCEPTED).sum()) / self.judged if self.judged else None
 
 
@@ -96,14 +97,14 @@ def distribution(logits: Floats, temperature: float) -> Floats:
 
 
 def scatter_distribution(q: Floats, ids: Ints, size: int) -> Floats:
-    """q [k] of ``ids`` [k] as a distribution over all ``size`` tokens: the others have no probability."""
+    """q [k] of ``ids`` [k] as a distribution over all ``size`` tokens; the others have no probability."""
     whole = np.zeros(size)
     whole[ids] = q
     return whole
 
 
 def is_accepted(p: Floats, q: Floats, token: int, rng: np.random.Generator) -> bool:
-    """Whether ``token``, drawn from q [V], may stand for a draw from p [V]: with probability min(1, p/q)."""
+    """Whether ``token``, drawn from q [V], is accepted as a draw from p [V]: with probability min(1, p/q)."""
     return bool(rng.random() * q[token] < p[token])
 
 
@@ -111,7 +112,7 @@ def residual(p: Floats, q: Floats) -> Floats:
     """max(0, p − q), normalised [V]: the distribution after a refusal."""
     excess = np.maximum(p - q, 0.0)
     total = excess.sum()
-    # a refusal needs p(d) < q(d), so somewhere p > q; only where p = q up to rounding can that be lost in the sums
+    # a refusal needs p(d) < q(d), so somewhere p > q; only if p = q up to rounding can the sums lose that
     return excess / total if total > 0 else p
 
 
@@ -130,11 +131,11 @@ def never_ends(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """``k`` drafts a round for up to ``max_new`` tokens a row; a row ends at a token of ``stop``, or where ``ended``
-    holds of all tokens that it has emitted.
+    """``k`` drafts a round for up to ``max_new`` tokens a row; a row ends at a token of ``stop``, or once ``ended``
+    holds of its emitted tokens.
 
-    ``temperature`` 0 decodes greedily; each row draws from a generator of its own, seeded with (``seed``, row).
-    ``gate_bits`` None keeps the verifier's output exact.
+    ``temperature`` 0 decodes greedily; each row has its own generator, seeded with (``seed``, row). ``gate_bits`` None
+    keeps the verifier's output exact.
 
     Raises:
         BadArgument: max_new or k < 1, a temperature or gate below 0.
@@ -172,7 +173,7 @@ class SpeculativeSequence:
 
     def __init__(self, number: int, tokens: list[int], options: SpeculationOptions):
         self.number, self.tokens, self.prompt, self.options = number, tokens, len(tokens), options
-        self.rng = np.random.default_rng((options.seed, number))  # its own: draws do not depend on its neighbours
+        self.rng = np.random.default_rng((options.seed, number))  # separate, so draws do not depend on neighbours
         self.reason: StopReason | None = None
         self.rounds = 0
         self.drafts: list[tuple[_DraftedToken, Floats]] = []  # of this round, each with q
@@ -180,12 +181,12 @@ class SpeculativeSequence:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still emit beside the verifier's own."""
+        """Tokens that it may still emit besides the verifier's own."""
         return self.options.max_new - (len(self.tokens) - self.prompt) - 1
 
     @property
     def width(self) -> int:
-        """Drafts of use to this row: the verifier adds a token of its own."""
+        """Useful drafts for this row: the verifier adds a token of its own."""
         return min(self.options.k, self.room)
 
     def take(self, token: int) -> None:
@@ -196,12 +197,12 @@ class SpeculativeSequence:
             self.reason = "length"
 
     def padded(self, drafts: int) -> list[int]:
-        """The last token and ``drafts`` drafts; where the row has fewer, its last one again, to be rolled back."""
-        known = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
-        return known + [known[-1]] * (drafts + 1 - len(known))
+        """The last token and ``drafts`` drafts; a row with fewer repeats its last one, to be rolled back."""
+        fed = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
+        return fed + [fed[-1]] * (drafts + 1 - len(fed))
 
     def propose(self, logits: Floats, vocabulary: Ints | None = None) -> None:
-        """Draft one more token from logits [V] of the draft; ``vocabulary``: ids [k] that alone may be drafted."""
+        """Draft one more token from logits [V] of the draft; ``vocabulary``: ids [k] that may be drafted."""
         read = logits if vocabulary is None else logits[vocabulary]
         q = distribution(read, self.options.temperature)
         if vocabulary is not None:
@@ -249,8 +250,8 @@ def run_rounds(
 ) -> list[SpeculativeSequence]:
     """Run rounds over the rows of ``sessions`` until all have finished; a row per prompt.
 
-    ``logits`` [rows, V]: the verifier's after each prompt, from which its first token is drawn. ``run_round`` drafts
-    and verifies for the rows that go on, and rolls back in every session the tokens that were refused.
+    ``logits`` [rows, V]: the verifier's after each prompt, which give its first token. ``run_round`` drafts and
+    verifies for the unfinished rows, and rolls back the refused tokens in every session.
     """
     rows = [SpeculativeSequence(i, list(map(int, prompt.tokens)), options) for i, prompt in enumerate(prompts)]
     for row, p in zip(rows, distribution(logits, options.temperature), strict=True):
@@ -263,7 +264,7 @@ def run_rounds(
 
 
 def _drop_finished(rows: Sequence[SpeculativeSequence], sessions: Sequence[LoggedSession]) -> list[SpeculativeSequence]:
-    """The rows that go on; finished ones are dropped from every session."""
+    """The unfinished rows; finished ones are dropped from every session."""
     finished = [i for i, row in enumerate(rows) if row.reason is not None]
     if finished and len(finished) < len(rows):
         for session in sessions:
@@ -321,16 +322,49 @@ def speculate(
     gate_bits: float | None = None,
     ended: EndOfText = never_ends,
 ) -> SpeculationResult:
-    """Emit up to ``max_new`` tokens per prompt; a row ends with its stop token, or where ``ended`` holds of its tokens.
+    """Decode by speculation: one model drafts, another verifies; the output is the verifier's.
 
     In the record model 0 is the draft, 1 the verifier, which emits the first token. Rows share feeds; a row's tokens do
     not depend on its neighbours. A row that needs fewer drafts than its neighbours is fed as many, and the surplus is
-    rolled back: beside others a row needs up to k positions more than prompt + max_new.
+    rolled back: in a batch a row needs up to k positions more than prompt + max_new.
 
-    Raises:
-        BadArgument: no prompt, max_new or k < 1, a temperature or gate below 0, vocabularies of different sizes, and
-            what the decoders refuse.
-        NotFinite: logits hold NaN or +inf.
+    Parameters
+    ----------
+    draft, verifier : Partner
+        Decoders with the same vocabulary.
+    prompts : sequence of Prompt
+        One row each.
+    max_new : int
+        Most new tokens per row.
+    k : int
+        Drafts per round.
+    stop : set of int
+        Tokens that end a row; they are emitted.
+    temperature : float
+        0 is greedy.
+    seed : int
+        Each row draws from (seed, row).
+    gate_bits : float or None
+        Entropy in bits below which refused drafts are kept; None is exact.
+    ended : callable or None
+        Whether the tokens emitted so far end their text.
+
+    Returns
+    -------
+    SpeculationResult
+        Record, rounds and verdicts of drafts.
+
+    Raises
+    ------
+    BadArgument
+        No prompt, max_new or k < 1, a temperature or gate below 0, vocabularies of different sizes, and as the decoders
+        raise.
+    NotFinite
+        Logits hold NaN or +inf.
+
+    References
+    ----------
+    Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", Algorithm 1.
     """
     options = SpeculationOptions(max_new, k, stop, temperature, seed, gate_bits, ended)
     require_prompts(prompts)
@@ -355,16 +389,16 @@ def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession
     chunk = np.array([row.padded(width) for row in rows], dtype=np.int64)
     for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
         row.verify(logits)
-    kept = verified_lengths(rows)
-    large.keep(kept)
-    small.rollback(np.minimum(small.length, kept))
+    lengths = verified_lengths(rows)
+    large.keep(lengths)
+    small.rollback(np.minimum(small.length, lengths))
 
 
 def _propose_drafts(rows: Sequence[SpeculativeSequence], small: LoggedSession, width: int) -> None:
-    """The draft reads the tokens that it has not seen, then proposes up to ``width`` tokens per row.
+    """Let the draft read its unseen tokens, then propose up to ``width`` tokens per row.
 
-    Where all drafts of a row were accepted, it has not seen the last of them. A feed takes as many tokens of every row,
-    so the rows beside it roll a token back and read it again.
+    If all drafts of a row were accepted, it has not seen the last of them. A feed takes equally many tokens of every
+    row, so the other rows roll a token back and read it again.
     """
     lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
     unseen = int((lengths - small.length).max())

@@ -7,11 +7,11 @@
          rows whose cap is j stop
       emit from the head at D_t
 
-Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or whatever the schedule admits, ``signal`` is Ĥ. A row that stops leaves
-the batch for the layers above. The schedule's flow (``schedule.interface``) settles the K/V that the cache still needs
+Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or the schedule's admission, ``signal`` is Ĥ. A row that stops leaves the
+batch for the layers above. The schedule's flow (``schedule.interface``) settles the K/V that the cache still needs
 there; a schedule that never rises needs none. A full-softmax probe doubles as the output distribution of a row that
-stops there, so it is computed once. Any other estimator reads first and pays a full head at the exit. The step counts
-the work that it executes.
+stops there, so it is computed once. Any other estimator reads first, and the exit adds a full head. The step counts the
+work that it executes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from emad_ref.signals import PREVIOUS_PROBE, SIGNALS
 
 @dataclass(frozen=True, eq=False)
 class StepInput:
-    """The tokens of one step, and how deep each row may go.
+    """Input of one step: its tokens, and the largest depth of each row.
 
     ``tokens``   int64 [rows, n] on the device; ``context``: their positions and masks; ``state``: the session's.
-    ``cap``      int64 [rows] the largest depth each row may take.
-    ``asked``    bool [rows] whether the rule may stop the row earlier; else the row takes its cap, and no probe reads.
-    ``decided``  int64 [rows] index of each row's first token among its decided ones, for thresholds that decay.
-    ``last``     logits are wanted of so many tokens at the end of each row, 0…n.
+    ``cap``      int64 [rows] the largest depth each row may take. ``asked``    bool [rows] whether the rule may stop
+    the row earlier; else the row takes its cap, and no probe reads. ``decided``  int64 [rows] index of each row's first
+    token among its decided ones, for thresholds that decay. ``last``     number of tokens at the end of each row whose
+    logits are needed, 0…n.
     """
 
     tokens: Tensor
@@ -72,7 +72,7 @@ class StepOutput:
     cap: Ints
 
     def step(self) -> Step:
-        """The protocol's view, in NumPy."""
+        """The protocol's form, in NumPy."""
         return Step(to_host(self.logits), self.depth, self.signal)
 
 
@@ -93,13 +93,13 @@ class _RunningRows(NamedTuple):
     any_asked: bool
 
     @staticmethod
-    def of(rows: Ints, cap: Ints, asked: Bools) -> _RunningRows:
-        caps, mine = cap[rows], asked[rows]
+    def of(rows: Ints, cap: Ints, by_rule: Bools) -> _RunningRows:
+        caps, mine = cap[rows], by_rule[rows]
         return _RunningRows(rows, caps, mine, int(caps.min()), bool(mine.any()))
 
 
 class AdaptiveForward:
-    """Forward passes at adaptive depth: what stays the same from step to step for one model and operating point."""
+    """Adaptive forward passes of one model at one operating point."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         self.stepper, self.point, self.schedule = stepper, point, schedule_of(point)
@@ -108,14 +108,14 @@ class AdaptiveForward:
 
     @property
     def decides_chunks(self) -> bool:
-        """Whether one pass decides several tokens: not where a probe remembers shallower layers of rows that stop."""
+        """Whether one pass decides several tokens; false if a probe remembers shallower layers of rows that stop."""
         point = self.point
         several = self.schedule.by_prefix and point.bins.count == 1 and not point.interpolate and point.decay is None
         remembers = point.confidence is not None or SIGNALS[point.signal].needs is PREVIOUS_PROBE
         return several and point.estimator.kind == "full" and not remembers
 
     def run(self, step: StepInput) -> StepOutput:
-        """Process the tokens of ``step``: one per row; any number where the rule reads none or ``decides_chunks``."""
+        """Process the tokens of ``step``: one per row; any number if the rule reads none, or ``decides_chunks``."""
         caps, probes = step.cap.tolist(), self.point.probes
         unread = not probes or probes[0] > caps[0] or not step.asked.any()
         if unread and caps.count(caps[0]) == len(caps):
@@ -124,7 +124,7 @@ class AdaptiveForward:
         return self._run_chunk(step) if chunk else self._run_adaptive(step)
 
     def _run_to(self, step: StepInput, depth: int) -> StepOutput:
-        """Every row goes to ``depth``."""
+        """Run every row to ``depth``."""
         (rows, queries), flow = step.tokens.shape, self._start(step)
         logits = self.probe.emit(flow.run(0, depth)[:, queries - step.last :], depth, step.state.work)
         flow.stop(np.arange(rows), np.empty(0, dtype=np.int64), depth)
@@ -132,12 +132,12 @@ class AdaptiveForward:
         return StepOutput(logits, np.full((rows, queries), depth), self._unread(step), step.cap)
 
     def _run_adaptive(self, step: StepInput) -> StepOutput:
-        """Each row goes on until its rule fires or its cap is reached."""
+        """Run each row until its rule fires or its cap is reached."""
         (rows, queries), last, work = step.tokens.shape, step.last, step.state.work
         cap, depth, signal = step.cap.copy(), np.zeros((rows, queries), dtype=np.int64), self._unread(step)
         logits: Tensor | None = None
         bins: NDArray[np.intp] | None = None
-        before: Floats | None = None  # the probe before, of the running rows
+        before: Floats | None = None  # the previous probe's signal of the running rows
         running, layer, flow = _RunningRows.of(np.arange(rows), cap, step.asked), 0, self._start(step)
         while True:
             below, layer = layer, self._next_exit(layer, running)
@@ -180,9 +180,9 @@ class AdaptiveForward:
     def _run_chunk(self, step: StepInput) -> StepOutput:
         """Several tokens per row in one pass, under the monotone rule D_t ≤ D_{t−1}.
 
-        The tokens of a row that still run after layer ℓ are a prefix of the chunk. At a probe the first token of the
-        prefix whose rule fires stops, and all tokens behind it with it; at the row's cap the rest stops. Prefixes are
-        padded on the right to the longest; the padding is executed, so it is counted.
+        The running tokens of a row after layer ℓ are a prefix of the chunk. At a probe the first token of the prefix
+        whose rule fires stops, and all tokens behind it with it; at the row's cap the rest stops. Prefixes are padded
+        on the right to the longest; the padding is executed, so it is counted.
         """
         stepper, cap, last, cache, work = self.stepper, step.cap, step.last, step.state.cache, step.state.work
         (rows, queries), context, logits = step.tokens.shape, step.context, None
@@ -198,7 +198,7 @@ class AdaptiveForward:
             width = hidden.shape[1]
             count_blocks(work, below, layer, len(running), width, context.executed)
             keep, place = length[running].copy(), np.arange(width)
-            inside = place < keep[:, None]  # [running, width] not padding
+            inside = place < keep[:, None]  # [running, width] without padding
             reading, column = None, self.column.get(layer)
             if column is not None:
                 reading = self.probe.read(hidden[torch.from_numpy(inside).to(hidden.device)], column, work)
@@ -211,13 +211,13 @@ class AdaptiveForward:
             stopped = inside & (place >= keep[:, None])
             if not stopped.any():
                 continue
-            shown = stopped & (place >= queries - last)
+            emitting = stopped & (place >= queries - last)
             if reading is not None and reading.logits is not None:
-                emitted = reading.logits[torch.from_numpy(shown[inside]).to(hidden.device)]
+                emitted = reading.logits[torch.from_numpy(emitting[inside]).to(hidden.device)]
             else:
-                emitted = self.probe.emit(hidden[torch.from_numpy(shown).to(hidden.device)], layer, work)
+                emitted = self.probe.emit(hidden[torch.from_numpy(emitting).to(hidden.device)], layer, work)
             logits = emitted.new_empty(rows, last, emitted.shape[-1]) if logits is None else logits
-            which, where = np.nonzero(shown)
+            which, where = np.nonzero(emitting)
             logits[torch.from_numpy(running[which]), torch.from_numpy(where - (queries - last))] = emitted
             which, where = np.nonzero(stopped)
             depth[running[which], where] = layer
@@ -234,7 +234,7 @@ class AdaptiveForward:
     # ------------------------------------------------------------ parts of a step
 
     def _start(self, step: StepInput) -> Flow:
-        """The schedule's flow, its rows embedded; the probe forgets the step before."""
+        """Embed the rows into the schedule's flow; the probe forgets the previous step."""
         self.probe.begin()
         hidden = self.stepper.embed(step.tokens, step.context)
         return self.schedule.flow(FlowStart(step.state, self.point.ceiling, hidden, step.context, self.translators))
@@ -243,12 +243,12 @@ class AdaptiveForward:
         return np.full((*step.tokens.shape, len(self.column)), np.nan)
 
     def _next_exit(self, layer: int, running: _RunningRows) -> int:
-        """The next layer after which a running row may stop: a probe where the rule reads, else the lowest cap."""
+        """The next layer after which a running row may stop: a probe if the rule reads, else the lowest cap."""
         probes = self.point.probes if running.any_asked else ()
         return next((min(probe, running.lowest) for probe in probes if probe > layer), running.lowest)
 
     def _bins(self, context: ForwardContext, rows: Ints, logits: Tensor | None) -> NDArray[np.intp] | None:
-        """Bin of each batch row at the first probe, 0 where the row has stopped; None where there is one bin.
+        """Bin of each batch row at the first probe, 0 for a stopped row; None if there is one bin.
 
         ``logits`` [running, V]; a point without them refuses features that need them.
         """
@@ -280,7 +280,7 @@ class AdaptiveForward:
 
 
 def _place(emitted: Tensor, at: Ints, rows: int, logits: Tensor | None) -> Tensor:
-    """``logits`` [rows, n, V] with ``emitted`` in the rows ``at``; made here where there are none yet."""
+    """``logits`` [rows, n, V] with ``emitted`` in the rows ``at``; allocated here if there are none yet."""
     if len(emitted) == rows:
         return emitted
     if logits is None:

@@ -1,10 +1,10 @@
-"""Text as it is written, token by token, each with its depth: one model at a point, or a pair that takes turns.
+"""Streaming: text token by token with its depth, from one model at a point, or from a pair that switches.
 
-``stream`` and ``stream_pair`` write what ``WalkedDecoder.generate`` and ``switch`` would have returned at the end,
-``stream_drafted`` what ``draft`` has.
+``stream`` and ``stream_pair`` write the tokens of ``WalkedDecoder.generate`` and ``switch``, ``stream_drafted`` those
+of ``draft``.
 
-A token is not a text: in a byte-level vocabulary a character may take several. The text of such tokens is empty but the
-last one's, which has the whole character; bytes that never become one stand as U+FFFD behind the last token.
+A token is not a text: in a byte-level vocabulary a character may take several. All but the last of such tokens have an
+empty text, and the last has the whole character; incomplete bytes appear as U+FFFD after the last token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from emad_ref.text.documents import clean_text
 
 @dataclass(frozen=True)
 class StreamedToken:
-    """One new token: its ``text``, id, the blocks run for it, those its model has, and which model that was."""
+    """One new token: its ``text``, id, the blocks run for it, its model's number of blocks, and that model's name."""
 
     text: str
     token: int
@@ -49,26 +49,48 @@ def stream(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Iterator[StreamedToken]:
-    """Up to ``tokens`` tokens after ``text``, which an encoder-decoder reads as its source; full depth by default.
+    """Stream a continuation of ``text``, token by token with its depth.
 
-    Raises:
-        BadArgument: a model without a tokenizer, no token at all to start from, and what the decoder refuses.
+    Parameters
+    ----------
+    model : LoadedModel
+        An encoder-decoder reads ``text`` as its source.
+    text : str
+        The prompt.
+    point : OperatingPoint or None
+        Full depth by default.
+    tokens : int
+        Most new tokens.
+    temperature : float
+        0 is greedy.
+    seed : int
+        Seed of the draws.
+
+    Yields
+    ------
+    StreamedToken
+        Text, id and depth of each new token.
+
+    Raises
+    ------
+    BadArgument
+        A model without a tokenizer, no token to start from, and as the decoder raises.
     """
     point = point or full_depth(model.geometry.layers)
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = prompt_of(model, text)
-    found = decode_stream(decoder, prompt, tokens, model.ends)
+    steps = decode_stream(decoder, prompt, tokens, model.ends)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
-    yield from _detokenized(model, read, ((token, depth, layers, model.name) for token, depth in found))
+    yield from _detokenized(model, read, ((token, depth, layers, model.name) for token, depth in steps))
 
 
 def stream_drafted(
     model: LoadedModel, text: str, drafting: Drafting, tokens: int = 48, *, temperature: float = 0.0, seed: int = 0
 ) -> Iterator[StreamedToken]:
-    """Up to ``tokens`` tokens after ``text``, the model's own at full depth, which drafts for itself (``drafting``).
+    """Stream up to ``tokens`` tokens after ``text``, the model's own at full depth, by self-speculation (``drafting``).
 
-    They come at the end, not as they grow: a round may take several tokens back.
+    They come at the end, since a round may take several tokens back.
 
     Raises:
         BadArgument: as ``stream``; a draft of another model, a lens that is not attached.
@@ -76,11 +98,11 @@ def stream_drafted(
     point = drafting_point(model.geometry.layers, drafting)
     partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
     prompt = prompt_of(model, text)
-    found = draft(partner, drafting, [prompt], tokens, stop=model.ends, temperature=temperature, seed=seed)
+    result = draft(partner, drafting, [prompt], tokens, stop=model.ends, temperature=temperature, seed=seed)
     layers = model.geometry.layers
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     yield from _detokenized(
-        model, read, ((token, layers, layers, model.name) for token in found.record.emitted[0].tolist())
+        model, read, ((token, layers, layers, model.name) for token in result.record.emitted[0].tolist())
     )
 
 
@@ -111,10 +133,36 @@ def stream_pair(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Iterator[StreamedToken]:
-    """Up to ``tokens`` tokens after ``text`` of two models that take turns (EAD), each at full depth.
+    """Stream a continuation of ``text`` by two models that switch (EAD), each at full depth.
 
-    Raises:
-        BadArgument: models that do not read the same ids, and as ``stream``.
+    Parameters
+    ----------
+    small, large : LoadedModel
+        Models with the same token ids.
+    text : str
+        The prompt.
+    rule : SwitchingRule
+        Threshold in bits, window, shortest run and first model.
+    tokens : int
+        Most new tokens.
+    temperature : float
+        0 is greedy.
+    seed : int
+        Seed of the draws.
+
+    Yields
+    ------
+    StreamedToken
+        Text, id and model of each new token.
+
+    Raises
+    ------
+    BadArgument
+        Models with different ids, and as ``stream``.
+
+    References
+    ----------
+    EAD, "Dynamic Switching Mechanism".
     """
     shared, models = shared_vocabulary(small, large), (small, large)
     points = [full_depth(model.geometry.layers) for model in models]
@@ -122,8 +170,8 @@ def stream_pair(
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
     prompt = prompt_of(large, text)
-    found = switch_stream(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
-    by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in found)
+    steps = switch_stream(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
+    by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in steps)
     yield from _detokenized(models[LARGE], prompt.tokens, by)
 
 
@@ -141,12 +189,12 @@ def prompt_of(model: LoadedModel, text: str) -> Prompt:
 
 
 def _detokenized(
-    model: LoadedModel, read: Iterable[int], found: Iterable[tuple[int, int, int, str]]
+    model: LoadedModel, read: Iterable[int], steps: Iterable[tuple[int, int, int, str]]
 ) -> Iterator[StreamedToken]:
-    """Pieces of (token, depth, layers, model's name) as they come, one token behind, so that the last is known."""
+    """Pieces of (token, depth, layers, model's name), one token behind, so that the last is known."""
     words = IncrementalDetokenizer(required_tokenizer(model), read)
     last: StreamedToken | None = None
-    for token, depth, layers, name in found:
+    for token, depth, layers, name in steps:
         if last is not None:
             yield last
         last = StreamedToken(words.add(token), token, depth, layers, name)
@@ -155,7 +203,7 @@ def _detokenized(
 
 
 class IncrementalDetokenizer:
-    """Ids to text, one by one, after the ids ``read`` so far: a leading space depends on what stands before."""
+    """Ids to text, one by one, after the ids ``read`` so far: a leading space depends on the previous tokens."""
 
     def __init__(self, tokenizer: Any, read: Iterable[int] = ()):
         self._tokenizer, self._pending = tokenizer, list[int]()
@@ -166,7 +214,7 @@ class IncrementalDetokenizer:
         self._pending.clear()
 
     def add(self, token: int) -> str:
-        """The text that ``token`` completes; empty where it is only part of a character."""
+        """The text that ``token`` completes; empty for a part of a character."""
         self._pending.append(token)
         text = self._stream.step(token)
         if text is None:
@@ -175,12 +223,12 @@ class IncrementalDetokenizer:
         return str(text)
 
     def rest(self) -> str:
-        """What is left of a character that never came."""
+        """The rest of an incomplete character."""
         return str(self._tokenizer.decode(self._pending)) if self._pending else ""
 
 
 class _FastTokenizerStream:
-    """Text as tokens complete it, of a tokenizer with a Rust backend."""
+    """Incremental text of a tokenizer with a Rust backend."""
 
     def __init__(self, backend: Any):
         self._backend, self._stream = backend, DecodeStream(skip_special_tokens=False)
@@ -190,7 +238,7 @@ class _FastTokenizerStream:
 
 
 class _SlowTokenizerStream:
-    """The same of a tokenizer written in Python: all ids are decoded again, for it knows no stream."""
+    """Incremental text of a Python tokenizer: all ids are decoded again, since it has no stream."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer, self._ids, self._told = tokenizer, list[int](), ""

@@ -9,14 +9,14 @@
 Symbols: ``threshold_bits`` is τ, ``window`` w, ``least_run`` d_min, ``run`` c, the tokens the current model has emitted
 since it took over ("Dynamic Switching Mechanism"). The paper's ≥ and ≤ overlap at equality; here the large model wins.
 
-What the paper leaves open, as settled here: before w tokens are emitted, H̄_t is the mean of those there are. The
-window runs on across a switch: it holds the last w tokens, whichever model emitted them. H_t is known once token t's
-logits are, so the decision it takes part in holds from token t + 1: no computed distribution is thrown away.
+The paper leaves open, and we define: before w tokens are emitted, H̄_t is the mean over the existing ones. The window
+continues across a switch: it holds the last w tokens, whichever model emitted them. H_t is known once token t's logits
+are, so it affects decisions from token t + 1 on, and no computed distribution is discarded.
 
-The prompt is read by the model that starts. A model that takes over first processes every token it has not seen, in
-one chunked forward (``catch_up`` in the record; METHODS, "EAD"); the last of them is its decoding step, and the only
-one whose logits are computed. The output is neither model's own: EAD promises no exactness. Cost is not judged here,
-only recorded.
+The starting model reads the prompt. A model that takes over first processes every token it has not seen, in one chunked
+forward (``catch_up`` in the record; METHODS, "EAD"); the last of them is its decoding step, and the only one whose
+logits are computed. The output is neither model's own: EAD promises no exactness. Cost is only recorded here, not
+judged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ SMALL, LARGE = range(len(MODELS))
 
 @dataclass(frozen=True)
 class SwitchingRule:
-    """τ in bits, w and d_min in tokens (the paper's defaults), and the model that starts, ``SMALL`` or ``LARGE``.
+    """Rule of switching: τ in bits, w and d_min in tokens (the paper's defaults), and the first model, ``SMALL`` or
+    ``LARGE``.
 
     Raises:
         BadArgument: τ < 0 or not a number, w or d_min < 1, another model.
@@ -98,12 +99,12 @@ def rolling_means(entropies_bits: Sequence[float], window: int) -> Floats:
     return np.array([rolling_mean(entropies_bits[max(0, end - window) : end], window) for end in ends])
 
 
-@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+@dataclass(frozen=True, eq=False)  # holds arrays: results compare by identity
 class SwitchingResult:
-    """What a run emitted and by whom; in ``record`` model 0 is the small one, 1 the large one.
+    """Result of a run; in ``record`` model 0 is the small one, 1 the large one.
 
-    ``model``, ``entropy_bits``, ``rolling_bits``: one array per sequence, an entry per emitted token.
-    ``opening_work``: the part of ``record.work`` spent on opening with the prompts, their last positions included.
+    ``model``, ``entropy_bits``, ``rolling_bits``: one array per sequence, an entry per emitted token. ``opening_work``:
+    the part of ``record.work`` for opening with the prompts, their last positions included.
     """
 
     record: Record
@@ -119,7 +120,7 @@ class SwitchingResult:
 
     @property
     def catch_up_tokens(self) -> Ints:
-        """int64 [2] tokens the small and the large model processed only to take over, the prompt's among them."""
+        """int64 [2] tokens that the small and the large model processed only to take over, the prompt's included."""
         tokens = self.record.tokens
         return np.bincount(tokens.model[tokens.phase == CATCH_UP], minlength=len(MODELS))
 
@@ -135,15 +136,43 @@ def switch(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> SwitchingResult:
-    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
+    """Decode by entropy-adaptive switching (EAD) between two models.
 
-    Every prompt has a pair of sessions of its own, one after the other: rows switch at times of their own, and a feed
-    of the protocol moves all rows of a session at once. So a row is what it would be alone, and a batch saves no time.
+    Each prompt has its own pair of sessions, one after the other: rows switch at different times, and a feed of the
+    protocol moves all rows of a session at once. So a row equals its result alone, and a batch saves no time.
 
-    Raises:
-        BadArgument: no prompt, max_new < 1, a threshold above log₂ V, vocabularies of different sizes, and what the
-            decoders refuse.
-        NotFinite: logits hold NaN or +inf.
+    Parameters
+    ----------
+    small, large : Partner
+        Decoders with the same vocabulary.
+    rule : SwitchingRule
+        Threshold in bits, window, shortest run and first model.
+    prompts : sequence of Prompt
+        One row each.
+    max_new : int
+        Most new tokens per row.
+    stop : set of int
+        Tokens that end a row; they are emitted.
+    temperature : float
+        0 is greedy.
+    seed : int
+        Each row draws from (seed, row).
+
+    Returns
+    -------
+    SwitchingResult
+        Tokens, models, entropies and rolling means in bits, and the record.
+
+    Raises
+    ------
+    BadArgument
+        No prompt, max_new < 1, a threshold above log₂ V, vocabularies of different sizes, and as the decoders raise.
+    NotFinite
+        Logits hold NaN or +inf.
+
+    References
+    ----------
+    EAD, "Dynamic Switching Mechanism".
     """
     if max_new < 1:
         raise BadArgument("max_new", max_new, "at least one new token")
@@ -189,7 +218,7 @@ def switch_stream(
 
 @dataclass
 class _SwitchedSequence:
-    """One sequence under way; ``history`` is the prompt and all emitted tokens."""
+    """One sequence in progress; ``history`` is the prompt and all emitted tokens."""
 
     number: int
     prompt: Prompt
@@ -206,7 +235,7 @@ class _SwitchedSequence:
     opening_work: dict[int, Work | None] = field(default_factory=dict)
 
     def decode(self, sampler: Sampler, max_new: int, stop: frozenset[int]) -> Iterator[tuple[int, int]]:
-        """(token, model) one by one; the row is complete once all are taken."""
+        """(token, model) one by one; the row is complete once all are consumed."""
         with ExitStack() as stack:
             current, run = self.rule.start, 0
             session = self._open(stack, current, self.prompt, PROMPT, DECODE)
@@ -232,20 +261,20 @@ class _SwitchedSequence:
         self.history.append(int(sampler.pick(torch.from_numpy(logits), [self.number])))
 
     def _read_on(self, stack: ExitStack, current: int, former: Floats) -> Floats:
-        """Logits [1, V] of ``current`` after the whole history: one token, or all it has not seen."""
+        """Logits [1, V] of ``current`` after the whole history; it reads one token, or all unseen ones."""
         if current not in self.sessions:
-            # a model that decides depth decides it for every token after the prompt, whoever emitted that token
+            # a model that decides depth decides it for every token after the prompt, whichever model emitted it
             undecided = self.partners[current].undecided
-            known = np.array(self.history[: len(self.prompt.tokens)] if undecided else self.history, dtype=np.int64)
-            last = CATCH_UP if len(known) < len(self.history) else DECODE
-            opened = self._open(stack, current, replace(self.prompt, tokens=known), CATCH_UP, last)
+            readable = np.array(self.history[: len(self.prompt.tokens)] if undecided else self.history, dtype=np.int64)
+            last = CATCH_UP if len(readable) < len(self.history) else DECODE
+            opened = self._open(stack, current, replace(self.prompt, tokens=readable), CATCH_UP, last)
             require_one_vocabulary(former, opened.logits)
         session = self.sessions[current]
         unseen = np.array([self.history[int(session.length[0]) :]], dtype=np.int64)
         if unseen.size == 0:
             return session.logits
         logits = session.feed(unseen, [CATCH_UP] * (unseen.shape[1] - 1) + [DECODE], last=1)[:, -1]
-        session.session.commit(session.length)  # EAD takes nothing back
+        session.session.commit(session.length)  # EAD never rolls back
         return logits
 
     def _open(self, stack: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> LoggedSession:
@@ -266,7 +295,7 @@ def _require_reachable(rule: SwitchingRule, vocabulary: int) -> None:
 
 
 def _total_work(partners: tuple[Partner, Partner], spent: Sequence[dict[int, Work | None]]) -> dict[int, Work] | None:
-    """Work of all rows by model, zero for a model no row opened; None unless both decoders count."""
+    """Work of all rows by model, zero for a model that no row opened; None unless both decoders count."""
     if not all(partner.decoder.capabilities.counted for partner in partners):
         return None
     totals = [Work.none(partner.point.layers) for partner in partners]

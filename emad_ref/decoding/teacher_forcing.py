@@ -1,7 +1,7 @@
 """Teacher forcing: the depth and the loss of every token of a given text.
 
-``teacher_force`` feeds a decoder of any make, token by token, through the protocol. ``teacher_force_batch`` feeds the
-reference decoder in batches. Both serve points that no replay can decide, such as state copying.
+``teacher_force`` feeds any decoder, token by token, through the protocol. ``teacher_force_batch`` feeds the reference
+decoder in batches. Both serve points that replay cannot decide, such as state copying.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from emad_ref.record import Floats, Ints, Work
 
 @dataclass(frozen=True)
 class TeacherForcedText:
-    """One text, fed. ``depth`` int64 and ``nll_nats`` float64 [decided positions]; ``work`` None if uncounted."""
+    """One fed text. ``depth`` int64 and ``nll_nats`` float64 [decided positions]; ``work`` None if uncounted."""
 
     depth: Ints
     nll_nats: Floats
@@ -53,16 +53,15 @@ def teacher_forced_sums(decoder: Decoder, sequences: Sequence[TokenSequence]) ->
     return np.array([each.nll_nats.sum() for each in forced]), np.array([len(each.depth) for each in forced])
 
 
-BATCH_ROWS = 32  # of one batch: a step of so many small rows costs twice a step of one
+BATCH_ROWS = 32  # rows per batch: a step of so many small rows costs twice a step of one
 
 
 @dataclass(frozen=True)
 class TeacherForcedStep:
-    """Step ``at`` (from 0) of a batch. ``rows`` int64 [going on]: which of its rows take it.
+    """Step ``at`` (from 0) of a batch. ``rows`` int64 [continuing]: its remaining rows.
 
-    ``output``   of their latest tokens, in the last column.
-    ``target``   int64 [going on] the tokens that follow, on the decoder's device.
-    ``work``     of decode steps up to here: without what prompt positions before the last cost.
+    ``output``   of their latest tokens, in the last column. ``target``   int64 [continuing] the next tokens, on the
+    decoder's device. ``work``     of decode steps so far, without that of prompt positions before the last.
     """
 
     at: int
@@ -73,9 +72,9 @@ class TeacherForcedStep:
 
 
 def batches_by_length(sequences: Sequence[TokenSequence], rows: int = BATCH_ROWS) -> Iterator[list[int]]:
-    """Indices of all ``sequences``, at most ``rows`` at a time, those of like length together.
+    """Indices of all ``sequences``, at most ``rows`` at a time, similar lengths together.
 
-    Rows that start together share their masks; rows that end together are together to the end.
+    Rows that start together share their masks; rows that end together stay together to the end.
     """
     order = iter(sorted(range(len(sequences)), key=lambda i: (sequences[i].adaptive_from, len(sequences[i].tokens))))
     while chosen := list(islice(order, rows)):
@@ -84,10 +83,11 @@ def batches_by_length(sequences: Sequence[TokenSequence], rows: int = BATCH_ROWS
 
 @torch.inference_mode()
 def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) -> Iterator[TeacherForcedStep]:
-    """The steps of feeding ``batch``: each has a decided position, and at most ``decoder.max_rows`` are fed together.
+    """The steps of feeding ``batch``: each sequence has a decided position; at most ``decoder.max_rows`` are fed
+    together.
 
     Raises:
-        BadArgument: what the decoder refuses of these texts.
+        BadArgument: as the decoder raises for these texts.
         NotFinite: logits hold NaN or +inf.
     """
     prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source) for text in batch]

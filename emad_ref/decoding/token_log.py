@@ -16,13 +16,13 @@ class TokenLog:
         self._rows: list[tuple[int, ...]] = []
         self._signal: list[Floats] = []
         self._kept: list[bool] = []
-        self._held: dict[tuple[int, int], list[int]] = {}  # (sequence, model) → entry at each position held
+        self._held: dict[tuple[int, int], list[int]] = {}  # (sequence, model) → entry of each position in the cache
 
     def append(self, sequence: int, model: int, token: int, depth: int, cap: int, phase: int, signal: Floats) -> None:
         """The next token of a sequence in one model; ``signal`` [probes]."""
-        held = self._held.setdefault((sequence, model), [])
-        self._rows.append((sequence, len(held), token, depth, cap, phase, model))
-        held.append(len(self._kept))
+        entries = self._held.setdefault((sequence, model), [])
+        self._rows.append((sequence, len(entries), token, depth, cap, phase, model))
+        entries.append(len(self._kept))
         self._kept.append(True)
         self._signal.append(signal)
 
@@ -36,24 +36,26 @@ class TokenLog:
     def deepen(
         self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats
     ) -> None:
-        """The tokens from position ``length`` on went deeper: the same tokens again, the former rows not kept."""
+        """Log the tokens from position ``length`` on at a larger depth: the same tokens again, the former rows not
+        kept.
+        """
         tokens = np.array([self._rows[entry][2] for entry in self._held[sequence, model][length:]], dtype=np.int64)
         self.truncate(sequence, model, length)
         self.extend(sequence, model, tokens, depth, cap, [phase] * len(tokens), signal)
 
     def truncate(self, sequence: int, model: int, length: int) -> None:
-        """A rollback: the tokens from position ``length`` on are no longer part of the sequence."""
-        held = self._held[sequence, model]
-        for entry in held[length:]:
+        """Log a rollback: the tokens from position ``length`` on are no longer part of the sequence."""
+        entries = self._held[sequence, model]
+        for entry in entries[length:]:
             self._kept[entry] = False
-        del held[length:]
+        del entries[length:]
 
     def tokens(self) -> Tokens:
         sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
         return Tokens(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
 
     def signal(self) -> Floats:
-        """[tokens, most probes of any model]; NaN where a model has fewer or read none."""
+        """[tokens, most probes of any model]; NaN if a model has fewer or read none."""
         widths = {len(values) for values in self._signal}
         widest = max(widths)
         if len(widths) == 1:
