@@ -1,9 +1,9 @@
 """Score and generate continuations at an operating point: by one forward and replay, or by any decoder.
 
-Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``), so one batched teacher-forced pass
-that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would. A
-foreign decoder, or a point that replay does not cover, is decoded token by token through its Session. Padding stands to
-the right of every decided position, so no rule sees it.
+Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``). So one batched teacher-forced pass
+that reads the probes and the ceiling, and a replay of the point over it, equal decoding token by token. A foreign
+decoder, or a point without replay, is decoded token by token through its Session. Padding is to the right of every
+decided position, so no rule sees it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding g
 class ForcedInput:
     """One input to run once, and the continuations it decides.
 
-    ``tokens`` what is fed, the last target of a continuation excluded; ``adaptive_from`` the last context position;
-    ``lasts`` the last target of each continuation: those that differ in it alone, as options of one token do, share the
-    input.
+    ``tokens`` the fed tokens, without the last target of a continuation; ``adaptive_from`` the last context position;
+    ``lasts`` the last target of each continuation: those that differ only in it, such as options of one token, share
+    the input.
     """
 
     tokens: tuple[int, ...]
@@ -57,9 +57,7 @@ class ForcedInput:
 
 
 def is_replayable(point: OperatingPoint) -> bool:
-    """Whether full readouts of the true states decide ``point``; other signals, estimators, lenses, copied states:
-    decoded.
-    """
+    """Whether full readouts of the true states decide ``point``; otherwise it must be decoded."""
     recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
     return recorded and point.lens is None and schedule_of(point).settle is not None
 
@@ -74,16 +72,16 @@ def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[For
 
 
 def layers_read(point: OperatingPoint) -> tuple[int, ...]:
-    """Layers whose readout ``point`` can ask for: probes and ceiling; all, where tokens may stop between probes."""
+    """Layers whose readout ``point`` may need: probes and ceiling; all, if tokens may stop between probes."""
     anywhere = schedule_of(point).ruleless or point.interpolate
     return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
 
 
 @torch.inference_mode()
 def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> Trace:
-    """A trace, one sequence per continuation, that holds the layers ``point`` reads and NaN (top-1: −1) elsewhere.
+    """A trace, one sequence per continuation, with the layers that ``point`` reads and NaN (top-1: −1) elsewhere.
 
-    The signal, the only one that the point compares, is read after its probes.
+    Only the point's own signal is read after its probes.
 
     Raises:
         NotFinite: logits hold NaN or infinity.
@@ -113,7 +111,7 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedI
 
 
 def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor, Any, Tensor]:
-    """(h_0 [inputs, widest, D] padded on the right, its frame, which positions are decided)."""
+    """(h_0 [inputs, widest, D] padded on the right, its frame, mask of decided positions)."""
     lengths = np.array([len(forced.tokens) for forced in batch])
     tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
     decided = np.zeros(tokens.shape, dtype=bool)
@@ -148,21 +146,21 @@ def _read_columns(
         logits = stepper.logits(hidden[start : start + TOKENS_PER_BATCH]).float()
         here = np.flatnonzero((rows >= start) & (rows < start + TOKENS_PER_BATCH))
         at = torch.from_numpy(rows[here] - start).to(logits.device)
-        wanted = torch.from_numpy(target[here]).to(logits.device)
-        for name, values in _readout_columns(logits, at, wanted, layer, signal).items():
+        next_tokens = torch.from_numpy(target[here]).to(logits.device)
+        for name, values in _readout_columns(logits, at, next_tokens, layer, signal).items():
             columns.setdefault(name, np.empty(len(rows), dtype=values.dtype))[here] = values
     return columns
 
 
 def _readout_columns(
-    logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str | None
+    logits: Tensor, at: Tensor, next_tokens: Tensor, layer: int, signal: str | None
 ) -> dict[str, NDArray[Any]]:
-    """Values of the readouts ``at`` [targets] in ``logits`` [rows, V]; the ``signal`` where a rule compares it."""
+    """Values of the readouts ``at`` [targets] in ``logits`` [rows, V]; the ``signal`` if a rule compares it."""
     scale = torch.logsumexp(logits, dim=-1)
     require_finite(scale, f"after layer {layer}")
     best = logits.max(dim=-1)
     columns = {
-        "nll_nats": (scale[at] - logits[at, wanted]).cpu().numpy(),
+        "nll_nats": (scale[at] - logits[at, next_tokens]).cpu().numpy(),
         "top1": best.indices[at].int().cpu().numpy(),
         "top1_probability": (best.values - scale)[at].exp().cpu().numpy(),
     }
@@ -204,7 +202,7 @@ def score_by_decoding(decoder: Decoder, batch: Sequence[ForcedInput]) -> list[An
 
 
 def _extend_answer(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
-    """An answer lengthened by one target under ``logits`` [V]."""
+    """``so_far`` extended by one target under ``logits`` [V]."""
     top = logits.max()
     log_p = logits[target] - top - np.log(np.exp(logits - top).sum())
     return so_far[0] + float(log_p), so_far[1] and int(logits.argmax()) == target
@@ -221,7 +219,7 @@ GenerationStart = tuple[Session, list[int], NextTokens]
 
 
 def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationStart:
-    """With any decoder."""
+    """Start greedy generation with any decoder."""
     session, step = decoder.start(prompts)
 
     def follow(tokens: list[int]) -> list[int]:
@@ -232,7 +230,9 @@ def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Generation
 
 
 def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
-    """With our own, without the protocol's float64 copy of all logits on the host: one integer per row crosses."""
+    """Start greedy generation with our own decoder: only one integer per row is copied to the host, no float64
+    logits.
+    """
     session, arrival = decoder.begin(prompts, max_new)
 
     @torch.inference_mode()
@@ -247,7 +247,9 @@ def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: 
 def generate_greedy(
     begun: GenerationStart, max_new: int, ends: Collection[int], stopped: Callable[[Sequence[int]], bool]
 ) -> list[list[int]]:
-    """Greedy tokens of each prompt, up to one of ``ends`` (left out), a text that ``stopped`` knows, or ``max_new``."""
+    """Greedy tokens of each prompt, up to one of ``ends`` (excluded), a text for which ``stopped`` is true, or
+    ``max_new``.
+    """
     session, picked, follow = begun
     emitted: list[list[int]] = [[] for _ in picked]
     alive = list(range(len(picked)))
@@ -274,18 +276,18 @@ def generate_greedy(
 
 
 def stop_finder(text: Callable[[Sequence[int]], str], stops: Sequence[str]) -> Callable[[Sequence[int]], bool]:
-    """Whether the ``text`` of some tokens holds a stop string, asked after every token.
+    """A function: whether the ``text`` of some tokens contains a stop string; call it after every token.
 
-    Looked for in the last tokens first: a stop that the newest token completes spans no more tokens than it has bytes,
-    and two more for what decoding a part does to its edge (a character cut in two, a leading space). Decoding all of
-    them at every token took a fifth of the time of generating with a small model. What this overlooks would cost time
-    and change nothing: ``generate_until`` cuts the whole text before its first stop string.
+    It searches the last tokens first. A stop that the newest token completes spans no more tokens than it has bytes,
+    and two more for the effect of decoding a part on its edge (a character cut in two, a leading space). Decoding all
+    of them at every token took a fifth of the time of generating with a small model. An overlooked stop costs only
+    time: ``generate_until`` cuts the whole text before its first stop string.
     """
-    wanted = [stop for stop in stops if stop]
-    reach = 2 + max((len(stop.encode()) for stop in wanted), default=0)
+    needed_stops = [stop for stop in stops if stop]
+    reach = 2 + max((len(stop.encode()) for stop in needed_stops), default=0)
 
     def stopped(tokens: Sequence[int]) -> bool:
-        return _contains_any(text(tokens[-reach:]), wanted) and _contains_any(text(tokens), wanted)
+        return _contains_any(text(tokens[-reach:]), needed_stops) and _contains_any(text(tokens), needed_stops)
 
     return stopped
 

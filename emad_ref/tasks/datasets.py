@@ -43,23 +43,23 @@ from emad_ref.text.documents import clean_text
 from emad_ref.text.seq2seq_pairs import SourceTarget, format_source
 
 Sample = dict[str, Any]
-Placed = tuple[str, Sample]  # where a row stands, for messages, and the row
-Check = Callable[[Any, Sample], bool]  # of a value and its row
+Placed = tuple[str, Sample]  # place of a row, for messages, and the row
+Check = Callable[[Any, Sample], bool]  # check of a value, given its row
 
 log = logging.getLogger(__name__)
 
 
 class TaskDataUnavailable(EmadError):
-    """Task data is out of reach, or too little to make a task of."""
+    """Raised if task data is neither in a data folder nor available from the hub."""
 
 
 @dataclass(frozen=True)
 class DatasetSource:
     """One benchmark.
 
-    ``files``   names of each split's file in the benchmark's folder; the first that exists is read.
-    ``fields``  what every row must have: name → (check of its value, what is expected, in words).
-    ``remedy``  how to get the files into place.
+    ``files``   names of each split's file in the benchmark's folder; the first existing one is read. ``fields``
+    required fields of every row: name → (check of its value, description of valid values). ``remedy``  how to get the
+    files into place.
     """
 
     files: dict[str, tuple[str, ...]]
@@ -77,17 +77,19 @@ def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
     Raises:
         BadArgument: an unknown source or split, a missing file, or a row that does not fit.
     """
-    known = _source(source)
-    if split not in known.files:
-        raise BadArgument("split", split, f"one of {', '.join(known.files)}, which {source} has")
+    benchmark = _source(source)
+    if split not in benchmark.files:
+        raise BadArgument("split", split, f"one of {', '.join(benchmark.files)}, which {source} has")
     path = split_file(source, split, folder)
     if path is None:
-        raise BadArgument("data", str(folder), f"a folder that holds {' or '.join(known.files[split])}", known.remedy)
-    return check_rows(known.read(path), known.fields, f"file {str(path)!r} has no rows of {folder.name}")
+        raise BadArgument(
+            "data", str(folder), f"a folder that holds {' or '.join(benchmark.files[split])}", benchmark.remedy
+        )
+    return check_rows(benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}")
 
 
 def split_file(source: str, split: str, folder: Path) -> Path | None:
-    """The file that holds ``split``; None where there is none."""
+    """The file of ``split``; None without one."""
     return next((folder / name for name in _source(source).files.get(split, ()) if (folder / name).is_file()), None)
 
 
@@ -101,8 +103,8 @@ def check_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], emp
         for name, (fits, expected) in fields.items():
             value = row.get(name)
             if name not in row or not fits(value, row):
-                shown = value if len(repr(value)) <= 80 else repr(value)[:80] + "…"
-                raise BadArgument(f"{place}: {name}", shown, expected, "mend the row or fetch it again")
+                excerpt = value if len(repr(value)) <= 80 else repr(value)[:80] + "…"
+                raise BadArgument(f"{place}: {name}", excerpt, expected, "mend the row or fetch it again")
         good.append(row)
     if not good:
         raise BadArgument("data", empty, "at least one", "fetch it again")
@@ -129,7 +131,7 @@ def _text(path: Path) -> str:
 
 
 def json_lines(path: Path) -> Iterator[Placed]:
-    """Objects, one per line; blank lines are passed over. U+2028, which JSON strings may hold, ends no line."""
+    """Objects, one per line; blank lines are skipped. U+2028, which JSON strings may hold, ends no line."""
     for number, line in enumerate(io.StringIO(_text(path), newline=""), start=1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -155,7 +157,7 @@ def wikitext_pages(path: Path) -> Iterator[Placed]:
 
 
 def squad_rows(path: Path) -> Iterator[Placed]:
-    """SQuAD's nesting (article → paragraph → question) as one row per question, as the hub has it."""
+    """SQuAD's nesting (article → paragraph → question) as one row per question, as on the hub."""
     place, whole = _object(_json(path), str(path))
     for at, article in _objects(whole, "data", place):
         for inside, paragraph in _objects(article, "paragraphs", at):
@@ -330,15 +332,15 @@ def splits(
 
     Raises (at the first access of a split):
         BadArgument: a file that is missing or invalid.
-        TaskDataUnavailable: no data folder, and the hub is out of reach.
+        TaskDataUnavailable: no data folder, and the hub is unreachable.
     """
 
     def load(split: str) -> list[Sample]:
         if data is None:
             return hub_rows(source, hub, name, (hub_splits or {}).get(split, split))
         place = Path(data) / folder
-        held = [name for name in _source(source).files if split_file(source, name, place) is not None]
-        if split in optional and split not in held and held:
+        available = [name for name in _source(source).files if split_file(source, name, place) is not None]
+        if split in optional and split not in available and available:
             left = "it counts as empty and gives no few-shot examples"
             log.warning("%s: no %s split in %s: %s", source, split, place, left)
             return []
@@ -348,7 +350,7 @@ def splits(
 
 
 def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample]:
-    """Rows of a hub data set; of its cache if the hub is out of reach or ``HF_HUB_OFFLINE`` is set.
+    """Rows of a hub data set; from its cache if the hub is unreachable or ``HF_HUB_OFFLINE`` is set.
 
     Raises:
         TaskDataUnavailable: neither has it.
@@ -358,19 +360,19 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
         from datasets import load_dataset
 
         with nullcontext() if is_hub_reachable() else hub_offline():
-            found = load_dataset(hub, name, split=split)
+            rows = load_dataset(hub, name, split=split)
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise TaskDataUnavailable(
             f"hub={hub!r}, configuration {name!r}, split {split!r}, but it is out of reach "
             f"({type(error).__name__}: {error}); pass a data folder (--emad-data DIR), laid out as "
             "emad_ref.tasks.datasets says"
         ) from error
-    placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(found))
+    placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(rows))
     return check_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
 
 
 def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
-    """The rows that hold text; a warning names the others, which a user cannot correct on the hub."""
+    """The rows with text; a warning names the others, which a user cannot correct on the hub."""
     for place, row in rows:
         try:
             yield place, _clean(row, place)
@@ -379,7 +381,7 @@ def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
 
 
 def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> LazySplits:
-    """``items`` examples per split of one of the world's tasks; splits share none."""
+    """``items`` examples per split of one of the world's tasks; splits are disjoint."""
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
     def load(split: str) -> list[Sample]:
@@ -422,7 +424,7 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], Callable[[Sample], tuple[str, str, t
 
 
 def task_files(task: str) -> tuple[str, ...]:
-    """Names of files that hold ``task``, the preferred one first, one ending each.
+    """Names of files with ``task``, the preferred one first, one ending each.
 
     Raises:
         BadArgument: unknown task.
@@ -445,8 +447,8 @@ def load_pairs(task: str, data: Path, count: int | None, seed: int = 0) -> Publi
         if (file := split_file(task, split, data / task)) is not None:
             break
     else:
-        held = f"a folder that holds {' or '.join(task_files(task))}"
-        raise BadArgument("data", str(data), held, "put the file there")
+        folder_text = f"a folder that holds {' or '.join(task_files(task))}"
+        raise BadArgument("data", str(data), folder_text, "put the file there")
     rows = read_rows(task, split, data / task)
     random.Random(f"{task}/{split}/{seed}").shuffle(rows)
     read = map(PUBLISHED[task][1], rows[:count])

@@ -1,4 +1,4 @@
-"""Tasks → one score per document, so that two operating points can be compared item by item.
+"""Task evaluation: one score per document, so that two operating points can be compared item by item.
 
     full, adaptive = (evaluate_tasks(EmadLM(model, point=p), ["arc_easy"], data=folder)["arc_easy"] for p in points)
     drop = full.scores - adaptive.scores          # paired: full.items == adaptive.items
@@ -26,20 +26,19 @@ from emad_ref.signals import perplexity_of
 from emad_ref.tasks.local import FOLDER
 from emad_ref.tasks.logging import lm_eval_quiet
 
-FEWSHOT_SEED = 1234  # lm-eval's own: the same examples stand in the same prompts as in its published numbers
+FEWSHOT_SEED = 1234  # lm-eval's own: prompts have the same examples as in its published numbers
 
 
 @dataclass(frozen=True)
 class TaskResult:
     """One task at one operating point.
 
-    ``metric`` and ``filter`` as lm-eval names them: the first of each in the task's definition.
-    ``scores``   float64 [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats.
-    ``tokens``   int64 [n] tokens predicted per document, and ``units`` int64 [n] words; perplexity only, else None.
-    ``items``    sha256 per document, in order: results are paired only where these agree.
-    ``texts``    the text each document asks about, or its ``items``: documents of one text depend on each other.
-    ``others``   the task's further metrics, float64 [n] by (metric, filter).
-    ``cut``      requests whose context lost its beginning, because the model does not see as far.
+    ``metric`` and ``filter`` as lm-eval names them: the first of each in the task's definition. ``scores``   float64
+    [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats. ``tokens``   int64 [n] tokens predicted
+    per document, and ``units`` int64 [n] words; perplexity only, else None. ``items``    sha256 per document, in order:
+    results are paired only if these agree. ``texts``    the text of each document's question, or its ``items``:
+    documents of one text depend on each other. ``others``   the task's further metrics, float64 [n] by (metric,
+    filter). ``cut``      requests whose context lost its beginning, because it exceeded the model's window.
     """
 
     task: str
@@ -66,10 +65,10 @@ class TaskResult:
 
     @property
     def standard_error(self) -> float | None:
-        """Of ``value``, from the documents; None for one document, which has no spread.
+        """Standard error of ``value``, from the documents; None for one document, which has no spread.
 
-        A mean's is s/√n. A perplexity's is that of the ratio Σ nats / Σ words (linearised: residuals of each document
-        from the common rate), times the perplexity itself.
+        That of a mean is s/√n. That of a perplexity is the error of the ratio Σ nats / Σ words (linearised: residuals
+        of each document from the common rate), times the perplexity itself.
         """
         if self.n < 2:
             return None
@@ -91,13 +90,13 @@ def evaluate_tasks(
 ) -> dict[str, TaskResult]:
     """Results by task; a group (``hendrycks_math``) gives one per member.
 
-    ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, of ours or a user's decoder. ``data`` the folder that
-    takes the hub's place, None asks the hub. ``limit`` takes that many documents of each task, its first. ``run_code``
+    ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, of ours or a user's decoder. ``data`` the folder in
+    place of the hub, None uses the hub. ``limit`` takes that many documents of each task, its first. ``run_code``
     allows tasks that run generated programs. ``documents``: of each task those of these indices, instead of a limit.
 
     Raises:
-        BadArgument: an unknown task, no tasks, a limit below 1, data that is missing or does not fit, or a task that
-            runs programs without leave.
+        BadArgument: an unknown task, no tasks, a limit below 1, missing or unusable data, or a task that runs programs
+            without permission.
         TaskDataUnavailable: no data folder, and the hub does not give the data.
     """
     if limit is not None and limit < 1:
@@ -129,19 +128,19 @@ def evaluate_tasks(
 
 
 def _cut_requests(lm: LM) -> dict[str, int]:
-    """Task → requests cut so far; other models than ``EmadLM`` do not tell."""
+    """Task → requests cut so far; empty for models other than ``EmadLM``."""
     return dict(getattr(lm, "cut", {}))
 
 
 def task_manager(data: Path | None) -> TaskManager:
-    """lm-eval's task manager over our definitions alone (2 ms; with its own, 8 s)."""
+    """lm-eval's task manager over our definitions only (2 ms; with its own, 8 s)."""
     metadata = {} if data is None else {"data": str(data)}
     with lm_eval_quiet():
         return TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
 
 
 def task_names() -> tuple[str, ...]:
-    """Every name that ``evaluate_tasks`` takes: tasks, groups and tags."""
+    """Every name that ``evaluate_tasks`` accepts: tasks, groups and tags."""
     return tuple(task_manager(None).all_tasks)
 
 

@@ -6,12 +6,12 @@
 
 The second line is lm-eval's own command with ``emad`` among its models, which importing this module registers.
 
-Depth enters lm-eval's three requests as METHODS, "Depth and documents", says: every request starts at the ceiling;
-context positions before the last run at it; the last context position is the first decision.
+Depth enters lm-eval's three requests as in METHODS, "Depth and documents": every request starts at the ceiling; context
+positions before the last run at it; the last context position is the first decision.
 
-``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t
-``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens, every token predicted once
-``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
+``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t ``loglikelihood_rolling``
+the same over windows of up to ``max_length`` tokens, every token predicted once ``generate_until``         greedy
+decoding up to a stop string, the end-of-text token or a length
 
 Tokens, truncation and windows are those of lm-eval's ``hf`` model; ``continuations`` scores and generates.
 
@@ -66,13 +66,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NEW_TOKENS = 256  # where a task names no length; lm-eval's own default
-QUIET_SECONDS = 3.0  # work shorter than this shows no progress bar
+NEW_TOKENS = 256  # default length, as in lm-eval
+QUIET_SECONDS = 3.0  # shorter work shows no progress bar
 GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
 
 
 class BadJournal(EmadError):
-    """A journal file that holds something else than results of this identity."""
+    """Raised for a journal file with anything but results of this identity."""
 
 
 def json_digest(*parts: Any) -> str:
@@ -97,7 +97,7 @@ class ResultJournal:
             append_text(self.path, json.dumps({"identity": identity}, sort_keys=True) + "\n", "journal")
 
     def record(self, results: Iterable[tuple[str, Any]]) -> None:
-        """Keep (request hash, result) pairs: on disk when this returns."""
+        """Record (request hash, result) pairs: on disk when this returns."""
         new = dict(results)
         self.results.update(new)
         lines = (json.dumps({"request": key, "result": result}) + "\n" for key, result in new.items())
@@ -106,23 +106,23 @@ class ResultJournal:
     def _read(self, identity: dict[str, Any]) -> None:
         whole = read_bytes(self.path, "journal")
         complete = whole[: whole.rfind(b"\n") + 1]
-        if len(complete) < len(whole):  # the process died while writing this line: it never counted
+        if len(complete) < len(whole):  # the process died while writing this line, which does not count
             truncate_file(self.path, len(complete), "journal")
         for number, line in enumerate(complete.split(b"\n")[:-1], start=1):
             self._take(number, line, identity)
 
     def _take(self, number: int, line: bytes, identity: dict[str, Any]) -> None:
         try:
-            entry = parse_json(line.decode("utf-8"), constants=True)  # the log-likelihood of the impossible is −∞
+            entry = parse_json(line.decode("utf-8"), constants=True)  # an impossible continuation has log-likelihood −∞
             if number == 1:
                 if entry["identity"] != json.loads(json.dumps(identity)):
                     raise ValueError("it belongs to another model or operating point")
             else:
                 self.results[entry["request"]] = entry["result"]
         except (ValueError, KeyError, TypeError) as error:
-            shown = line[:60].decode("utf-8", "replace")
+            excerpt = line[:60].decode("utf-8", "replace")
             raise BadJournal(
-                f"journal={str(self.path)!r}, line {number}={shown!r}, but expected a result "
+                f"journal={str(self.path)!r}, line {number}={excerpt!r}, but expected a result "
                 f"({type(error).__name__}: {error}); remove the file to start over"
             ) from error
 
@@ -132,25 +132,23 @@ class ResultJournal:
 
 @register_model("emad")
 class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
-    """An operating point of a model, as lm-eval asks for it.
+    """lm-eval model of an operating point.
 
-    ``pretrained``     a name as ``models.loading.load`` takes it, or a loaded model.
+    ``pretrained``     a name as for ``models.loading.load``, or a loaded model.
     ``point``          the operating point; instead, ``profile`` (a file of ``emad calibrate``) with ``margin`` in nats;
                        with neither, full depth.
-    ``decoder``        decode with this one, made for the same model and point, instead of our own; it takes
-                       ``batch_size`` rows.
+    ``decoder``        a decoder for the same model and point, instead of our own; it takes ``batch_size`` rows.
     ``batch_size``     rows per forward; None, ``auto`` or ``auto:N``: as many as fit ``TOKENS_PER_BATCH`` padded
-                       tokens, and at most ``max_batch_size``. Results do not depend on it beyond the last bits of a
-                       float.
+                       tokens, and at most ``max_batch_size``. It changes results only in the last bits of a float.
     ``max_length``     longest context plus continuation, the model's own by default.
-    ``add_bos_token``  None: as the tokenizer does it, which is what ``hf`` does. True: the beginning-of-text token
-                       before every context. False: no special token at all.
+    ``add_bos_token``  None: as the tokenizer does, like ``hf``. True: the beginning-of-text token before every context.
+                       False: no special token at all.
     ``journal``        a folder: finished requests are kept there and not run again.
-    ``progress``       where bars are drawn; None: on standard error.
-    ``device``, ``dtype``, ``revision``  as ``load`` takes them, where ``pretrained`` is a name.
+    ``progress``       stream of progress bars; None: standard error.
+    ``device``, ``dtype``, ``revision``  as for ``load``, if ``pretrained`` is a name.
 
-    ``cut`` counts, by task, the requests whose context lost its beginning: it was longer than the model sees.
-    ``decided`` lists every request as it was read, or written: what a point saves on a task is replayed from there.
+    ``cut`` counts, by task, the requests whose context lost its beginning because it exceeded the window. ``decided``
+    lists every request as read or written, from which a point's saving on a task is replayed.
 
     Raises:
         BadArgument: contradictory or impossible arguments, a model without a tokenizer.
@@ -199,20 +197,20 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._decoder, self._progress = decoder, progress
         self.cut: dict[str, int] = {}
         self.decided: list[TokenSequence] = []
-        self._shortened: list[bool] = []  # of the last call that scored continuations, request by request
+        self._shortened: list[bool] = []  # of the last scoring call, request by request
         self._journal = None if journal is None else ResultJournal(Path(journal), self._identity())
 
     # ------------------------------------------------------------ tokens, as lm-eval's `hf` has them
 
     @property
     def eot_token_id(self) -> int:
-        """The end of text that the tokenizer names, else the first that is declared; every one of them ends a text."""
+        """The tokenizer's end of text, else the first declared one; each of them ends a text."""
         own = self.tokenizer.eos_token_id
         return min(self.loaded.ends) if own is None else int(own)
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is replaced with: what opens a text everywhere else, too."""
+        """The token in place of an empty context: the usual opening of a text."""
         opening = self.loaded.opening
         return self.eot_token_id if opening is None else opening
 
@@ -232,11 +230,11 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         special = {} if add_special_tokens is None and not opened else {"add_special_tokens": bool(add_special_tokens)}
         ids: list[int] = self.tokenizer.encode(string, **special)
         if self.add_bos_token and special.get("add_special_tokens") and ids[:1] != [self.prefix_token_id]:
-            ids = [self.prefix_token_id, *ids]  # not every tokenizer's special tokens include one
+            ids = [self.prefix_token_id, *ids]  # some tokenizers add no such token
         return ids
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the tokenizer's own template writes it, as lm-eval's ``hf`` model does.
+        """The conversation in the tokenizer's own template, as in lm-eval's ``hf`` model.
 
         Raises:
             BadArgument: the tokenizer has no template, or its template refuses these roles.
@@ -246,7 +244,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         try:
             try:
                 return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, **ends))
-            except TemplateError:  # several templates know no system role
+            except TemplateError:  # several templates have no system role
                 log.warning("the chat template refuses the system message, which is left out")
                 return str(self.tokenizer.apply_chat_template(without_system, tokenize=False, **ends))
         except (TemplateError, ValueError, AttributeError) as error:
@@ -280,15 +278,15 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **ignored: Any
     ) -> list[Answer]:
         """[requests] answers to (text, context ids, continuation ids)."""
-        wanted = [self._fitted(context, continuation) for _, context, continuation in requests]
+        fitted = [self._fitted(context, continuation) for _, context, continuation in requests]
         self._shortened = [
             len(tokens) < len(context) + len(continuation)
-            for (tokens, _), (_, context, continuation) in zip(wanted, requests, strict=True)
+            for (tokens, _), (_, context, continuation) in zip(fitted, requests, strict=True)
         ]
-        self.decided += [TokenSequence(np.array(tokens, dtype=np.int64), start) for tokens, start in wanted]
-        keys = [json_digest("score", tokens, start) for tokens, start in wanted]
-        known = self._known()
-        todo = {key: request for key, request in zip(keys, wanted, strict=True) if key not in known}
+        self.decided += [TokenSequence(np.array(tokens, dtype=np.int64), start) for tokens, start in fitted]
+        keys = [json_digest("score", tokens, start) for tokens, start in fitted]
+        results_so_far = self._known()
+        todo = {key: request for key, request in zip(keys, fitted, strict=True) if key not in results_so_far}
         inputs = [
             (ForcedInput(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
             for (tokens, start), group in _group_by_input(todo)
@@ -297,41 +295,44 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         with self._bar("scoring", len(todo), disable_tqdm) as bar:
             for batch in self._batches(inputs, lambda item: len(item[0].tokens)):
                 answers = score([forced for forced, _ in batch])
-                self._keep(known, zip((key for _, keys in batch for key in keys), answers, strict=True))
+                self._keep(results_so_far, zip((key for _, keys in batch for key in keys), answers, strict=True))
                 bar.update(len(answers))
-        return [(float(known[key][0]), bool(known[key][1])) for key in keys]
+        return [(float(results_so_far[key][0]), bool(results_so_far[key][1])) for key in keys]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """[requests] greedy continuations, cut before their first stop string.
 
         Raises:
-            BadArgument: a request for sampling or for anything else that greedy decoding does not do, or for more new
-                tokens than the model has positions.
+            BadArgument: a request for sampling or for anything else beyond greedy decoding, or for more new tokens than
+            the
+                model has positions.
         """
-        asked = [self._generation(*request.args[:2]) for request in requests]
-        wanted = [request for request, _ in asked]
-        self._count_cut(requests, [shortened for _, shortened in asked])
-        keys = [json_digest("generate", *parts) for parts in wanted]
-        known = self._known()
-        todo = [item for item in dict(zip(keys, wanted, strict=True)).items() if item[0] not in known]
+        generations = [self._generation(*request.args[:2]) for request in requests]
+        generation_keys = [request for request, _ in generations]
+        self._count_cut(requests, [shortened for _, shortened in generations])
+        keys = [json_digest("generate", *parts) for parts in generation_keys]
+        results_so_far = self._known()
+        todo = [item for item in dict(zip(keys, generation_keys, strict=True)).items() if item[0] not in results_so_far]
         with self._bar("generating", len(todo), disable_tqdm) as bar:
             for (stops, max_new), group in _sorted_groups(todo, lambda item: item[1][1:]):
                 for batch in self._batches(group, lambda item, new=max_new: len(item[1][0]) + new):  # type: ignore[misc]
                     texts = self._generate([tokens for _, (tokens, _, _) in batch], stops, max_new)
-                    self._keep(known, zip((key for key, _ in batch), texts, strict=True))
+                    self._keep(results_so_far, zip((key for key, _ in batch), texts, strict=True))
                     bar.update(len(batch))
-        written = [str(known[key]) for key in keys]
-        self.decided += [self._as_written(tokens, text) for (tokens, _, _), text in zip(wanted, written, strict=True)]
+        written = [str(results_so_far[key]) for key in keys]
+        self.decided += [
+            self._as_written(tokens, text) for (tokens, _, _), text in zip(generation_keys, written, strict=True)
+        ]
         return written
 
     def _as_written(self, context: Sequence[int], text: str) -> TokenSequence:
-        """A context and the text after it; nothing written is the end-of-text token, which ended it."""
+        """A context and the text after it; an empty text is the end-of-text token that ended it."""
         new = self.tokenizer.encode(text, add_special_tokens=False) or [self.eot_token_id]
         tokens = np.array([*context, *new][: self.max_length + 1], dtype=np.int64)
         return TokenSequence(tokens, len(context) - 1)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Refused: the keys of lm-eval's request cache do not name the model."""
+        """Refuse lm-eval's request cache, whose keys do not name the model."""
         raise BadArgument(
             "use_cache",
             "a file",
@@ -340,13 +341,13 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes beside its results."""
+        """Model information that lm-eval writes beside its results."""
         return {**self._identity(), "batch_size": self.batch_size, "max_length": self.max_length}
 
     # ------------------------------------------------------------ private
 
     def _identity(self) -> dict[str, Any]:
-        """Everything that results depend on, but the request itself."""
+        """Everything that results depend on, except the request itself."""
         return {
             "model": self.loaded.name,
             "fingerprint": self.loaded.fingerprint,
@@ -357,7 +358,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         }
 
     def _fitted(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """(tokens cut on the left to what the model can see and predict, last context position)."""
+        """(tokens cut on the left to the model's window, last context position)."""
         if not context or not continuation or len(continuation) > self.max_length:
             raise BadArgument(
                 "request",
@@ -372,11 +373,11 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self, context: str, settings: dict[str, Any]
     ) -> tuple[tuple[tuple[int, ...], tuple[str, ...], int], bool]:
         """(context cut on the left, stop strings, new tokens) of a request, and whether something was cut off."""
-        given = normalize_gen_kwargs(settings, self.max_gen_toks)
-        stops = handle_stop_sequences(given.pop("until", None), eos=self.tokenizer.decode([self.eot_token_id]))
-        max_new = int(given.pop("max_gen_toks"))
-        strange = {name: value for name, value in given.items() if name not in GREEDY_SETTINGS}
-        if given.get("do_sample") or strange:
+        settings_given = normalize_gen_kwargs(settings, self.max_gen_toks)
+        stops = handle_stop_sequences(settings_given.pop("until", None), eos=self.tokenizer.decode([self.eot_token_id]))
+        max_new = int(settings_given.pop("max_gen_toks"))
+        strange = {name: value for name, value in settings_given.items() if name not in GREEDY_SETTINGS}
+        if settings_given.get("do_sample") or strange:
             raise BadArgument("generation_kwargs", settings, "greedy decoding", "drop sampling, beams and penalties")
         room = self.max_length - max_new
         if not 1 <= room < self.max_length:
@@ -433,7 +434,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             yield batch
 
     def _rows_of(self, length: int) -> int:
-        """How many rows of ``length`` tokens go into one batch where none is given."""
+        """Rows of ``length`` tokens per batch if no batch size is given."""
         rows = max(1, TOKENS_PER_BATCH // length)
         return rows if self._most_rows is None else min(rows, self._most_rows)
 
@@ -441,9 +442,9 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         """Results so far: the journal's, or none."""
         return {} if self._journal is None else self._journal.results
 
-    def _keep(self, known: dict[str, Any], results: Iterable[tuple[str, Any]]) -> None:
+    def _keep(self, results_so_far: dict[str, Any], results: Iterable[tuple[str, Any]]) -> None:
         if self._journal is None:
-            known.update(results)
+            results_so_far.update(results)
         else:
             self._journal.record(results)
 
@@ -455,7 +456,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 def _group_by_input(
     todo: dict[str, tuple[tuple[int, ...], int]],
 ) -> Iterator[tuple[tuple[tuple[int, ...], int], list[tuple[str, tuple[tuple[int, ...], int]]]]]:
-    """Requests by what is fed: tokens but the last, and where decisions start."""
+    """Requests by their input: tokens but the last, and the first decision."""
     return _sorted_groups(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
 
 
@@ -464,7 +465,7 @@ def _sorted_groups(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tupl
         yield value, list(group)
 
 
-# What lm-eval's command passes to any model, and a string of `--model_args` may name.
+# Arguments that lm-eval's command passes to any model, which `--model_args` may name.
 ARGUMENTS = (
     "pretrained", "profile", "margin", "batch_size", "max_batch_size", "max_length", "add_bos_token", "journal",
     "device", "dtype", "revision",
@@ -472,7 +473,7 @@ ARGUMENTS = (
 
 
 def _argument_remedy(others: dict[str, Any]) -> str:
-    """What to do about arguments of lm-eval's other models."""
+    """Remedy for arguments of lm-eval's other models."""
     if "trust_remote_code" in others:
         return "leave --trust_remote_code out: model families are walked by code of this package, never by theirs"
     return suggest_nearest(min(others), ARGUMENTS) or "leave the others out"
@@ -496,10 +497,10 @@ def _load_model(pretrained: str | LoadedModel, device: str, dtype: str | None, r
 
 
 def _parse_dtype(name: str | None) -> torch.dtype | None:
-    known = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name is not None and name not in known:
-        raise BadArgument("dtype", name, f"one of {', '.join(known)}")
-    return None if name is None else known[name]
+    dtypes = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name is not None and name not in dtypes:
+        raise BadArgument("dtype", name, f"one of {', '.join(dtypes)}")
+    return None if name is None else dtypes[name]
 
 
 def _operating_point(
@@ -511,9 +512,9 @@ def _operating_point(
         if margin is not None:
             raise BadArgument("margin", margin, "a profile beside it", "pass profile=FILE, written by `emad calibrate`")
         return point or full_depth(loaded.geometry.layers)
-    held = load_profile(Path(profile))
-    held.require(loaded.fingerprint, str(loaded.provenance["dtype"]))
-    return held.point(float(margin or 0.0))
+    loaded_profile = load_profile(Path(profile))
+    loaded_profile.require(loaded.fingerprint, str(loaded.provenance["dtype"]))
+    return loaded_profile.point(float(margin or 0.0))
 
 
 def _parse_batch_size(batch_size: int | str | None) -> int | None:

@@ -1,6 +1,6 @@
-"""Keep lm-eval's log quiet while it serves as a library. Imports nothing of lm-eval, so it works without that extra.
+"""Quiet log of lm-eval while it serves as a library. Imports nothing of lm-eval, so it works without that extra.
 
-lm-eval logs a warning for every task definition and data folder that it is given. Errors come through.
+lm-eval logs a warning for every task definition and data folder. Errors are still logged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def lm_eval_quiet() -> Iterator[None]:
-    """lm-eval logs errors only, for as long as the block lasts."""
+    """Let lm-eval log only errors inside the block."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -21,8 +21,8 @@ from emad_ref.tasks.sandbox import FunctionTask, check_program
 from emad_ref.tasks.scoring import passes_asserts
 from emad_ref.text.documents import Example
 
-STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # unindented code after a function is not part of it
-ENDING_TEXT: dict[str, str] = {  # outcomes that are no wrong answer, in words
+STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # unindented code after a function does not belong to it
+ENDING_TEXT: dict[str, str] = {  # outcomes other than a wrong answer, in words
     "timeout": "ran out of time",
     "memory": "ran out of memory",
     "killed": "ended by a signal",
@@ -68,7 +68,7 @@ def _rouge() -> Any:
 
 
 def with_boxed_answers(rows: Any) -> Any:
-    """MATH documents with the boxed answer of their solution, by lm-eval's function, which takes no empty split."""
+    """MATH documents with the boxed answer of their solution, by lm-eval's function, which rejects an empty split."""
     from lm_eval.tasks.hendrycks_math.utils import process_docs
 
     return process_docs(rows) if len(rows) else rows

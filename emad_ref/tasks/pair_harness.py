@@ -2,8 +2,8 @@
 
 Requests, tokens, truncation and stop strings are those of ``EmadLM``; the strategy decides which model writes a token:
 
-``generate_until``   the strategy writes the text
-``loglikelihood``    the strategy scores every option token by token (multiple choice)
+``generate_until``   the strategy writes the text ``loglikelihood``    the strategy scores every option token by token
+(multiple choice)
 
 Published tasks have one split for judging, and a rule must not be judged on documents that chose it. So a checksum of
 the question puts each document into one of two halves (``half_of``): repeated questions always share a half.
@@ -35,7 +35,7 @@ from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 from emad_ref.text.documents import Split
 
 HALVES: tuple[Split, Split] = ("validate", "evaluate")
-ALL_REQUESTS = 1_000_000  # requests given to the strategy at once: it makes its own batches
+ALL_REQUESTS = 1_000_000  # requests per call of the strategy, which makes its own batches
 
 
 def half_of(question: str) -> Split:
@@ -59,7 +59,7 @@ class TaskDocument:
 def task_documents(
     members: Sequence[str], split: Split, count: int, *, data: Path | None, limit: int | None
 ) -> list[TaskDocument]:
-    """At most ``count`` documents of one half, in the order of their questions' checksums: members well mixed.
+    """At most ``count`` documents of one half, in the order of their questions' checksums, so members are mixed.
 
     ``limit``: documents read of each member, from its first.
 
@@ -70,12 +70,12 @@ def task_documents(
         raise BadArgument("split", split, f"one of {', '.join(HALVES)}", "published tasks are dealt into two halves")
     with lm_eval_quiet():
         tasks = task_manager(data).load(list(members))["tasks"]
-    found = [
+    documents = [
         TaskDocument(member, index, str(task.doc_to_text(document)))
         for member, task in tasks.items()
         for index, document in enumerate(islice(task.eval_docs, limit))
     ]
-    dealt = [document for document in found if half_of(document.question) == split]
+    dealt = [document for document in documents if half_of(document.question) == split]
     return sorted(dealt, key=lambda document: hashlib.sha256(document.question.encode()).digest())[:count]
 
 
@@ -100,7 +100,7 @@ def answer_documents(
     data: Path | None,
     run_code: bool,
 ) -> PairTaskOutcome:
-    """``documents`` answered by ``way`` and scored by lm-eval. ``models``: small and large, with one tokenizer.
+    """Let ``way`` answer ``documents`` and lm-eval score them. ``models``: small and large, with one tokenizer.
 
     Raises:
         Unsupported: multiple choice, and the strategy scores no options.
@@ -110,20 +110,20 @@ def answer_documents(
     chosen = {name: sorted(d.index for d in documents if d.member == name) for name in members}
     lm = PairLM(way, models)
     results = evaluate_tasks(lm, members, data=data, run_code=run_code, documents=chosen)
-    # lm-eval counts the documents that it was given, in the order of the file
+    # lm-eval numbers its documents in the order of the file
     order = [(document.member, chosen[document.member].index(document.index)) for document in documents]
     right = np.array([results[member].scores[place] == 1 for member, place in order], dtype=bool)
-    wanted = [lm.asked[key] for key in order if key in lm.asked]
-    return PairTaskOutcome(right, [lm.written[key] for key in order], wanted)
+    text_requests = [lm.asked[key] for key in order if key in lm.asked]
+    return PairTaskOutcome(right, [lm.written[key] for key in order], text_requests)
 
 
-Key = tuple[str, int]  # member of a group, place of a document among those asked for
+Key = tuple[str, int]  # member of a group, index among the requested documents
 
 
 class PairLM(EmadLM):
     """lm-eval model that answers by the strategy ``way`` over two models, small and large.
 
-    ``written``  (task, place of a document) → what was written for it; ``asked`` → the request for its text.
+    ``written``  (task, index of a document) → its text; ``asked`` → the request for its text.
 
     Raises:
         BadArgument: as ``EmadLM``.
@@ -133,7 +133,7 @@ class PairLM(EmadLM):
         longest = min(model.stepper.max_positions for model in models)
         super().__init__(models[1], batch_size=ALL_REQUESTS, max_length=longest)
         self._way = way
-        # what was asked and written, until lm-eval's requests name the document of each
+        # requests and texts, until lm-eval's requests name their documents
         self._texts: dict[tuple[Any, ...], tuple[TextRequest, WrittenAnswer]] = {}
         self._options: list[WrittenAnswer] = []
         self.written: dict[Key, list[WrittenAnswer]] = {}
@@ -143,8 +143,8 @@ class PairLM(EmadLM):
         """[requests] texts, cut before their first stop string. Raises as ``EmadLM``."""
         texts = super().generate_until(requests, disable_tqdm=True)
         for request in requests:
-            wanted, written = self._texts[self._generation(*request.args[:2])[0]]
-            self.asked[_document_key(request)] = wanted
+            request_key, written = self._texts[self._generation(*request.args[:2])[0]]
+            self.asked[_document_key(request)] = request_key
             self.written.setdefault(_document_key(request), []).append(written)
         return texts
 
@@ -156,20 +156,20 @@ class PairLM(EmadLM):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Raises Unsupported: EAD decides which model writes a token; a given text is not written."""
+        """Raise Unsupported: EAD decides which model writes a token; a given text is not written."""
         raise Unsupported("perplexity of a given text: no token is written, so there is nothing to switch or speculate")
 
     def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
         def text(tokens: Sequence[int]) -> str:
             return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-        def written_text(tokens: list[int]) -> str:  # not every end of a text is a special token
+        def written_text(tokens: list[int]) -> str:  # some ends of a text are not special tokens
             return text(tokens[:-1] if tokens and tokens[-1] in stop else tokens)
 
         ended, stop = stop_finder(text, stops), self.loaded.ends
-        wanted = [TextRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
-        written = self._way.write(wanted)
-        for context, one, done in zip(contexts, wanted, written, strict=True):
+        text_requests = [TextRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
+        written = self._way.write(text_requests)
+        for context, one, done in zip(contexts, text_requests, written, strict=True):
             self._texts[tuple(context), tuple(stops), max_new] = one, done
         return [postprocess_generated_text(written_text(done.tokens.tolist()), list(stops), None) for done in written]
 
@@ -178,12 +178,12 @@ class PairLM(EmadLM):
     ) -> list[Answer]:
         if self._way.read is None:
             raise Unsupported("multiple choice: this decoding strategy scores no options")
-        wanted = [self._fitted(context, continuation) for _, context, continuation in requests]
+        fitted = [self._fitted(context, continuation) for _, context, continuation in requests]
         self._shortened = [
             len(tokens) < len(context) + len(continuation)
-            for (tokens, _), (_, context, continuation) in zip(wanted, requests, strict=True)
+            for (tokens, _), (_, context, continuation) in zip(fitted, requests, strict=True)
         ]
-        split = [(np.array(tokens[: at + 1]), np.array(tokens[at + 1 :])) for tokens, at in wanted]
+        split = [(np.array(tokens[: at + 1]), np.array(tokens[at + 1 :])) for tokens, at in fitted]
         read = self._way.read(split)
         self._options = [one.written for one in read]
         return [(one.log_p, one.greedy) for one in read]

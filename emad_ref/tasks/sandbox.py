@@ -1,10 +1,10 @@
-"""Run an untrusted program, such as a model's answer to a programming task, in a sandbox.
+"""Sandbox for an untrusted program, such as a model's answer to a programming task.
 
 ``run_program`` gives the program one process and one thread on Linux with
 
-- a file system of its own: the interpreter, its standard library and the system's libraries, all read-only, and one
-  empty scratch folder in memory, which is its cwd, HOME and TMPDIR; no /proc, no site-packages,
-- user, mount, pid, network, ipc, uts and cgroup namespaces of its own, no privilege, no way to gain one,
+- its own file system: the interpreter, its standard library and the system's libraries, all read-only, and one empty
+  scratch folder in memory, which is its cwd, HOME and TMPDIR; no /proc, no site-packages,
+- its own user, mount, pid, network, ipc, uts and cgroup namespaces, no privilege, no way to gain one,
 - a system-call filter against new processes, sockets, uncounted memory and calls that often have holes,
 - limits on memory, CPU time, file size and open files; a wall clock that kills every process of the sandbox,
 - an environment of five fixed variables; bounded output.
@@ -15,7 +15,7 @@ and every attempt failed. Without a backend ``run_program`` raises SandboxUnavai
 
 ``check_program`` decides whether a function of such a program is right. The trusted check runs in a second confined
 process and calls the function through pipes; only plain values come back (``sandbox_protocol``). The verdict is the
-exit code of the check's process, which the program cannot reach: neither by code that runs after a failed assert, nor
+exit code of the check's process, which the program cannot affect: neither by code that runs after a failed assert, nor
 by a result that equals everything, nor by the interpreter's memory. It can only answer the calls correctly.
 
 The caller must ask the user for permission to run code.
@@ -54,15 +54,15 @@ SCRATCH = "/scratch"
 SCRATCH_BYTES = 16 << 20
 FILE_BYTES = 8 << 20
 OPEN_FILES = 64
-LEAST_MEMORY_BYTES = 64 << 20  # below this the interpreter itself does not start
+LEAST_MEMORY_BYTES = 64 << 20  # with less the interpreter itself does not start
 NOBODY = 65534
-EXIT_GRACE_S = 0.5  # for a program that does not answer to end, so that its own exit code is known
+EXIT_GRACE_S = 0.5  # for an unresponsive program to end, so that its own exit code is known
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
     "PATH": "/nonexistent",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict from run to run
+    "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict between runs
 }
 
 # Succeeds only if the sandbox refuses every attempt.
@@ -186,7 +186,7 @@ def sandbox_obstacle() -> str:
 
 @dataclass(frozen=True)
 class FilesystemView:
-    """What a program sees of the host: ``shared`` paths read-only, ``links`` as they are, ``hidden`` folders empty."""
+    """The program's view of the host: ``shared`` paths read-only, ``links`` unchanged, ``hidden`` folders empty."""
 
     shared: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -200,14 +200,14 @@ class SandboxPlan:
 
     view: FilesystemView
     command: tuple[str, ...]
-    staging: str  # an empty folder to mount the new root on; nothing is ever written into it
-    report: int  # where the backend says how the program ended, as lines of JSON
+    staging: str  # an empty mount point for the new root; nothing is ever written into it
+    report: int  # stream of the backend's reports about the program's end, as lines of JSON
     filter: int  # the compiled system-call filter
-    caller: int  # the process whose end is also the program's
+    caller: int  # the process whose end also ends the program
 
 
 def interpreter() -> str:
-    """The real executable, not a virtual environment's link: it finds its library relative to itself."""
+    """The real executable, not a virtual environment's link, since it finds its library relative to itself."""
     return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
@@ -221,7 +221,12 @@ def filesystem_view() -> FilesystemView:
     real = sorted({path for path in folders if os.path.isdir(path) and not os.path.islink(path)})
     top = [path for path in real if not any(path.startswith(f"{other}/") for other in real)]
     files = [path for path in (interpreter(), "/etc/ld.so.cache") if not any(path.startswith(f"{f}/") for f in top)]
-    packages = (found for folder in real for kind in ("site", "dist") for found in _package_folders(Path(folder), kind))
+    packages = (
+        package_folder
+        for folder in real
+        for kind in ("site", "dist")
+        for package_folder in _package_folders(Path(folder), kind)
+    )
     return FilesystemView(
         (*top, *(f for f in files if os.path.isfile(f))), links, tuple(sorted({str(p) for p in packages}))
     )
@@ -235,10 +240,10 @@ def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:
     """Per process; only one process is possible, so also per program."""
     return {
         "RLIMIT_AS": memory_bytes,
-        "RLIMIT_CPU": math.ceil(seconds) + 1,  # the wall clock comes first; this holds if the caller has died
+        "RLIMIT_CPU": math.ceil(seconds) + 1,  # the wall clock ends first; this applies if the caller has died
         "RLIMIT_FSIZE": FILE_BYTES,
         "RLIMIT_NOFILE": OPEN_FILES,
-        "RLIMIT_NPROC": 16,  # a second line: the filter refuses the first new process already
+        "RLIMIT_NPROC": 16,  # a second barrier: the filter already refuses the first new process
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_CORE": 0,
@@ -246,7 +251,7 @@ def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:
 
 
 def run_in(backend: SandboxBackend, source: str, seconds: float, memory_bytes: int, output_bytes: int) -> SandboxResult:
-    """``run_program`` in one backend."""
+    """Run ``source`` in one backend, as ``run_program``."""
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
     with start_confined(backend, bounds, ["program"], as_bytes(source)) as program:
         code = program.exit_code() if collect([program], bounds.deadline) else None
@@ -258,7 +263,7 @@ def run_in(backend: SandboxBackend, source: str, seconds: float, memory_bytes: i
 def check_in(
     backend: SandboxBackend, task: FunctionTask, program: str, seconds: float, memory_bytes: int, output_bytes: int
 ) -> SandboxResult:
-    """``check_program`` in one backend."""
+    """Check ``program`` in one backend, as ``check_program``."""
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
     trusted = json.dumps([task.definitions, task.check]).encode()
     with contextlib.ExitStack() as stack:
@@ -268,7 +273,7 @@ def check_in(
         words, others = ["check", task.name], [into_calls, answers]
         judge = stack.enter_context(start_confined(backend, bounds, words, trusted, others))
         for end_of_pipe in (*channels, *others):
-            end_of_pipe.close()  # now only the two processes hold them: when one ends, the other one notices
+            end_of_pipe.close()  # now only the two processes hold them: when one ends, the other notices
         in_time = collect([judged, judge], bounds.deadline)
         own = judged.exit_code() if in_time and judged.has_ended else None
         code = judge.exit_code() if in_time else None
@@ -287,7 +292,7 @@ def check_in(
 
 @contextlib.contextmanager
 def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """(read end, write end) of a pipe."""
+    """Open a pipe for the block: (read end, write end)."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as target:
         yield source, target
@@ -308,7 +313,7 @@ class ResourceLimits:
 
 @dataclass
 class ConfinedProcess:
-    """A confined process. ``room``: stream descriptor → how many more bytes of it are kept."""
+    """A confined process. ``room``: stream descriptor → further bytes of it to keep."""
 
     backend: SandboxBackend
     process: subprocess.Popen[bytes]
@@ -320,12 +325,12 @@ class ConfinedProcess:
         self._kept = dict.fromkeys(self.room, b"")
 
     def read(self, descriptor: int) -> bool:
-        """Read what a stream holds; False at its end."""
+        """Read the available bytes of a stream; False at its end."""
         chunk = os.read(descriptor, 1 << 16)
-        kept = chunk[: self.room[descriptor]]
-        self._kept[descriptor] += kept
-        self.room[descriptor] -= len(kept)
-        self.truncated |= len(chunk) > len(kept)
+        kept_part = chunk[: self.room[descriptor]]
+        self._kept[descriptor] += kept_part
+        self.room[descriptor] -= len(kept_part)
+        self.truncated |= len(chunk) > len(kept_part)
         return bool(chunk)
 
     @property
@@ -387,13 +392,13 @@ def start_confined(
     ``content``: its standard input. ``channels``: open files that it inherits.
     """
     role, *rest = words
-    given = " ".join(f"{name}={value}" for name, value in require_settable(bounds.limits).items())
+    limits = " ".join(f"{name}={value}" for name, value in require_settable(bounds.limits).items())
     numbers = [channel.fileno() for channel in channels]
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix="emad-sandbox-"))
         program = stack.enter_context(sealed_file("program", content))
         calls = stack.enter_context(sealed_file("filter", system_call_filter(platform.machine())))
-        command = (interpreter(), "-sPS", "-X", "utf8", "-c", launcher(), role, given, *rest, *map(str, numbers))
+        command = (interpreter(), "-sPS", "-X", "utf8", "-c", launcher(), role, limits, *rest, *map(str, numbers))
         report, reporting = stack.enter_context(pipe())
         plan = SandboxPlan(filesystem_view(), command, staging, reporting.fileno(), calls.fileno(), os.getpid())
         process = subprocess.Popen(
@@ -409,9 +414,9 @@ def start_confined(
         assert process.stderr is not None
         stack.enter_context(process.stdout)
         stack.enter_context(process.stderr)
-        reporting.close()  # the copy in the backend is the only one now: its end ends the stream
-        kept = {process.stdout.fileno(): bounds.output_bytes, process.stderr.fileno(): bounds.output_bytes}
-        running = ConfinedProcess(backend, process, report.fileno(), kept | {report.fileno(): 4096})
+        reporting.close()  # only the backend's copy is left: its end closes the stream
+        room = {process.stdout.fileno(): bounds.output_bytes, process.stderr.fileno(): bounds.output_bytes}
+        running = ConfinedProcess(backend, process, report.fileno(), room | {report.fileno(): 4096})
         stack.callback(running.end)
         yield running
 
@@ -439,7 +444,7 @@ def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
             if left <= 0:
                 ends = math.inf
                 for process in running:
-                    process.end()  # closes the streams: what is still in them is read below
+                    process.end()  # closes the streams; their remaining bytes are read below
             for key, _ in selector.select(None if ends == math.inf else left):
                 if key.data.read(key.fd):
                     continue
@@ -456,26 +461,26 @@ def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
 
 def failed_ending(code: int | None) -> Ending:
     """Outcome of a program that did not pass. ``code``: exit code, 128 + signal, or None after the time limit."""
-    told: dict[int | None, Ending] = {None: "timeout", sandbox_protocol.OUT_OF_MEMORY: "memory"}
-    told |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
-    told |= {128 + signal.SIGXCPU: "timeout"}
-    return told.get(code, "failed")
+    endings: dict[int | None, Ending] = {None: "timeout", sandbox_protocol.OUT_OF_MEMORY: "memory"}
+    endings |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
+    endings |= {128 + signal.SIGXCPU: "timeout"}
+    return endings.get(code, "failed")
 
 
-def require_settable(wanted: dict[str, int]) -> dict[str, int]:
-    """``wanted``, if this process may set these limits: a lower limit of its own would be taken for the program's."""
-    import resource  # absent on Windows, where this module can still be asked for its availability
+def require_settable(limits: dict[str, int]) -> dict[str, int]:
+    """``limits``, if this process may set them: otherwise its own lower limit would be taken for the program's."""
+    import resource  # missing on Windows, where this module must still report its availability
 
-    for name, value in wanted.items():
+    for name, value in limits.items():
         hard = resource.getrlimit(getattr(resource, name))[1]
         if hard != resource.RLIM_INFINITY and hard < value:
             raise SandboxUnavailable(f"{name} of this process is {hard}, but the sandbox needs {value}; raise it")
-    return wanted
+    return limits
 
 
 @contextlib.contextmanager
 def sealed_file(name: str, content: bytes) -> Iterator[Any]:
-    """An immutable file in memory that holds ``content``, positioned at its start."""
+    """An immutable file in memory with ``content``, positioned at its start."""
     import fcntl
 
     with os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b", buffering=0) as file:
@@ -489,7 +494,7 @@ def sealed_file(name: str, content: bytes) -> Iterator[Any]:
 
 
 def namespaces_command(plan: SandboxPlan) -> list[str]:
-    """This module in a new process, which inherits no threads and open files of the caller."""
+    """Command that runs this module in a new process, without threads and open files of the caller."""
     root = str(Path(__file__).resolve().parents[2])
     entry = f"import sys; sys.path.append({root!r}); from emad_ref.tasks.sandbox import enter; enter(sys.argv[1])"
     return [interpreter(), "-IS", "-c", entry, json.dumps(asdict(plan))]
@@ -499,14 +504,14 @@ def bwrap_command(plan: SandboxPlan) -> list[str]:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxUnavailable("there is no bwrap on PATH")
-    seen = plan.view
+    view = plan.view
     options = [
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--new-session", "--die-with-parent"),
-        *(word for path in seen.shared for word in ("--ro-bind", path, path)),
-        *(word for path, target in seen.links for word in ("--symlink", target, path)),
-        *(word for path in seen.hidden for word in ("--size", "4096", "--tmpfs", path, "--remount-ro", path)),
-        *(word for path in seen.devices for word in ("--dev-bind", path, path)),
+        *(word for path in view.shared for word in ("--ro-bind", path, path)),
+        *(word for path, target in view.links for word in ("--symlink", target, path)),
+        *(word for path in view.hidden for word in ("--size", "4096", "--tmpfs", path, "--remount-ro", path)),
+        *(word for path in view.devices for word in ("--dev-bind", path, path)),
         *("--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH, "--chdir", SCRATCH, "--remount-ro", "/"),
         *("--seccomp", str(plan.filter), "--json-status-fd", str(plan.report)),
     ]
@@ -515,7 +520,7 @@ def bwrap_command(plan: SandboxPlan) -> list[str]:
 
 @dataclass(frozen=True)
 class SandboxBackend:
-    """``command`` gives the command line that runs a plan; it raises SandboxUnavailable for a missing program."""
+    """A backend. ``command`` gives the command line of a plan; it raises SandboxUnavailable for a missing program."""
 
     name: str
     command: Callable[[SandboxPlan], list[str]]
@@ -526,7 +531,7 @@ BACKENDS = (SandboxBackend("namespaces", namespaces_command), SandboxBackend("bw
 
 @cache
 def backend_refusal(backend: SandboxBackend) -> str:
-    """ "" if ``backend`` ran the probe and refused all that it tried, else the reason."""
+    """ "" if ``backend`` refused everything that the probe tried, else the reason."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
     if platform.machine() not in MACHINES:
@@ -563,10 +568,10 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "clone3": (435, 435),
     "fork": (57, None),
     "vfork": (58, None),
-    "unshare": (272, 97),  # a namespace of its own would come with privilege inside it
+    "unshare": (272, 97),  # a new namespace would give privilege inside it
     "setns": (308, 268),
-    "socket": (41, 198),  # the network namespace has no vsock in it: a virtual machine's host would be in reach
-    "io_uring_setup": (425, 425),  # makes calls that no filter sees
+    "socket": (41, 198),  # the network namespace does not cover vsock: a virtual machine's host would be reachable
+    "io_uring_setup": (425, 425),  # makes calls that bypass the filter
     "shmget": (29, 194),  # memory that RLIMIT_AS does not count
     "semget": (64, 190),
     "msgget": (68, 186),
@@ -578,7 +583,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217),  # keyrings are inherited
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    "perf_event_open": (298, 241),  # long records of holes in the kernel
+    "perf_event_open": (298, 241),  # known for many kernel holes
     "bpf": (321, 280),
     "userfaultfd": (323, 282),
 }
@@ -612,18 +617,18 @@ def enter(plan_json: str) -> NoReturn:
     os.umask(0o022)
     try:
         privileged = leave_namespaces()
-        die_with_parent()  # only now: the kernel forgets it when credentials change
+        die_with_parent()  # only now: the kernel drops it when credentials change
         if os.getppid() != plan["caller"]:
             os._exit(0)  # the caller died before that
-        outside, held = os.pipe()
+        outside, alive = os.pipe()
         first = os.fork()
         if first:
             os.waitpid(first, 0)
             os._exit(0)
-        os.close(held)
+        os.close(alive)
         die_with_parent()
         if select.select([outside], [], [], 0)[0]:
-            os._exit(0)  # the end of the pipe: the outer process died before that
+            os._exit(0)  # end of the pipe: the outer process died before that
         build_root(plan["view"], plan["staging"])
         program = os.fork()
         if not program:
@@ -642,7 +647,7 @@ def report_line(plan: dict[str, Any], what: dict[str, Any]) -> None:
 
 
 def leave_namespaces() -> bool:
-    """Enter new namespaces. True if that took root's privilege, False if it took a new user namespace."""
+    """Enter new namespaces. True if that used root's privilege, False if it used a new user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         if user == 0:
@@ -667,26 +672,28 @@ def why_no_namespaces(error: OSError) -> str:
     return str(error)
 
 
-def build_root(seen: dict[str, Any], root: str) -> None:
-    """Mount the paths of ``seen`` below ``root``, read-only but for the scratch folder, as this process's /."""
+def build_root(view: dict[str, Any], root: str) -> None:
+    """Mount the paths of ``view`` below ``root``, read-only except the scratch folder, as this process's /."""
     mount("none", "/", "", RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "mode=755,size=1m")
-    for path in [*seen["shared"], *seen["devices"]]:
+    for path in [*view["shared"], *view["devices"]]:
         create_mount_point(path, root + path)
         mount(path, root + path, "", BIND | RECURSIVE)
-        is_device = path in seen["devices"]
+        is_device = path in view["devices"]
         restrict(root + path, READ_ONLY | NO_SUID | (NO_EXEC if is_device else NO_DEV), recursive=True)
-    for path, target in seen["links"]:
+    for path, target in view["links"]:
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         os.symlink(target, root + path)
-    for path in seen["hidden"]:
+    for path in view["hidden"]:
         mount("tmpfs", root + path, "tmpfs", NO_SUID | NO_DEV | READ_ONLY, "mode=755,size=4k")
     os.mkdir(root + SCRATCH)
     scratch = f"mode=777,size={SCRATCH_BYTES},nr_inodes=1024"
     mount("tmpfs", root + SCRATCH, "tmpfs", NO_SUID | NO_DEV | NO_EXEC, scratch)
     restrict(root, READ_ONLY | NO_SUID | NO_DEV, recursive=False)
     os.chdir(root)
-    c_call("syscall", MACHINES[platform.machine()].pivot_root, b".", b".")  # the old root now lies on top of the new
+    c_call(
+        "syscall", MACHINES[platform.machine()].pivot_root, b".", b"."
+    )  # the old root is now mounted on top of the new
     c_call("umount2", b".", 2)  # 2 = detach, busy or not
     os.chdir(SCRATCH)
 
@@ -701,10 +708,10 @@ def create_mount_point(path: str, target: str) -> None:
 
 
 def exec_program(plan: dict[str, Any], privileged: bool) -> NoReturn:
-    """Give up every privilege, install the filter, become the program. Not root after exec: capabilities are lost."""
+    """Drop every privilege, install the filter, become the program. Not root after exec: capabilities are lost."""
     os.set_inheritable(plan["report"], False)
     os.set_inheritable(plan["filter"], False)
-    os.setsid()  # its signals to its group must not reach the processes that wait for it
+    os.setsid()  # its signals to its group must not reach the waiting processes
     if privileged:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -715,7 +722,7 @@ def exec_program(plan: dict[str, Any], privileged: bool) -> NoReturn:
 
 
 def install_filter(steps: bytes) -> None:
-    """``steps`` as ``struct sock_fprog`` to prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER)."""
+    """Pass ``steps`` as ``struct sock_fprog`` to prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER)."""
     buffer = ctypes.create_string_buffer(steps, len(steps))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(steps) // 8, ctypes.addressof(buffer)))
     c_call("prctl", 22, 2, ctypes.addressof(program), 0, 0)
@@ -731,12 +738,12 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 def restrict(target: str, attributes: int, *, recursive: bool) -> None:
     """mount_setattr(2): unlike a remount it also reaches mounts below a mount, and keeps locked flags."""
-    wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    c_call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, wanted, len(wanted))
+    request = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    c_call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, request, len(request))
 
 
 def c_call(name: str, *arguments: int | bytes) -> None:
-    """A function of the C library that returns 0 on success.
+    """Call a function of the C library that returns 0 on success.
 
     Raises:
         OSError: it returned something else.

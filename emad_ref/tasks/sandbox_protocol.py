@@ -1,8 +1,8 @@
 """Protocol of the sandbox: one interpreter runs the program, another its check, and plain values cross between them.
 
 Neither interpreter sees an installed package, so each runs the source of this module, which imports the standard
-library only. The program can change everything in its own process. Whatever it sends, the check's end reads a plain
-value or an exception, or exits with code ``GONE``.
+library only. The program can change everything in its own process. From any bytes that it sends, the check's end reads
+a plain value or an exception, or exits with code ``GONE``.
 
     check → program    [arguments, keyword arguments]       one line of JSON each, values by ``encode_value``
     program → check    ["value", value] or ["raised", name of a built-in exception, its arguments]
@@ -21,14 +21,14 @@ from typing import IO, Any, NoReturn
 # exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check sends no more calls
 PASSED, OUT_OF_MEMORY, GONE, UNFIT, OVER = range(93, 98)
 LINE_BYTES = 16 << 20  # of one call or answer
-ITEMS = 1 << 20  # of an iterator: one that never ends is cut there
+ITEMS = 1 << 20  # of an iterator, which is cut there
 EXACT = 2**53  # longer whole numbers are sent in hexadecimal: Python limits the length of decimal ones
 
 
 class OpaqueValue:
     """Stands for an object of the program that is no plain value: equal only to itself, with that object's truth value.
 
-    ``items``: the items of an iterable object, given once; None for other objects.
+    ``items``: the items of an iterable object, sent once; None for other objects.
     """
 
     def __init__(self, name: str, truth: bool, items: list[Any] | None):
@@ -109,7 +109,7 @@ KINDS: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
     ),
     (range, lambda value: {"range": [value.start, value.stop, value.step]}, lambda parts: range(*parts)),
 ]
-NUMBERS = {"Fraction": "fractions", "Decimal": "decimal"}  # imported where one is met
+NUMBERS = {"Fraction": "fractions", "Decimal": "decimal"}  # imported on first use
 READERS: dict[str, Callable[[Any], Any]] = {kind.__name__: reader for kind, _, reader in KINDS}
 READERS |= {name: _number(name) for name in NUMBERS}
 READERS["foreign"] = lambda parts: OpaqueValue(
@@ -143,14 +143,14 @@ def _run() -> None:
 
 
 def _answer(name: str, calls: str, answers: str) -> None:
-    """Run the program on standard input, then call its function ``name`` for each call that the check sends."""
+    """Run the program on standard input, then call its function ``name`` for each call of the check."""
     names = _new_main_module()
     _execute(sys.stdin.buffer.read(), "<program>", names)
     if name not in names:
         _exit(1, f"the program defines no {name}")
-    with os.fdopen(int(calls), "rb") as asked, os.fdopen(int(answers), "wb") as answered:
-        _send(answered, ["value", None])  # it is there
-        for line in asked:
+    with os.fdopen(int(calls), "rb") as call_stream, os.fdopen(int(answers), "wb") as answered:
+        _send(answered, ["value", None])  # it exists
+        for line in call_stream:
             positional, named = (decode_value(plain) for plain in json.loads(line))
             try:
                 reply = ["value", encode_value(names[name](*positional, **named))]
@@ -169,9 +169,9 @@ def _check(name: str, calls: str, answers: str) -> NoReturn:
     definitions, check = json.load(sys.stdin)
     names = _new_main_module()
     _execute(definitions, "<definitions>", names)
-    with os.fdopen(int(calls), "wb") as asked, os.fdopen(int(answers), "rb") as answered:
+    with os.fdopen(int(calls), "wb") as call_stream, os.fdopen(int(answers), "rb") as answered:
         _receive(answered)
-        names[name] = _remote_function(name, asked, answered)
+        names[name] = _remote_function(name, call_stream, answered)
         _execute(check, "<check>", names)
         sys.stdout.flush()
         os._exit(PASSED)
@@ -180,20 +180,20 @@ def _check(name: str, calls: str, answers: str) -> NoReturn:
 ROLES: dict[str, Callable[..., None]] = {"program": _run, "answers": _answer, "check": _check}
 
 
-def _remote_function(name: str, asked: IO[bytes], answered: IO[bytes]) -> Callable[..., Any]:
+def _remote_function(name: str, call_stream: IO[bytes], answered: IO[bytes]) -> Callable[..., Any]:
     def candidate(*positional: Any, **named: Any) -> Any:
         call = [encode_value([*positional]), encode_value(named)]
         written = json.dumps(call)
-        if '{"returned": ' in written:  # within a text its quotes would be escaped
+        if '{"returned": ' in written:  # inside a text its quotes would be escaped
             _exit(1, f"{name} is called with an object that it returned before, which is no plain value")
         if '{"foreign": ' in written:
             _exit(UNFIT, f"{name} is called with something that is no plain value")
         try:
-            _send(asked, call)
+            _send(call_stream, call)
         except OSError as error:
             _exit(GONE, f"the program reads no calls: {error}")
         value, raised = _receive(answered)
-        if isinstance(raised, StopIteration):  # `all(map(f, inputs))` would see the end of the inputs
+        if isinstance(raised, StopIteration):  # `all(map(f, inputs))` would take it for the end of the inputs
             raise RuntimeError(f"{name} raised StopIteration") from raised
         if raised is not None:
             raise raised
@@ -211,7 +211,7 @@ def _send(stream: IO[bytes], what: Any) -> None:
 def _receive(answered: IO[bytes]) -> tuple[Any, Exception | None]:
     """(value that the program returns, exception that it raises).
 
-    Without an answer the process exits, because a check that expects an exception must not see one.
+    Without an answer the process exits, because a check that expects an exception must not get one.
     """
     line = answered.readline(LINE_BYTES)
     if not line:
@@ -233,7 +233,7 @@ def _receive(answered: IO[bytes]) -> tuple[Any, Exception | None]:
 def _make_exception(family: type[Exception], arguments: list[Any]) -> Exception:
     try:
         return family(*arguments)
-    except TypeError:  # it wants others, as UnicodeError's kinds do
+    except TypeError:  # its class takes other arguments, as UnicodeError's kinds do
         return family.__new__(family, *arguments)
 
 

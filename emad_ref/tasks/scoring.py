@@ -2,16 +2,13 @@
 
 ``choice``  every option is teacher-forced after the prompt and decided under the rule from the prompt's last position
             on; the option of the highest summed log-likelihood is the answer.
-``mean_choice``  the same by log-likelihood per token, which lengths cannot decide.
 ``exact``   greedy decoding gives the answer if and only if, teacher-forced on it, the argmax at D_t is the next answer
             token at every position: as long as it has been right, the history is the same.
 ``runs``    needs real decoding: ``program_passes`` on prompt + continuation + asserts.
 
-So all but the last are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and
-never runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a
-call with an integer; anything else does not pass. ``AnswerStrategy`` is how tasks ask two models for answers.
-
-``continuation_items`` makes a task of any text: which of four pieces of documents continues the beginning of one?
+So the first two are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and never
+runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a call
+with an integer; anything else fails. ``AnswerStrategy`` is the interface through which two models answer tasks.
 """
 
 from __future__ import annotations
@@ -40,11 +37,11 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
-LARGEST_VALUE = 10**12  # generated text must not make us multiply without end
+LARGEST_VALUE = 10**12  # generated text must not cause endless multiplication
 
 
 class _NotInLanguage(Exception):
-    """The program uses something that is not part of the little language."""
+    """Raised if the program is outside the little language."""
 
 
 def program_passes(program: str) -> bool:
@@ -57,7 +54,7 @@ def program_passes(program: str) -> bool:
             return False
         return all(_assert_holds(statement.test, functions) for statement in asserts)
     except (_NotInLanguage, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # not a program of the language: by definition it does not pass
+        return False  # outside the language: by definition it fails
 
 
 def _assert_holds(test: ast.expr, functions: dict[str, ast.FunctionDef]) -> bool:
@@ -225,14 +222,14 @@ def token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
 
 
 def item_clusters(items: Sequence[TaskItem]) -> Ints:
-    """int64 [items] the same number for items of one prompt and answer: a repeat tells nothing new."""
-    asked = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
-    numbers: Ints = np.unique(asked, return_inverse=True)[1].astype(np.int64)
+    """int64 [items] cluster numbers, equal for items of one prompt and answer, since repeats are dependent."""
+    keys = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
+    numbers: Ints = np.unique(keys, return_inverse=True)[1].astype(np.int64)
     return numbers
 
 
 def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float:
-    """Share of ``examples`` that the most frequent answer ``elsewhere`` gets right; ties: the one that gets most right.
+    """Share of ``examples`` that the most frequent answer ``elsewhere`` gets right; ties go to the best one.
 
     Raises:
         BadArgument: no examples on either side.
@@ -249,7 +246,7 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
     """[items] whether each is right at ``depth`` [tokens], given a ``trace`` of ``token_sequences(items)``.
 
     Raises:
-        BadArgument: a trace or depths of something else, or an item whose program has to be generated.
+        BadArgument: a trace or depths of other items, or an item whose program has to be generated.
     """
     expected = sum(len(item.continuations) for item in items)
     if trace.sequences != expected:
@@ -291,9 +288,9 @@ Continuations = Sequence[tuple[Ints, Ints]]  # each a prompt and a continuation,
 
 @dataclass(frozen=True, eq=False)
 class WrittenAnswer:
-    """int64 [emitted] ``tokens`` of one text, and how many of them are the large model's.
+    """int64 [emitted] ``tokens`` of one text, and the number of them by the large model.
 
-    ``entropy_bits`` float64 [emitted], of whoever wrote each; None where the way does not tell.
+    ``entropy_bits`` float64 [emitted], of the model that wrote each; None if the way does not record it.
     """
 
     tokens: Ints
@@ -303,9 +300,9 @@ class WrittenAnswer:
 
 @dataclass(frozen=True, eq=False)
 class OptionScore:
-    """A continuation as a way to answer sees it: Σ log p in nats, and whether it is what greedy decoding would write.
+    """Score of an option by one way of answering: Σ log p in nats, and whether greedy decoding would write it.
 
-    ``written``: its tokens, by whoever is in charge of each.
+    ``written``: its tokens, by the models in charge.
     """
 
     log_p: float
@@ -315,7 +312,7 @@ class OptionScore:
 
 @dataclass(frozen=True)
 class AnswerStrategy:
-    """``write``: texts, in the order asked for; ``read``: options likewise, None where the way ranks none."""
+    """A way of answering. ``write``: texts, in order; ``read``: options likewise, None if it scores none."""
 
     write: Callable[[Sequence[TextRequest]], list[WrittenAnswer]]
     read: Callable[[Continuations], list[OptionScore]] | None
