@@ -142,7 +142,7 @@ class AdaptiveForward:
         while True:
             below, layer = layer, self._next_exit(layer, running)
             hidden = flow.run(below, layer)  # [running, n, D]
-            stops, shown = running.caps == layer, None
+            stops, shown_logits = running.caps == layer, None
             column = self.column.get(layer) if running.any_asked else None
             if column is not None:
                 reading = self.probe.read(hidden[:, -1], column, work)
@@ -157,14 +157,14 @@ class AdaptiveForward:
                     if before is not None:
                         self._plan_exits(cap, running, column, before, values, here)
                     before, running = values, _RunningRows.of(running.rows, cap, step.asked)
-                shown = None if reading.logits is None else reading.logits[:, None]
+                shown_logits = None if reading.logits is None else reading.logits[:, None]
             if not stops.any():
                 continue
             stopped, going = np.flatnonzero(stops), np.flatnonzero(~stops)
-            if shown is None:
+            if shown_logits is None:
                 emitted = self.probe.emit(rows_of(hidden, stopped)[:, queries - last :], layer, work)
             else:
-                emitted = rows_of(shown, stopped)[:, 1 - last :]
+                emitted = rows_of(shown_logits, stopped)[:, 1 - last :]
             depth[running.rows[stopped]] = layer
             logits = _place(emitted, running.rows[stopped], rows, logits)
             flow.stop(stopped, going, layer)

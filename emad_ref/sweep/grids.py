@@ -101,9 +101,11 @@ def _first_settings(dial: ThresholdSweep, count: int) -> list[float]:
     return sorted({dial.least, *map(float, np.geomspace(least, dial.most, max(count, 2))[:-1]), dial.most})
 
 
-def _setting_between(settings: Sequence[float], known: dict[float, float], target: float, near: float) -> float | None:
+def _setting_between(
+    settings: Sequence[float], measured: dict[float, float], target: float, near: float
+) -> float | None:
     """A setting between the two whose savings enclose ``target``; None if one is near enough, or savings jump."""
-    savings = np.array([known[setting] for setting in settings])
+    savings = np.array([measured[setting] for setting in settings])
     if np.abs(savings - target).min() <= near:
         return None
     number = int(np.argmax(savings >= target))
