@@ -1,13 +1,16 @@
 """Black-box checks of any Decoder, through ``emad_ref.protocol`` alone. Each returns a ``Finding``.
 
-session_checks    forced depths, rollback, sessions side by side, ``last`` of ``feed`` decoding_checks   decisions on
-given tokens, ``generate``, rows of a batch, agreement with replay requests          many rows, stop sets, common
-prefixes, requests between the steps of sessions positions         every position of the window is written and read
-fields            every field of an operating point is honoured, or the point is declined comparisons       signals and
-thresholds are compared to the last digit sampling          tokens are drawn at the temperature and by the seed, from
-the distribution at their depths work              counted work matches the decisions, other points, and observed matrix
-products memory            closed sessions free their memory answers           answers that a verdict used, and timed
-requests, are right token_comparison  tokens and depths equal another decoder's, or recorded ones, up to ties
+session_checks    forced depths, rollback, sessions side by side, ``last`` of ``feed``
+decoding_checks   decisions on given tokens, ``generate``, rows of a batch, agreement with replay
+requests          many rows, stop sets, common prefixes, requests between the steps of sessions
+positions         every position of the window is written and read
+fields            every field of an operating point is honoured, or the point is declined
+comparisons       signals and thresholds are compared to the last digit
+sampling          tokens are drawn at the temperature and by the seed, from the distribution at their depths
+work              counted work matches the decisions, other points, and observed matrix products
+memory            closed sessions free their memory
+answers           answers that a verdict used, and timed requests, are right
+token_comparison  tokens and depths equal another decoder's, or recorded ones, up to ties
 
 ``lens`` is the reference, ``trajectory`` judges one row, ``tolerances`` bounds differences. NumPy and SciPy only,
 except for ``oracle``, which turns a model into a lens.

@@ -5,8 +5,8 @@ determine the allowed depths. First it reads all signals of some prompts under t
 puts thresholds where a careless comparison errs, at each probe near the row that comes nearest to firing:
 
 below  the threshold lies a little beyond the signal: rounded to fewer digits the two are equal, and the token stops
-equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise) above  the token stops by a
-little: with a threshold or signal rounded the other way it does not
+equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
+above  the token stops by a little: with a threshold or signal rounded the other way it does not
 
 Discriminating are the careless comparisons (``CARELESS_COMPARISONS``) that would change some token's depth.
 """

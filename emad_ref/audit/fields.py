@@ -63,9 +63,11 @@ PointChange = Callable[[OperatingPoint], OperatingPoint]
 class PointVariant:
     """A point that uses ``fields``; its thresholds are still to be chosen.
 
-    ``made``        makes the point. ``ignored``     the points of a decoder that ignores one of the fields. ``least``
-    layers that a model needs for it. ``by_lens``     whether the lens knows its states; else the reference decoder
-    replaces it. ``unservable``  no decoder can serve it: it names a file that does not exist, and must be refused.
+    ``made``        makes the point.
+    ``ignored``     the points of a decoder that ignores one of the fields.
+    ``least``       layers that a model needs for it.
+    ``by_lens``     whether the lens knows its states; else the reference decoder replaces it.
+    ``unservable``  no decoder can serve it: it names a file that does not exist, and must be refused.
     ``jumps``       its signal jumps if two tokens tie for the lead, for being kept, or for retrieval.
     """
 

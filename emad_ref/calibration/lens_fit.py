@@ -49,9 +49,10 @@ BATCHES_PER_CHECKPOINT = 25  # batches between two checkpoints: seconds
 class LensPlan:
     """Plan of a lens fit; runs with equal plans and texts have equal lenses.
 
-    ``layers``  to translate, ascending, below the last. ``rank``  r of each A = U·Vᵀ; None: full. ``window``  how the
-    text was cut, for the record. ``steps``, ``tokens_per_step``, ``rate``  of Adam. ``held_out``  share of documents;
-    ``held_out_tokens``  positions of them to measure on. ``seed``  draws V of low ranks, and the held-out documents.
+    ``layers``  to translate, ascending, below the last. ``rank``  r of each A = U·Vᵀ; None: full.
+    ``window``  how the text was cut, for the record. ``steps``, ``tokens_per_step``, ``rate``  of Adam.
+    ``held_out``  share of documents; ``held_out_tokens``  positions of them to measure on.
+    ``seed``  draws V of low ranks, and the held-out documents.
 
     Raises:
         BadArgument: counts below 1, no or unordered layers, a rate that is not positive, a share outside 0–1.

@@ -44,10 +44,10 @@ class StepInput:
     """Input of one step: its tokens, and the largest depth of each row.
 
     ``tokens``   int64 [rows, n] on the device; ``context``: their positions and masks; ``state``: the session's.
-    ``cap``      int64 [rows] the largest depth each row may take. ``asked``    bool [rows] whether the rule may stop
-    the row earlier; else the row takes its cap, and no probe reads. ``decided``  int64 [rows] index of each row's first
-    token among its decided ones, for thresholds that decay. ``last``     number of tokens at the end of each row whose
-    logits are needed, 0…n.
+    ``cap``      int64 [rows] the largest depth each row may take.
+    ``asked``    bool [rows] whether the rule may stop the row earlier; else the row takes its cap, and no probe reads.
+    ``decided``  int64 [rows] index of each row's first token among its decided ones, for thresholds that decay.
+    ``last``     number of tokens at the end of each row whose logits are needed, 0…n.
     """
 
     tokens: Tensor

@@ -60,8 +60,9 @@ BATCH_ROWS = 32  # rows per batch: a step of so many small rows costs twice a st
 class TeacherForcedStep:
     """Step ``at`` (from 0) of a batch. ``rows`` int64 [continuing]: its remaining rows.
 
-    ``output``   of their latest tokens, in the last column. ``target``   int64 [continuing] the next tokens, on the
-    decoder's device. ``work``     of decode steps so far, without that of prompt positions before the last.
+    ``output``   of their latest tokens, in the last column.
+    ``target``   int64 [continuing] the next tokens, on the decoder's device.
+    ``work``     of decode steps so far, without that of prompt positions before the last.
     """
 
     at: int

@@ -75,11 +75,12 @@ class RequestBatches:
 class TimingResult:
     """Arm → [pairs] wall-clock ``seconds``, with the arms' outputs and records from the timed run.
 
-    ``prompts``   [pairs] of [rows] prompts, of one length. ``outputs``   arm → [pairs]: the whole output of ``audited``
-    pairs, of others the emitted tokens. ``process``   int64 [pairs], the process that timed each; None: this one timed
-    all. ``prefill_s`` decoder's arm → seconds to the first new token, of a few pairs. ``executed``  arm that keeps
-    records → float64 [pairs, 2]: blocks run for decoded tokens, keys they attended to. ``entropy``   seed that drew
-    ``audited`` after the last request; None: the caller named the pairs.
+    ``prompts``   [pairs] of [rows] prompts, of one length.
+    ``outputs``   arm → [pairs]: the whole output of ``audited`` pairs, of others the emitted tokens.
+    ``process``   int64 [pairs], the process that timed each; None: this one timed all.
+    ``prefill_s`` decoder's arm → seconds to the first new token, of a few pairs.
+    ``executed``  arm that keeps records → float64 [pairs, 2]: blocks run for decoded tokens, keys they attended to.
+    ``entropy``   seed that drew ``audited`` after the last request; None: the caller named the pairs.
     """
 
     timings: PairedTimings

@@ -86,12 +86,14 @@ def _has_tied_embeddings(config: Any) -> bool:
 class SizeRules:
     """Config keys of the sizes of ``models.geometry.Geometry``.
 
-    ``gated``         whether the MLP has three matrices. ``block_extras``  parameters of one block that belong to no
-    matrix product (norms, biases); ``extras`` of the rest. ``layers``, ``hidden``, ``heads``, ``head_dim``,
-    ``intermediate``: config keys; a missing head width is hidden / heads, an empty intermediate 4 · hidden.
-    ``kv_heads``      None if every head has its own key. ``experts``, ``experts_used``: config keys of the experts of a
-    block and of those that one token runs; None if a block has one MLP. ``encoder_layers`` config key of the encoder's
-    depth; None in a decoder-only family.
+    ``gated``         whether the MLP has three matrices.
+    ``block_extras``  parameters of one block that belong to no matrix product (norms, biases); ``extras`` of the rest.
+    ``layers``, ``hidden``, ``heads``, ``head_dim``, ``intermediate``: config keys; a missing head width is hidden
+    / heads, an empty intermediate 4 · hidden.
+    ``kv_heads``      None if every head has its own key.
+    ``experts``, ``experts_used``: config keys of the experts of a block and of those that one token runs; None if
+    a block has one MLP.
+    ``encoder_layers`` config key of the encoder's depth; None in a decoder-only family.
     """
 
     gated: Callable[[Any], bool]

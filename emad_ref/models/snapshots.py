@@ -3,9 +3,10 @@
 The judge's own model is the oracle and every baseline. A decoder gets a copy. Code that changes the judge's model must
 have reached it through the interpreter, and all later measurements would be of another model. A seal holds, by module:
 
-weights, buffers   dtype, shape, strides, device and a digest of the bytes hooks              of every kind, as objects
-methods            those that the instance itself shadows (``forward``, …), and its class's own ``forward`` training,
-config   the flag; the model's config and generation config, attention kernel included
+weights, buffers   dtype, shape, strides, device and a digest of the bytes
+hooks              of every kind, as objects
+methods            those that the instance itself shadows (``forward``, …), and its class's own ``forward``
+training, config   the flag; the model's config and generation config, attention kernel included
 
 Bytes are digested piece by piece. A model of at most ``AT_ONCE`` bytes is read whole each time. For a larger one each
 tensor's first piece is read, and a share of the others that moves on from time to time: a change of whole matrices

@@ -341,8 +341,9 @@ Built = TypeVar("Built")
 class EntropyReading:
     """Reading of one probe for each row.
 
-    ``entropy_nats``      [rows] the estimate, corrected if the estimator has a correction for the probe. ``top1``
-    int64 [rows] the predicted token of the estimator; −1 without one. ``top1_probability``  [rows], NaN if unknown.
+    ``entropy_nats``      [rows] the estimate, corrected if the estimator has a correction for the probe.
+    ``top1``              int64 [rows] the predicted token of the estimator; −1 without one.
+    ``top1_probability``  [rows], NaN if unknown.
     ``logits``            [rows, V] of the full readout, which is also the output distribution; None for the others.
     """
 

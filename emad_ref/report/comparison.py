@@ -4,8 +4,8 @@
 like for like if only the decoder, the model or the commit differs; the labels name these. Compared are:
 
 claims    by id and model. If each report has one row left of a claim, these two are compared whatever their models.
-points    by model and name, else by role. tests     of the suites by node id, if both reports list them: invariants and
-fidelity give no verdicts.
+points    by model and name, else by role.
+tests     of the suites by node id, if both reports list them: invariants and fidelity give no verdicts.
 
 A **verdict** got worse if a claim had survived and no longer does, or if it is newly falsified. A gating claim that had
 survived and is missing from the new report got worse too. Other rows that only one report has got neither better nor

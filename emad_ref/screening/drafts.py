@@ -132,9 +132,9 @@ SHARES_OF_VOCABULARY = (1 / 8, 1 / 2)
 class DraftColumns:
     """Drafts of one kind (layer, readout, vocabulary) compared with texts that the model wrote.
 
-    ``drafting``  the kind, with threshold inf and longest 1. ``agrees`` [tokens], ``gate`` float64 [tokens] √nats, None
-    without one; ``starts`` int64 [texts + 1] offsets. ``stands`` int64 [tokens] how many of ``max(COPIED)`` copies
-    would stand, −1 if there is nothing to copy.
+    ``drafting``  the kind, with threshold inf and longest 1.
+    ``agrees`` [tokens], ``gate`` float64 [tokens] √nats, None without one; ``starts`` int64 [texts + 1] offsets.
+    ``stands`` int64 [tokens] how many of ``max(COPIED)`` copies would stand, −1 if there is nothing to copy.
     """
 
     drafting: Drafting

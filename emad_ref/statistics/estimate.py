@@ -37,10 +37,11 @@ _UNSEEN_STEPS = np.linspace(0.0, math.log(1e8), 2049)  # −n·ln(1 − π): bey
 class Distance:
     """Distance of a value from its threshold, in the unit of the test.
 
-    ``gap``    threshold − value: positive if the value lies below. ``error``  standard error of the value; 0 if the
-    units show no spread. ``worst``  what an unseen unit may add, in the same unit (``unseen_unit_pvalue``); None if
-    p-values do not pay for it. ``least``  smallest number of units with which a bootstrap can decide on this side at
-    all. ``equal``  whether the effective number n is more than half of the units.
+    ``gap``    threshold − value: positive if the value lies below.
+    ``error``  standard error of the value; 0 if the units show no spread.
+    ``worst``  what an unseen unit may add, in the same unit (``unseen_unit_pvalue``); None if no p-value pays for it.
+    ``least``  smallest number of units with which a bootstrap can decide on this side at all.
+    ``equal``  whether the effective number n is more than half of the units.
     """
 
     gap: float

@@ -98,10 +98,11 @@ def unmeasured_leg(name: str, reason: str) -> Leg:
 class LegTest:
     """A leg before it is decided.
 
-    ``needed``      gives, for a level, about how many of ``noun`` would decide it. ``unsteady``    of times: why the
-    machine counts as unsteady, which further pairs do not mend; "" otherwise. ``to_survive``  smallest n with which the
-    leg may survive; 0 without such a minimum. ``falling``     whether the value lies on the bad side; None: the smaller
-    p-value tells. ``worst``       nats per token that an unseen document is assumed to lose; 0: none is priced.
+    ``needed``      gives, for a level, about how many of ``noun`` would decide it.
+    ``unsteady``    of times: why the machine counts as unsteady, which further pairs do not mend; "" otherwise.
+    ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
+    ``falling``     whether the value lies on the bad side; None: the smaller p-value tells.
+    ``worst``       nats per token that an unseen document is assumed to lose; 0: none is priced.
     """
 
     leg: Leg

@@ -1,8 +1,8 @@
 """Claims and verdicts as plain data, and selection of rows of the register by id or pattern. Nothing here computes.
 
 ``Claim``    one row of ``register.toml``: a checkable sentence, its thresholds, its minimum n, whether it gates.
-``Leg``      one part of a verdict: a corpus, a task, a batch size, a model geometry. ``Verdict``  the result for one
-model, with every leg; its JSON form is what ``report.json`` holds.
+``Leg``      one part of a verdict: a corpus, a task, a batch size, a model geometry.
+``Verdict``  the result for one model, with every leg; its JSON form is what ``report.json`` holds.
 
 Standard library only: the pytest plugin imports it at start-up.
 """
@@ -64,11 +64,11 @@ class Claim:
 class Leg:
     """One part of a verdict.
 
-    ``interval``   two-sided 95 %, or None; ``reason`` then says why if it is not obvious. ``p_falsify``  one-sided
-    p-value of "the threshold is not crossed", unadjusted: small values falsify. ``p_survive``  one-sided p-value of
-    "the threshold is crossed", unadjusted: small values let the leg survive. ``remedy``     of an open leg: what would
-    decide it, in words, as in ``reason``; "" unknown. ``enough``     about how many units would decide it; None
-    unknown, or no number of them would.
+    ``interval``   two-sided 95 %, or None; ``reason`` then says why if it is not obvious.
+    ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
+    ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
+    ``remedy``     of an open leg: what would decide it, in words, as in ``reason``; "" unknown.
+    ``enough``     about how many units would decide it; None unknown, or no number of them would.
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -107,8 +107,8 @@ class Verdict:
     """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
-    decided (``legs.combine``). ``why``  of an open row: what would decide it or, if that is unknown, that leg's reason;
-    else "".
+    decided (``legs.combine``).
+    ``why``  of an open row: what would decide it or, if that is unknown, that leg's reason; else "".
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).

@@ -102,8 +102,9 @@ NO_RECALL: Mapping[Estimator, Sequence[float]] = {}
 class EstimatorAgreement:
     """One estimator at one probe, over ``tokens`` tokens.
 
-    ``spearman``   ρ; NaN if either side is constant and so has no order. ``corrected``  whether RMSE and decisions are
-    those of a corrected estimate. ``recall``     recall@K, None for an estimator without retrieval or comparison.
+    ``spearman``   ρ; NaN if either side is constant and so has no order.
+    ``corrected``  whether RMSE and decisions are those of a corrected estimate.
+    ``recall``     recall@K, None for an estimator without retrieval or comparison.
     ``changed``    τ in nats → share of decisions that change.
     """
 

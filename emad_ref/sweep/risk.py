@@ -50,8 +50,9 @@ class RiskCertificate:
     """Result of fixed-sequence testing.
 
     ``index``      of the last λ that passed, counted from 0 in the order tested; None = none passed: full depth.
-    ``p_values``   [λ] of every candidate; only the first ``tested`` count. ``mean_loss``  [λ] R̂. ``reason``     one
-    sentence: why this λ and no looser one, or why none.
+    ``p_values``   [λ] of every candidate; only the first ``tested`` count.
+    ``mean_loss``  [λ] R̂.
+    ``reason``     one sentence: why this λ and no looser one, or why none.
     """
 
     index: int | None

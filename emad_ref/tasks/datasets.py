@@ -57,9 +57,9 @@ class TaskDataUnavailable(EmadError):
 class DatasetSource:
     """One benchmark.
 
-    ``files``   names of each split's file in the benchmark's folder; the first existing one is read. ``fields``
-    required fields of every row: name → (check of its value, description of valid values). ``remedy``  how to get the
-    files into place.
+    ``files``   names of each split's file in the benchmark's folder; the first existing one is read.
+    ``fields``  required fields of every row: name → (check of its value, description of valid values).
+    ``remedy``  how to get the files into place.
     """
 
     files: dict[str, tuple[str, ...]]

@@ -33,12 +33,13 @@ FEWSHOT_SEED = 1234  # lm-eval's own: prompts have the same examples as in its p
 class TaskResult:
     """One task at one operating point.
 
-    ``metric`` and ``filter`` as lm-eval names them: the first of each in the task's definition. ``scores``   float64
-    [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats. ``tokens``   int64 [n] tokens predicted
-    per document, and ``units`` int64 [n] words; perplexity only, else None. ``items``    sha256 per document, in order:
-    results are paired only if these agree. ``texts``    the text of each document's question, or its ``items``:
-    documents of one text depend on each other. ``others``   the task's further metrics, float64 [n] by (metric,
-    filter). ``cut``      requests whose context lost its beginning, because it exceeded the model's window.
+    ``metric`` and ``filter`` as lm-eval names them: the first of each in the task's definition.
+    ``scores``   float64 [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats.
+    ``tokens``   int64 [n] tokens predicted per document, and ``units`` int64 [n] words; perplexity only, else None.
+    ``items``    sha256 per document, in order: results are paired only if these agree.
+    ``texts``    the text of each document's question, or its ``items``: documents of one text depend on each other.
+    ``others``   the task's further metrics, float64 [n] by (metric, filter).
+    ``cut``      requests whose context lost its beginning, because it exceeded the model's window.
     """
 
     task: str

@@ -9,9 +9,9 @@ The second line is lm-eval's own command with ``emad`` among its models, which i
 Depth enters lm-eval's three requests as in METHODS, "Depth and documents": every request starts at the ceiling; context
 positions before the last run at it; the last context position is the first decision.
 
-``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t ``loglikelihood_rolling``
-the same over windows of up to ``max_length`` tokens, every token predicted once ``generate_until``         greedy
-decoding up to a stop string, the end-of-text token or a length
+``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t
+``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens, every token predicted once
+``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
 
 Tokens, truncation and windows are those of lm-eval's ``hf`` model; ``continuations`` scores and generates.
 

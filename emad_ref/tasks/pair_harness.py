@@ -2,8 +2,8 @@
 
 Requests, tokens, truncation and stop strings are those of ``EmadLM``; the strategy decides which model writes a token:
 
-``generate_until``   the strategy writes the text ``loglikelihood``    the strategy scores every option token by token
-(multiple choice)
+``generate_until``   the strategy writes the text
+``loglikelihood``    the strategy scores every option token by token (multiple choice)
 
 Published tasks have one split for judging, and a rule must not be judged on documents that chose it. So a checksum of
 the question puts each document into one of two halves (``half_of``): repeated questions always share a half.

@@ -9,8 +9,8 @@ Documents consist of *passages*:
 
 Two corpora consist of them (METHODS, "Corpus"):
 
-``world:premise``  charts first, tales after: uncertainty falls along a document, as EMAD assumes. ``world:mixed``
-tales, charts, tales: demanding tokens anywhere.
+``world:premise``  charts first, tales after: uncertainty falls along a document, as EMAD assumes.
+``world:mixed``    tales, charts, tales: demanding tokens anywhere.
 
 Five tasks have a prompt with a worked answer of many tokens, so that an error of an early exit propagates:
 ``inventory`` (counting), ``facts`` (two hops through boxes), ``chart`` (two hops through a map), ``code`` (three named
