@@ -26,7 +26,7 @@ def few_items(name: str, items: int) -> ModelMeasurements:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(early_exit_tasks.ITEMS, "smoke", items)
         for task in made.exits.tasks:
-            made.exits.asked.items(task)
+            made.exits.task_items.items(task)
     return made
 
 

@@ -79,7 +79,7 @@ class AuditedDecoder:
         self._draw = SystemRandom()
         self._answers: list[AnsweredRequest] = []
         self._sessions: list[RecordedSession] = []
-        self._asked = self._opened = 0
+        self._n_requests = self._opened = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -87,8 +87,8 @@ class AuditedDecoder:
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = NO_STOP) -> Record:
         record = self.wrapped.generate(prompts, max_new, stop)
-        self._asked += 1
-        place = self._place(self._asked, KEPT_REQUESTS)
+        self._n_requests += 1
+        place = self._place(self._n_requests, KEPT_REQUESTS)
         if place is not None:  # copies, since the decoder may overwrite a returned array
             answered = AnsweredRequest(copy.deepcopy(list(prompts)), max_new, frozenset(stop), copy.deepcopy(record))
             self._answers[place : place + 1] = [answered]

@@ -61,7 +61,7 @@ def answer_on_items(
     """
     if absent := early_exit_premise(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
-    notes = Attachments(notes=tuple(evidence.exits.asked.notes))
+    notes = Attachments(notes=tuple(evidence.exits.task_items.notes))
 
     def judged(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         return Answer(verdict(), evidence.exits.corpus, evidence.fingerprint, Attachments(tables()))

@@ -116,7 +116,7 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     verdict = combine_verdict(asked.claim, asked.model, [*broken, *legs, *beside])
     if lies or not found.swept:
         return verdict
-    return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).said}")
+    return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).text}")
 
 
 def speedup_limit_of(batches: Mapping[int, TimedBatch]) -> SpeedupLimit:
@@ -135,7 +135,7 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     ends = speedup_limit_of(found.every)
     last = ends.at or ends.sweep[-1]
     rows = None if ends.at is None else float(last.rows)
-    return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.said)]
+    return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.text)]
 
 
 def _slower(leg: Leg) -> Leg:
@@ -197,7 +197,7 @@ def speedup_exhibits(
     watch = evidence.latency
     notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.prefill_note(point)]
     if found.swept:
-        notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).said}")
+        notes.append(f"{evidence.subject.name}: {point.name!r}: {speedup_limit_of(found.every).text}")
     return Attachments((AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))
 
 

@@ -294,7 +294,7 @@ def _prompts(model: Any, ids: Tensor, inputs: Tensor | None, mask: Tensor | None
     """One prompt per row, without padding. For an encoder-decoder ``inputs`` and ``mask`` are the sources'."""
     if not model.config.is_encoder_decoder:
         return [Prompt(tokens) for tokens in _unpadded(ids, mask)]
-    assert inputs is not None, "generate gives what it encodes to whoever names it"
+    assert inputs is not None, "generate passes its encoder inputs to a callable that names them"
     each = len(ids) // len(
         inputs
     )  # num_return_sequences: `generate` repeats the mask and the targets, but not the inputs

@@ -470,7 +470,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         return log
 
     def _round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
-        starts, drafting = [row.held for row in rows], self.drafting
+        starts, drafting = [row.n_cached for row in rows], self.drafting
         copies = [row.lookup.of(row.tokens, row.room(drafting.copied)) for row in rows]
         widths = [0 if copied else row.room(drafting.longest) for row, copied in zip(rows, copies, strict=True)]
         shallow = self._draft if any(widths) else self._copy
@@ -484,9 +484,9 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             while right < width and tokens[right + 1] == own[right]:
                 right += 1
             row.take([*tokens[1 : right + 1], own[right]])
-            rounds.append(_RoundLog(row.number, starts[i], tokens, row.held - starts[i], [g[i] for g in gates]))
-        if any(row.held < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
-            session.store.cache.truncate(np.array([row.held for row in rows]))
+            rounds.append(_RoundLog(row.number, starts[i], tokens, row.n_cached - starts[i], [g[i] for g in gates]))
+        if any(row.n_cached < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
+            session.store.cache.truncate(np.array([row.n_cached for row in rows]))
         return rounds
 
     def _copy(
@@ -579,7 +579,7 @@ class _DraftedSequence:
     lookup: PromptLookup = field(default_factory=PromptLookup)
 
     @property
-    def held(self) -> int:
+    def n_cached(self) -> int:
         """Tokens in the cache, once the first is emitted."""
         return len(self.tokens) - 1
 
@@ -621,7 +621,7 @@ class _RoundLog(NamedTuple):
 
 def _next_positions(rows: Sequence[_DraftedSequence]) -> Ints:
     """int64 [rows, 1] position of the next token fed by each row."""
-    return np.array([row.held for row in rows])[:, None]
+    return np.array([row.n_cached for row in rows])[:, None]
 
 
 def _drop_finished_sequences(rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_DraftedSequence]:

@@ -45,7 +45,7 @@ class StepInput:
 
     ``tokens``   int64 [rows, n] on the device; ``context``: their positions and masks; ``state``: the session's.
     ``cap``      int64 [rows] the largest depth each row may take.
-    ``asked``    bool [rows] whether the rule may stop the row earlier; else the row takes its cap, and no probe reads.
+    ``by_rule``  bool [rows] whether the rule may stop the row earlier; else the row takes its cap, and no probe reads.
     ``decided``  int64 [rows] index of each row's first token among its decided ones, for thresholds that decay.
     ``last``     number of tokens at the end of each row whose logits are needed, 0…n.
     """
@@ -54,7 +54,7 @@ class StepInput:
     context: ForwardContext
     state: SessionState
     cap: Ints
-    asked: Bools
+    by_rule: Bools
     decided: Ints
     last: int
 
@@ -88,7 +88,7 @@ class _RunningRows(NamedTuple):
 
     rows: Ints
     caps: Ints
-    asked: Bools
+    by_rule: Bools
     lowest: int
     any_asked: bool
 
@@ -117,10 +117,10 @@ class AdaptiveForward:
     def run(self, step: StepInput) -> StepOutput:
         """Process the tokens of ``step``: one per row; any number if the rule reads none, or ``decides_chunks``."""
         caps, probes = step.cap.tolist(), self.point.probes
-        unread = not probes or probes[0] > caps[0] or not step.asked.any()
+        unread = not probes or probes[0] > caps[0] or not step.by_rule.any()
         if unread and caps.count(caps[0]) == len(caps):
             return self._run_to(step, caps[0])
-        chunk = step.tokens.shape[1] > 1 and step.asked.any()
+        chunk = step.tokens.shape[1] > 1 and step.by_rule.any()
         return self._run_chunk(step) if chunk else self._run_adaptive(step)
 
     def _run_to(self, step: StepInput, depth: int) -> StepOutput:
@@ -138,7 +138,7 @@ class AdaptiveForward:
         logits: Tensor | None = None
         bins: NDArray[np.intp] | None = None
         before: Floats | None = None  # the previous probe's signal of the running rows
-        running, layer, flow = _RunningRows.of(np.arange(rows), cap, step.asked), 0, self._start(step)
+        running, layer, flow = _RunningRows.of(np.arange(rows), cap, step.by_rule), 0, self._start(step)
         while True:
             below, layer = layer, self._next_exit(layer, running)
             hidden = flow.run(below, layer)  # [running, n, D]
@@ -152,11 +152,11 @@ class AdaptiveForward:
                     bins = self._bins(step.context, running.rows, reading.logits)
                 here = None if bins is None else bins[running.rows]
                 decided = None if self.point.decay is None else step.decided[running.rows]
-                stops |= fires(self.point, column, values.astype(np.float32), here, decided) & running.asked
+                stops |= fires(self.point, column, values.astype(np.float32), here, decided) & running.by_rule
                 if self.point.interpolate:
                     if before is not None:
                         self._plan_exits(cap, running, column, before, values, here)
-                    before, running = values, _RunningRows.of(running.rows, cap, step.asked)
+                    before, running = values, _RunningRows.of(running.rows, cap, step.by_rule)
                 shown_logits = None if reading.logits is None else reading.logits[:, None]
             if not stops.any():
                 continue
@@ -170,7 +170,7 @@ class AdaptiveForward:
             flow.stop(stopped, going, layer)
             if not len(going):
                 break
-            running = _RunningRows.of(running.rows[going], cap, step.asked)
+            running = _RunningRows.of(running.rows[going], cap, step.by_rule)
             before = None if before is None else before[going]
             self.probe.keep(torch.from_numpy(going).to(hidden.device))
         flow.finish()
@@ -275,7 +275,7 @@ class AdaptiveForward:
     ) -> None:
         """Lower the caps of rows whose line through the last two readings crosses τ before the next probe."""
         planned = planned_exits(self.point, column, before.astype(np.float32), here.astype(np.float32), bins)
-        chosen = running.asked & (planned > 0)
+        chosen = running.by_rule & (planned > 0)
         cap[running.rows[chosen]] = np.minimum(running.caps[chosen], planned[chosen])
 
 

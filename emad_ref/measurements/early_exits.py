@@ -408,7 +408,7 @@ class EarlyExitMeasurements:
 
     def __init__(self, subject: ModelUnderTest, beside: Callable[[str], EarlyExitMeasurements]):
         self.subject, self._beside = subject, beside
-        self.asked = EarlyExitTasks(subject)
+        self.task_items = EarlyExitTasks(subject)
         self._answered: dict[tuple[str, OperatingPoint], EarlyExitAnswers] = {}
         self._read: dict[str, LayerReadings] = {}
 
@@ -427,20 +427,20 @@ class EarlyExitMeasurements:
         if not has_room(loaded.geometry):
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
             return MissingPremise("not applicable", f"{few}: no room for the paper's settings")
-        return MissingPremise("unmeasured", none) if (none := self.asked.none) else None
+        return MissingPremise("unmeasured", none) if (none := self.task_items.none) else None
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        return self.asked.names
+        return self.task_items.names
 
     @property
     def missing(self) -> Mapping[str, str]:
         """Unavailable task → why."""
-        return self.asked.missing
+        return self.task_items.missing
 
     @property
     def corpus(self) -> str:
-        return self.asked.corpus
+        return self.task_items.corpus
 
     @property
     def minima(self) -> tuple[int, ...]:
@@ -459,7 +459,7 @@ class EarlyExitMeasurements:
         return {task: reason for task, reason in reasons.items() if reason}
 
     def _not_solved(self, task: str) -> str:
-        score, guess = self.under(task, self.full).exited.score, self.asked.guessed(task)
+        score, guess = self.under(task, self.full).exited.score, self.task_items.guessed(task)
         rng = np.random.default_rng(self.subject.seed)
         beaten = score_difference(score, score.like(guess), threshold=0.0, rng=rng, unit="score above a guess")
         if beaten.p_above <= SOLVED:
@@ -489,7 +489,7 @@ class EarlyExitMeasurements:
         return early_exit_point(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule)
 
     def prompts(self, task: str) -> list[Prompt]:
-        return item_prompts(self.subject, self.asked.items(task))
+        return item_prompts(self.subject, self.task_items.items(task))
 
     def answered(
         self, task: str, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
@@ -500,13 +500,15 @@ class EarlyExitMeasurements:
     def under(self, task: str, point: OperatingPoint) -> EarlyExitAnswers:
         """All items of ``task`` under ``point``."""
         if (task, point) not in self._answered:
-            self._answered[task, point] = decode_items(self.subject, task, self.asked.items(task), point)
+            self._answered[task, point] = decode_items(self.subject, task, self.task_items.items(task), point)
         return self._answered[task, point]
 
     def read(self, task: str) -> LayerReadings:
         """Readings of the reference answers; contrasts from the least minimum layer on."""
         if task not in self._read:
-            self._read[task] = read_layers(self.subject, self.prompts(task), self.asked.items(task), self.minima[0])
+            self._read[task] = read_layers(
+                self.subject, self.prompts(task), self.task_items.items(task), self.minima[0]
+            )
         return self._read[task]
 
     def consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
@@ -515,9 +517,9 @@ class EarlyExitMeasurements:
         """
         points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
         early = [self.under(task, point) for point in points]
-        _, first = np.unique(self.asked.items(task).cluster, return_index=True)
+        _, first = np.unique(self.task_items.items(task).cluster, return_index=True)
         pool = text_differences(task, self.under(task, self.full), early)[first]
-        others = self.asked.elsewhere(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
+        others = self.task_items.elsewhere(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
         sets = np.empty((0, SET_SIZE, len(points)))
         if others.pairs:
             full, *rest = (decode_items(self.subject, task, others, point) for point in (self.full, *points))
@@ -568,7 +570,7 @@ def minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
     """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer that it supports."""
     # a contrast needs a layer below, a pruned readout a layer above that is not the last
     minima = range(2, exits.subject.stepper.layers - 1)
-    titles = {task: f"ablation, minimum exit layer on {exits.asked.title(task)}" for task in exits.tasks}
+    titles = {task: f"ablation, minimum exit layer on {exits.task_items.title(task)}" for task in exits.tasks}
     figure = "exits by minimum layer"
     return Attachments(
         tuple(AttachedTable(title, _rule_rows(exits, task, minima), figure) for task, title in titles.items())

@@ -318,9 +318,9 @@ class LatencyBenchmark:
         """
         full = {FULL: self.subject.full}
         if point.schedule not in APPROXIMATE_SCHEDULES:
-            return self.held(timed, full | {ADAPTIVE: point})
+            return self.check_outputs(timed, full | {ADAPTIVE: point})
         others = replace(timed, outputs={arm: each for arm, each in timed.outputs.items() if arm != ADAPTIVE})
-        finding = self.held(others, full)
+        finding = self.check_outputs(others, full)
         return finding if finding.passed is False else self._decoded_again(timed, point)
 
     def _decoded_again(self, timed: TimingResult, point: OperatingPoint) -> Finding:
@@ -340,7 +340,7 @@ class LatencyBenchmark:
                     tally.n += len(mine)
         return tally.finding()
 
-    def held(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
+    def check_outputs(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
         """Whether arms of ``points`` emitted what these claim, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
         finding = timed_lengths(timed.emitted(), rows, new)

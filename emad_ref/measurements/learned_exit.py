@@ -92,16 +92,16 @@ class ExitEvaluation:
     @property
     def exit(self) -> Exit:
         """The exit, attached to the judge's model; decoders' copies take it from there."""
-        assert isinstance(self._found, Exit), "the caller checks ``missing``"
-        return self._found
+        assert isinstance(self._exit_or_reason, Exit), "the caller checks ``missing``"
+        return self._exit_or_reason
 
     @property
     def missing(self) -> str:
         """Why there is no exit; "" if there is one."""
-        return "" if isinstance(self._found, Exit) else self._found
+        return "" if isinstance(self._exit_or_reason, Exit) else self._exit_or_reason
 
     @cached_property
-    def _found(self) -> Exit | str:
+    def _exit_or_reason(self) -> Exit | str:
         subject, path = self.subject, self.subject.study.exit
         if path is not None:
             return self._brought(path)
@@ -334,10 +334,10 @@ class SelfSpeculationTiming:
     def checked(self, rows: int) -> Finding:
         """Whether every arm emitted the model's own full-depth tokens in the audited requests."""
         full = {FULL: self._subject.full}
-        finding = self._latency.held(self.timed[rows], full)
+        finding = self._latency.check_outputs(self.timed[rows], full)
         if rows != min(self.timed) or finding.passed is False:
             return finding
-        others = self._latency.held(self.beside, full)
+        others = self._latency.check_outputs(self.beside, full)
         return others if others.passed is False else finding
 
     def accepted_share(self, rows: int) -> float:

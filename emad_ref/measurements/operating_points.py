@@ -138,8 +138,13 @@ def point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]
 
     ``intervals``: name of a point → 95 % interval of its perplexity rise, if a claim estimated one.
     """
-    said = [note] if (note := points.scored.note) else []
-    notes = reading_note(points), *guess_notes(points), *said, *(collapse_note(points, loss) for loss in points.losses)
+    scored_note = [note] if (note := points.scored.note) else []
+    notes = (
+        reading_note(points),
+        *guess_notes(points),
+        *scored_note,
+        *(collapse_note(points, loss) for loss in points.losses),
+    )
     return Attachments(notes=notes, points=tuple(point_rows(points, intervals)))
 
 

@@ -395,7 +395,7 @@ class PairAnswers:
             flops = self.models.walked(walks) if walks and self.models.counted else None
             return ItemAnswers.of(marked, flops, (), tuple(walks))
 
-        return self._kept(self._key(rule, task, split, count), run)
+        return self._cached(self._key(rule, task, split, count), run)
 
     def speculated(
         self,
@@ -448,7 +448,7 @@ class PairAnswers:
         def run() -> ItemAnswers:
             return ItemAnswers.of(self.task(task).answered(AnswerStrategy(write, None), split, count), None)
 
-        return self._kept(("gated", k, gate_bits, task, split, count), run)
+        return self._cached(("gated", k, gate_bits, task, split, count), run)
 
     def self_speculated(
         self, exit_layer: int, task: str, split: Split, count: int, *, k: int = DRAFT_TOKENS
@@ -503,9 +503,9 @@ class PairAnswers:
             spent = self.models.spent(runs, SMALL if key[:2] == ("alone", SMALL) else LARGE)
             return ItemAnswers.of(marked, None if spent is None else int(spent.sum()), tuple(runs))
 
-        return self._kept(key, run)
+        return self._cached(key, run)
 
-    def _kept(self, key: tuple[object, ...], run: Callable[[], ItemAnswers]) -> ItemAnswers:
+    def _cached(self, key: tuple[object, ...], run: Callable[[], ItemAnswers]) -> ItemAnswers:
         if key not in self._answers:
             self._answers[key] = run()
         return self._answers[key]

@@ -159,7 +159,7 @@ class SubprocessRunner:
     allowed_s: float = START_S
 
 
-NO_SUBPROCESS = SubprocessRunner(without="whoever asks here starts no process like its own")
+NO_SUBPROCESS = SubprocessRunner(without="this caller starts no process like its own")
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class LmEvalScores:
     # ------------------------------------------------------------ which tasks
 
     @cached_property
-    def _asked(self) -> dict[str, tuple[str, ...]]:
+    def _members(self) -> dict[str, tuple[str, ...]]:
         """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
         from emad_ref.tasks.evaluation import task_manager
 
@@ -121,7 +121,7 @@ class LmEvalScores:
         return set(members_by_task) & (grouped | own)
 
     @cached_property
-    def _found(self) -> tuple[dict[str, PublishedTask], dict[str, str]]:
+    def _scorable(self) -> tuple[dict[str, PublishedTask], dict[str, str]]:
         """Tasks that can be scored, and why the others cannot. An error ends the run."""
         if not self._study.tasks:
             return {}, {}
@@ -131,7 +131,7 @@ class LmEvalScores:
                 remedy = "pip install 'pytest-emad[tasks]', or leave the option out"
                 raise BadArgument("--emad-tasks", names, "the extra `tasks`, which brings lm-eval", remedy)
             scored, unmeasured = {}, {}
-            for name, members in self._asked.items():
+            for name, members in self._members.items():
                 try:
                     task = self._read(name, members)
                 except TaskDataUnavailable as error:
@@ -175,7 +175,7 @@ class LmEvalScores:
 
     def check(self) -> None:
         """Raise RunStopped for an unknown task or unusable data."""
-        assert self._found is not None
+        assert self._scorable is not None
 
     @property
     def limit(self) -> int | None:
@@ -186,12 +186,12 @@ class LmEvalScores:
 
     @property
     def scored(self) -> dict[str, PublishedTask]:
-        return self._found[0]
+        return self._scorable[0]
 
     @property
     def unmeasured(self) -> dict[str, str]:
         """Task → why it cannot be scored here."""
-        return self._found[1]
+        return self._scorable[1]
 
     @property
     def answered(self) -> list[str]:
@@ -402,9 +402,9 @@ class ReplayedTask:
 
     def _reading(self, point: OperatingPoint) -> TraceReplayer:
         """The replayer of a trace that holds every layer ``point`` reads."""
-        asked = set(layers_read(point))
-        if self._replayer is None or not asked <= self._layers:
-            self._layers |= asked | set(default_probes(point.layers))
+        layers = set(layers_read(point))
+        if self._replayer is None or not layers <= self._layers:
+            self._layers |= layers | set(default_probes(point.layers))
             self._replayer = TraceReplayer(self._take(sorted(self._layers)))
         return self._replayer
 
@@ -432,7 +432,7 @@ class TaskScores:
 
     @property
     def note(self) -> str:
-        """One sentence: what continuation choice asks; "" where it is not asked."""
+        """One sentence about the items of continuation choice; "" without that task."""
         items = self._own.get(CONTINUATION_CHOICE, [])
         if not items:
             return ""
@@ -533,10 +533,10 @@ class TaskScores:
 
     def _continuations(self, split: Split) -> list[TaskItem]:
         """Of as many documents of ``split`` as perplexity is read on. Raises TaskDataUnavailable."""
-        subject, asked = self._subject, CONTEXT_TOKENS + CONTINUATION_TOKENS + 1
-        if subject.window < asked:
-            said = f"it reads {asked} tokens, and {subject.name!r} has {subject.window} positions"
-            raise TaskDataUnavailable(f"{CONTINUATION_CHOICE}: {said}; judge a model that sees more")
+        subject, n_tokens = self._subject, CONTEXT_TOKENS + CONTINUATION_TOKENS + 1
+        if subject.window < n_tokens:
+            problem = f"it reads {n_tokens} tokens, and {subject.name!r} has {subject.window} positions"
+            raise TaskDataUnavailable(f"{CONTINUATION_CHOICE}: {problem}; judge a model that sees more")
         return continuation_items(
             subject.documents(split),
             subject.budget.evaluate if split == "evaluate" else subject.budget.validate,

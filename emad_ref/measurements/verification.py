@@ -146,23 +146,23 @@ class FlopVerification:
     @property
     def evidence(self) -> str:
         """The value of ``study.FLOP_EVIDENCE`` for FLOP verdicts about this decoder."""
-        if self.seen.passed:
+        if self.observed.passed:
             return "witnessed"
         return "timed" if self._left_to_the_clock and self.times.passed else "claimed"
 
     @property
     def finding(self) -> Finding:
         """The finding that shows or refutes the count: observed, else timed."""
-        return self.times if self._left_to_the_clock else self.seen
+        return self.times if self._left_to_the_clock else self.observed
 
     @property
     def _left_to_the_clock(self) -> bool:
-        return self._subject.capabilities.counted and self.seen.passed is None
+        return self._subject.capabilities.counted and self.observed.passed is None
 
     # ------------------------------------------------------------ watched
 
     @cached_property
-    def seen(self) -> Finding:
+    def observed(self) -> Finding:
         """Observed matrix products against the record, at ``probing_point`` and at ``shallow_point``."""
         if not self._subject.capabilities.counted:
             return Finding(

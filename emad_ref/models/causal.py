@@ -133,7 +133,7 @@ class CausalStepper:
         self._end: int | None = self.max_positions if ends else None
         self._tables: dict[LayerPlacement, tuple[Tensor, Tensor]] = {}
         self._signed: dict[LayerPlacement, tuple[Tensor, RotaryTables]] = {}
-        self._asked = backend
+        self._requested = backend
         self._graphs, self._without = make_graphs(self, backend)
         if check:
             self._compare_with_model()
@@ -142,8 +142,8 @@ class CausalStepper:
     def backend(self) -> str:
         """The running backend: as requested, and for ``fast`` on a capable device, whether steps are captured."""
         if self._graphs is None:
-            return f"{self._asked}, nothing captured: {self._without}" if self._without else self._asked
-        return f"{self._asked}, {self._graphs.summary}"
+            return f"{self._requested}, nothing captured: {self._without}" if self._without else self._requested
+        return f"{self._requested}, {self._graphs.summary}"
 
     @property
     def captures(self) -> bool:

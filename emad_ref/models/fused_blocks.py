@@ -236,7 +236,7 @@ class PackedLinear:
         self._owns, self.sizes = owns, tuple(len(own["weight"]) for own in owns)
         self._names = [name for name in ("weight", "bias") if any(own[name] is not None for own in owns)]
         self._places: list[int] = []
-        self._joined = self._found()
+        self._joined = self._packed_views()
 
     def __call__(self, states: Tensor, inputs: AttentionInputs) -> Sequence[Tensor]:
         """Outputs of each layer; those of a single token stay valid until the next block of the forward."""
@@ -259,7 +259,10 @@ class PackedLinear:
         """
         places = [own[name].data_ptr() for name in self._names for own in self._owns]
         if places != self._places:
-            self._joined, self._places = self._found(), places  # in this order: another thread may read meanwhile
+            self._joined, self._places = (
+                self._packed_views(),
+                places,
+            )  # in this order: another thread may read meanwhile
         if self._joined is None:
             return False
         weight, *bias = self._joined
@@ -269,7 +272,7 @@ class PackedLinear:
             torch.mv(weight, states, out=out)
         return True
 
-    def _found(self) -> list[Tensor] | None:
+    def _packed_views(self) -> list[Tensor] | None:
         """Weight, and bias if any, of all layers together; None if they must be taken one by one."""
         if any(own[name] is None for name in self._names for own in self._owns):
             return None

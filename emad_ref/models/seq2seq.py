@@ -175,11 +175,11 @@ class _DecoderInputs:
         self._frame, self._flagged, self.cache = frame, stepper.kernel == "sdpa", cache
         bias, block_cache = stepper.position_bias(self._distances(stepper.places[0])), _BlockCache(cache, frame)
         self.arguments = {
-            device: self._given(to_device(bias, device), encoded, stepper.dtype, block_cache)
+            device: self._block_arguments(to_device(bias, device), encoded, stepper.dtype, block_cache)
             for device in stepper.places
         }
 
-    def _given(
+    def _block_arguments(
         self, bias: Tensor, encoded: EncodedSources, dtype: torch.dtype, block_cache: _BlockCache
     ) -> dict[str, Any]:
         """Keyword arguments of the blocks on one device, that of ``bias``."""

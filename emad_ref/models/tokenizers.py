@@ -155,11 +155,11 @@ class _TokenDeclarations:
         inside = [each for each in self._declared(EOS) if self._is_inside(EOS, each)]
         ordinary = {token: who for who, token in reversed(inside) if who != TOKENIZER and not self._is_special(token)}
         for token, who in ordinary.items():
-            token_text = self._shown(token)
+            token_text = self._token_text(token)
             self._remark(f"{who}.{EOS} names {token_text}, no special token of the tokenizer: texts end there, too")
         by = {who: {i for other, i in inside if other == who} for who, _ in inside}
         if any(not later <= earlier for earlier, later in zip([*by.values()], [*by.values()][1:], strict=False)):
-            each = "; ".join(f"{who} {', '.join(map(self._shown, sorted(ids)))}" for who, ids in by.items())
+            each = "; ".join(f"{who} {', '.join(map(self._token_text, sorted(ids)))}" for who, ids in by.items())
             self._remark(f"ends of a text differ ({each}): a text ends at each of them")
         return inside
 
@@ -172,12 +172,12 @@ class _TokenDeclarations:
                 continue  # added to the tokenizer, and never trained
             self._require_inside(who, BOS, token)
             if why := self._why_no_opening(token):
-                refused.setdefault(token, f"{who}.{BOS} is {self._shown(token)}, {why}")
+                refused.setdefault(token, f"{who}.{BOS} is {self._token_text(token)}, {why}")
             elif chosen is None:
                 chosen = who, token
         spare = next((each for each in ends if not self._why_no_opening(each[1], end=True)), None)
         best = chosen or spare
-        opens = "texts open with no token" if best is None else f"texts open with {self._shown(best[1])}"
+        opens = "texts open with no token" if best is None else f"texts open with {self._token_text(best[1])}"
         for why in refused.values():
             self._remark(f"{why}: left out, {opens}")
         if chosen is not None:
@@ -189,8 +189,8 @@ class _TokenDeclarations:
         self._compare(BOS, (who, token), refused)
         own = self._own(BOS)
         if who != TOKENIZER and self._tokenizer is not None and token != own:
-            theirs = "has no bos_token" if own is None else f"says {self._shown(own)}"
-            self._remark(f"texts open with {self._shown(token)}, as {who}.{BOS} says; the tokenizer {theirs}")
+            theirs = "has no bos_token" if own is None else f"says {self._token_text(own)}"
+            self._remark(f"texts open with {self._token_text(token)}, as {who}.{BOS} says; the tokenizer {theirs}")
 
     def start(self) -> int:
         """The decoder's start token.
@@ -234,7 +234,7 @@ class _TokenDeclarations:
         """Remark if a file of lower precedence declares another id."""
         for who, token in self._declared(name):
             if who not in (TOKENIZER, chosen[0]) and token != chosen[1] and token not in refused:
-                first, second = self._shown(chosen[1]), self._shown(token)
+                first, second = self._token_text(chosen[1]), self._token_text(token)
                 self._remark(f"{chosen[0]}.{name} is {first}, {who}.{name} is {second}: the first is taken")
 
     # ------------------------------------------------------------ what an id is
@@ -278,7 +278,7 @@ class _TokenDeclarations:
     def _named(self, token: int) -> str:
         return repr(self._tokenizer.convert_ids_to_tokens(token))
 
-    def _shown(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return str(token) if self._tokenizer is None else f"{token} ({self._named(token)})"
 
     def _remark(self, sentence: str) -> None:

@@ -129,7 +129,7 @@ class FaissIndex:
 def recall(retrieved: Tensor, exact: Tensor) -> Tensor:
     """recall@K, float64 [rows]: share of ``exact`` ids [rows, K] that are among ``retrieved`` [rows, K]."""
     if retrieved.shape != exact.shape or retrieved.ndim != 2:
-        raise BadArgument("found", tuple(retrieved.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
+        raise BadArgument("retrieved", tuple(retrieved.shape), f"the shape of the exact ids, {tuple(exact.shape)}")
     both = torch.cat([retrieved, exact], dim=1).sort(dim=1).values  # ids are distinct in each: a pair is a hit
     return (both[:, 1:] == both[:, :-1]).sum(dim=1).double() / exact.shape[1]
 
@@ -331,7 +331,7 @@ UNKNOWN_TOKEN = -1
 SEARCHES: dict[str, Callable[[Tensor, Tensor | None, Estimator], RowIndex]] = {
     "exact": lambda rows, bias, _: ExactIndex(rows, bias),
     "faiss": lambda rows, bias, _: FaissIndex(rows, bias),
-    "lowrank": lambda rows, bias, asked: LowRankIndex(rows, low_rank_factors(rows, asked.rank), bias),
+    "lowrank": lambda rows, bias, estimator: LowRankIndex(rows, low_rank_factors(rows, estimator.rank), bias),
 }
 
 Built = TypeVar("Built")

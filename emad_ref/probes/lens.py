@@ -37,19 +37,19 @@ class AttachedTensors(Generic[T]):
 
     named: str
     what: str
-    held: WeakKeyDictionary[Stepper, dict[str, T]] = field(default_factory=WeakKeyDictionary)
+    by_stepper: WeakKeyDictionary[Stepper, dict[str, T]] = field(default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         _FIELDS.append(self)
 
     def put(self, stepper: Stepper, digest: str, thing: T) -> str:
         """Store ``thing`` under ``digest``; returns the digest."""
-        self.held.setdefault(stepper, {})[digest] = thing
+        self.by_stepper.setdefault(stepper, {})[digest] = thing
         return digest
 
     def get(self, stepper: Stepper, digest: str) -> T:
         """The tensors of that digest. Raises BadArgument if none are attached."""
-        attached = self.held.get(stepper, {})
+        attached = self.by_stepper.get(stepper, {})
         if digest not in attached:
             names = ", ".join(name[:DIGEST_DIGITS] for name in attached) or "none is"
             expected = f"{self.what} attached to this model ({names})"
@@ -58,8 +58,8 @@ class AttachedTensors(Generic[T]):
 
     def lend(self, own: Stepper, copy: Stepper) -> None:
         """Attach copies of all tensors of ``own`` to ``copy``, so that writing into them changes no original."""
-        attached = self.held.setdefault(copy, {})
-        for digest, thing in self.held.get(own, {}).items():
+        attached = self.by_stepper.setdefault(copy, {})
+        for digest, thing in self.by_stepper.get(own, {}).items():
             if digest not in attached:
                 attached[digest] = deepcopy(thing)
 
@@ -75,7 +75,7 @@ def copy_attachments(own: Stepper, copy: Stepper) -> None:
 
 def attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
     """Field of points → digest → tensors: all attachments, to be sent to another process."""
-    return {each.named: dict(each.held.get(stepper, {})) for each in _FIELDS}
+    return {each.named: dict(each.by_stepper.get(stepper, {})) for each in _FIELDS}
 
 
 def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:

@@ -105,7 +105,7 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     for name in dict.fromkeys([*old["settings"], *new["settings"]]):
         if name not in NOT_MEASUREMENT_OPTIONS:
             yield name, _setting_value(old, name), _setting_value(new, name)
-    before, after = (_tests_asked(report) for report in (old, new))
+    before, after = (_selected_tests(report) for report in (old, new))
     yield "asked", before, after
     before, after = (_claims_file(report) for report in (old, new))
     yield "claims file", before, after
@@ -139,7 +139,7 @@ def _has_setting(report: Report, name: str) -> bool:
     return name in report["settings"]
 
 
-def _tests_asked(report: Report) -> Any:
+def _selected_tests(report: Report) -> Any:
     return None if report["schema"] == 1 else report["run"]["asked"]
 
 
@@ -346,17 +346,17 @@ def _model(old: Entry | None, new: Entry | None) -> str:
 
 
 def _claim_change(old: Entry | None, new: Entry | None) -> ReportChange:
-    given = new if new is not None else old
-    assert given is not None
+    row = new if new is not None else old
+    assert row is not None
     gate = any(entry is not None and entry["gate"] for entry in (old, new))
     return ReportChange(
         kind="claim",
-        name=given["id"],
+        name=row["id"],
         model=_model(old, new),
         gate=gate,
         old=_claim_side(old),
         new=_claim_side(new),
-        unit=given["unit"],
+        unit=row["unit"],
         turn=_verdict_turn(old, new, gate),
         move="" if old is None or new is None else _claim_move(old, new),
         note="; ".join(_claim_notes(old, new)),
@@ -484,8 +484,8 @@ def _threshold(entry: Entry) -> str:
 
 def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
     """Compare a point by its rise of perplexity, its only number with an interval; other differences become a note."""
-    given = new if new is not None else old
-    assert given is not None
+    row = new if new is not None else old
+    assert row is not None
     cells = [{} if entry is None else point_rows([entry])[0] for entry in (old, new)]
     move: NumberMove = "" if old is None or new is None else _move(_rise_estimate(old), _rise_estimate(new), 1)
     differing = [
@@ -498,7 +498,7 @@ def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
     notes = [f"{column} {_cell_difference(cells[0][column].text, cells[1][column].text)}" for column in differing]
     return ReportChange(
         kind="point",
-        name=given["name"],
+        name=row["name"],
         model=_model(old, new),
         gate=False,
         old=_point_side(old),

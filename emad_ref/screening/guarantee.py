@@ -44,12 +44,12 @@ from emad_ref.sweep.risk import (
 
 @dataclass(frozen=True)
 class BoundedLoss:
-    """A loss in 0–``cap``; ``risk``: the default δ. ``told``: its mean in words."""
+    """A loss in 0–``cap``; ``risk``: the default δ. ``mean_text``: its mean in words."""
 
     name: str
     cap: float
     risk: float
-    told: str
+    mean_text: str
 
 
 EXCESS = BoundedLoss("excess", 0.2, math.log(1.01), "nats per token above full depth")
@@ -145,18 +145,9 @@ class Guarantee:
             cut = f", gains counted as nothing and losses above {self.cap:g} as {self.cap:g}"
         return (
             f"With probability {1 - self.error:.0%} over draws of these {self.documents} calibration documents, "
-            f"{self.chosen} costs at most {self.risk:.3g} {BOUNDED_LOSSES[self.loss].told}{rise}, as a mean over "
+            f"{self.chosen} costs at most {self.risk:.3g} {BOUNDED_LOSSES[self.loss].mean_text}{rise}, as a mean over "
             f"documents like those of {self.text}{cut}; nothing is promised of a single document, of text of another "
             "kind, or of text that the model goes on to write itself."
-        )
-
-    @property
-    def said(self) -> str:
-        """One line: the number of documents, the number needed, and the power."""
-        needed = f"about {self.needed:,} give 80 %" if self.needed else "no practical number gives 80 %"
-        text = f"power {self.power:.0%} to certify any exit with {self.documents:,} documents; {needed}"
-        return (
-            text if self.again is None else f"{text}; {self.chosen} or a looser one again in {self.again:.0%} of sets"
         )
 
     @property
@@ -164,7 +155,7 @@ class Guarantee:
         strictest, fewest = self.tested[0], needed_sequences(self.risk / self.cap, self.error)
         if self.documents < fewest:
             return f"{self.documents} documents of {self.text} certify nothing, {fewest} are the fewest that could"
-        unit = BOUNDED_LOSSES[self.loss].told
+        unit = BOUNDED_LOSSES[self.loss].mean_text
         return (
             f"{strictest.name}, the strictest, costs {strictest.loss:.3g} {unit} on {self.documents} documents of "
             f"{self.text}, against {self.risk:.3g} (p = {strictest.p:.2g}, at most {self.error:g} is needed)"
@@ -265,7 +256,7 @@ def certify_losses(
     """
     delta = kind.risk if risk is None else risk
     if not 0 < delta < kind.cap:
-        raise BadArgument("risk", delta, f"a number between 0 and {kind.cap:g}, both excluded", kind.told)
+        raise BadArgument("risk", delta, f"a number between 0 and {kind.cap:g}, both excluded", kind.mean_text)
     if not 0 < error < 1:
         raise BadArgument("error", error, "a number strictly between 0 and 1", "ε is the chance that δ is exceeded")
     values = np.asarray(losses.values, dtype=np.float64)

@@ -217,7 +217,7 @@ def retained_share(candidate: ByItem, reference: ByItem, target_share: float) ->
         column_of(name, column, ByItem)
     require_paired("reference", reference, candidate, "both arms answer the same items")
     if not 0 < target_share < 2:
-        raise BadArgument("kept", target_share, "a share between 0 and 2")
+        raise BadArgument("target_share", target_share, "a share between 0 and 2")
     right, reference_scores = pooled(candidate), pooled(reference)
     if not reference_scores.any():
         raise BadArgument("reference", "no item right", "at least one", "a share of no score is no number")

@@ -83,7 +83,7 @@ def gate_result(verdict: Verdict, claim: Claim, gating: GateOptions, expected: R
         return GateResult(f"{message}\n--emad-require {claim.requires} asks for a decision.")
     if gating.gate == "known":
         if expected is not None and verdict.verdict not in expected.outcomes:
-            return GateResult(f"{message}\nThe verdict on record is {expected.said}: gate known fails on any change.")
+            return GateResult(f"{message}\nThe verdict on record is {expected.label}: gate known fails on any change.")
         if expected is None and "golden" in gating.require and claim.requires not in MACHINE_BOUND:
             return GateResult(f"{message}\nNo verdict is on record for it, and golden is required.")
         return GateResult()

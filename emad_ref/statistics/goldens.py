@@ -92,10 +92,10 @@ def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = froz
 
 @dataclass(frozen=True)
 class RecordedOutcome:
-    """``outcomes`` that are no change; ``said``: how a message calls them."""
+    """``outcomes`` that are no change; ``label``: their name in messages."""
 
     outcomes: frozenset[str]
-    said: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class RecordComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only, as ``comparison_summary`` reads them."""
-        expectation = None if self.expected is None else self.expected.said
+        expectation = None if self.expected is None else self.expected.label
         changed = self.expected is not None and self.verdict.verdict not in self.expected.outcomes
         return {
             "claim": self.verdict.id,

@@ -428,7 +428,7 @@ class BatchSpeedup:
         return self.ratio.low > 1
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """``0.97× [0.93, 1.01] against generate, 12 pairs``."""
         ratio = self.ratio
         interval = f"[{ratio.low:.2f}, {ratio.high:.2f}]"
@@ -453,17 +453,17 @@ class SpeedupLimit:
         return () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.shown)
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """One sentence: the batch size and ratio at which the gain vanishes; or that there was no gain, or that it
         never vanished.
         """
         at, largest = self.at, self.sweep[-1]
         if at is None:
-            return f"still faster at batch {largest.rows}: {largest.said}"
+            return f"still faster at batch {largest.rows}: {largest.text}"
         first = at is self.sweep[0]
         head = f"no gain at batch {at.rows} already" if first else f"gain vanishes at batch {at.rows}"
         beyond = f" (shown at batch {', '.join(map(str, self.again))} all the same)" if self.again else ""
-        return f"{head}: {at.said}{beyond}"
+        return f"{head}: {at.text}{beyond}"
 
 
 def speedup_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> SpeedupLimit:

@@ -196,12 +196,12 @@ def continuation_items(
 
 
 def _first_distinct(pieces: Iterable[str], count: int) -> list[str]:
-    found: dict[str, None] = {}
+    firsts: dict[str, None] = {}
     for piece in pieces:
-        found[piece] = None
-        if len(found) == count:
+        firsts[piece] = None
+        if len(firsts) == count:
             break
-    return list(found)
+    return list(firsts)
 
 
 def _ids(tokens: Ints) -> str:

@@ -182,7 +182,7 @@ class Connection:
 
     def _broken(self, call: str, why: ConnectionBroken) -> DecoderFailed:
         self._transport.close()
-        self.failed = DecoderFailed(str(self.address), call, why.came, why.remedy, self._transport.said())
+        self.failed = DecoderFailed(str(self.address), call, why.came, why.remedy, self._transport.stderr_lines())
         return self.failed
 
 
@@ -254,27 +254,27 @@ class RemoteDecoder:
             return field(reply.header, "session", count), state, step
 
         self._require_open()
-        number, state, step = self._connection.call("start", self._asked() + prompts_frame(prompts), started)
+        number, state, step = self._connection.call("start", self._address() + prompts_frame(prompts), started)
         return RemoteSession(self, self._connection, number, self._sizes, state), step
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         self._require_open()
         tokens = sorted(int(as_int64("stop", token)) for token in stop)
         arguments = {"max_new": int(as_int64("max_new", max_new)), "stop": tokens}
-        frame = self._asked() + WireFrame(arguments) + prompts_frame(prompts)
+        frame = self._address() + WireFrame(arguments) + prompts_frame(prompts)
         return self._connection.call("generate", frame, lambda reply: record_of(reply, len(prompts), self._sizes))
 
     def synchronize(self) -> None:
         self._require_open()
-        self._connection.call("synchronize", self._asked(), lambda reply: None)
+        self._connection.call("synchronize", self._address(), lambda reply: None)
 
     def close(self) -> None:
         """Idempotent; does nothing after a failure."""
         if self.is_open and self._connection.usable:
-            self._connection.call("close", self._asked(), lambda reply: None)
+            self._connection.call("close", self._address(), lambda reply: None)
         self.is_open = False
 
-    def _asked(self) -> WireFrame:
+    def _address(self) -> WireFrame:
         return WireFrame({"decoder": self._id})
 
     def _require_open(self) -> None:
@@ -331,7 +331,7 @@ class RemoteSession:
     def close(self) -> None:
         """Idempotent; does nothing after a failure or once the decoder is closed."""
         if self._open and self._decoder.is_open and self._connection.usable:
-            self._connection.call("end", self._asked(), lambda reply: None)
+            self._connection.call("end", self._address(), lambda reply: None)
         self._open = False
 
     @property
@@ -343,16 +343,16 @@ class RemoteSession:
             return state_of(reply, self._rows, self._sizes), step_of(reply, self._rows, n, read, self._sizes)
 
         self._require_open()
-        self._state, step = self._connection.call(call, self._asked() + frame, stepped)
+        self._state, step = self._connection.call(call, self._address() + frame, stepped)
         return step
 
     def _changed(self, call: str, frame: WireFrame, rows: int) -> None:
         self._require_open()
         self._state = self._connection.call(
-            call, self._asked() + frame, lambda reply: state_of(reply, rows, self._sizes)
+            call, self._address() + frame, lambda reply: state_of(reply, rows, self._sizes)
         )
 
-    def _asked(self) -> WireFrame:
+    def _address(self) -> WireFrame:
         return WireFrame({"session": self._id})
 
     def _require_open(self) -> None:

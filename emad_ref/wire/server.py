@@ -95,14 +95,14 @@ class DecoderServer:
             "start": self._start,
             "feed": self._feed,
             "deepen": self._deepen,
-            "rollback": lambda asked: self._moved(asked, "rollback"),
-            "commit": lambda asked: self._moved(asked, "commit"),
+            "rollback": lambda frame: self._moved(frame, "rollback"),
+            "commit": lambda frame: self._moved(frame, "commit"),
             "drop": self._drop,
             "end": self._end,
             "generate": self._generate,
             "synchronize": self._synchronize,
             "close": self._close,
-            "bye": lambda asked: WireFrame(),
+            "bye": lambda frame: WireFrame(),
         }
 
     def serve(self, stream: Stream) -> None:

@@ -132,7 +132,7 @@ class Transport(Protocol):
     def ended(self) -> str:
         """Why the other side closed the stream, in words."""
 
-    def said(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         """The last lines of standard error, complete once the transport is closed; empty for a server."""
 
     def close(self, grace_s: float = 0.0) -> None:
@@ -171,7 +171,7 @@ class ProgramTransport:
         status = self._wait(GRACE_S)
         return "it closed its standard output and still runs" if status is None else _exit_text(status)
 
-    def said(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         return list(self._lines)
 
     def close(self, grace_s: float = 0.0) -> None:
@@ -245,7 +245,7 @@ class SocketTransport:
     def ended(self) -> str:
         return "the server closed the connection"
 
-    def said(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         return []
 
     def close(self, grace_s: float = 0.0) -> None:

@@ -30,7 +30,7 @@ def test_counted_work_is_the_work_that_runs(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder
 ) -> None:
     """Work that runs unseen is recorded as undecided and is no complaint: ``suites/cost`` asks the clock."""
-    seen = emad_evidence.flop_verification.seen
+    seen = emad_evidence.flop_verification.observed
     if seen.passed is None:
         emad_record.audit(seen)
     else:

@@ -83,7 +83,7 @@ def test_the_row_is_seen_to_survive_and_to_fail(
         return
     expected = known.expected(key(claim, truth), SEEDS[0])
     assert expected is not None, f"{claim}: 'simulated: {truth}' is not on record; see the head of this file"
-    assert expected.outcomes == set(found.values()), f"the record says {expected.said}"
+    assert expected.outcomes == set(found.values()), f"the record says {expected.label}"
 
 
 def on_record(claim: str, outcome: str, known: KnownVerdicts) -> list[str]:

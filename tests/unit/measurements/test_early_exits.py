@@ -89,7 +89,9 @@ def test_a_decoder_that_does_not_count_is_no_evidence_of_flops(evidence: ModelMe
 
 def test_teacher_forcing_reads_every_token_of_every_answer(evidence: ModelMeasurements) -> None:
     read = evidence.exits.read("qa")
-    targets = [len(evidence.subject.tokenizer.encode(item.target)) for item in evidence.exits.asked.items("qa").pairs]
+    targets = [
+        len(evidence.subject.tokenizer.encode(item.target)) for item in evidence.exits.task_items.items("qa").pairs
+    ]
     assert np.bincount(read.item).tolist() == read.tokens.values.tolist() == targets
     assert (read.ranks[:, -1] == 1).all()
     for (signal, _), (confidence, correct) in read.contrasts.items():
@@ -99,7 +101,7 @@ def test_teacher_forcing_reads_every_token_of_every_answer(evidence: ModelMeasur
 
 def test_response_is_how_far_the_best_token_leads_after_each_layer(evidence: ModelMeasurements) -> None:
     read, prompt = evidence.exits.read("qa"), evidence.exits.prompts("qa")[0]
-    target = evidence.exits.asked.items("qa").targets[0]
+    target = evidence.exits.task_items.items("qa").targets[0]
     fed = np.concatenate([prompt.tokens, target[:-1]])
     p = softmax(lens_logits(evidence.subject.stepper, fed, source=prompt.source), axis=-1)
     first, second = np.sort(p, axis=-1)[..., -1], np.sort(p, axis=-1)[..., -2]
@@ -241,7 +243,7 @@ def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasuremen
     (table,) = rule_table(exits).tables
     qa, summary = (next(row for row in table.rows if row["task"] == task) for task in ("qa", "summary"))
     done = exits.under("qa", exits.full)
-    references = [pair.answers for pair in exits.asked.items("qa").pairs]
+    references = [pair.answers for pair in exits.task_items.items("qa").pairs]
     right = [exact_match("qa", text, answers) for text, answers in zip(done.texts, references, strict=True)]
     assert qa["exact match"] == np.mean(right)
     assert summary["exact match"] is None
@@ -250,7 +252,7 @@ def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasuremen
 def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned: ModelMeasurements) -> None:
     """A decoder that does not count, and answers nothing right on one of three tasks."""
     exits = ModelMeasurements(tuned.loaded, tuned.study, RunResources()).exits
-    exits.asked._items.update(tuned.exits.asked._items)
+    exits.task_items._items.update(tuned.exits.task_items._items)
     for task in exits.tasks:
         for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
             done = tuned.exits.under(task, point)
@@ -302,18 +304,18 @@ def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
 
 
 def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(made, data: Path) -> None:
-    asked = made(data, bundled=True).exits.asked
+    asked = made(data, bundled=True).exits.task_items
     assert asked.names == WORLD_TASKS
     assert (asked.corpus, asked.missing, asked.none) == (WORLD, {}, "")
     assert asked.items("qa").pairs == tuple(generate_pairs("qa", "evaluate", ITEMS["smoke"], 0))
     assert asked.title("qa") == "world:pairs, qa"
     (note,) = asked.notes
     assert "asked world:pairs, for which it was trained, and not the files of --emad-data" in note
-    assert made(bundled=True).exits.asked.notes == [], "nothing was cut, and nothing else was there to ask"
+    assert made(bundled=True).exits.task_items.notes == [], "nothing was cut, and nothing else was there to ask"
 
 
 def test_other_models_are_asked_what_the_folder_holds(made, data: Path) -> None:
-    asked = made(data).exits.asked
+    asked = made(data).exits.task_items
     assert asked.names == ("squad", "samsum")
     assert (asked.corpus, asked.missing, asked.none) == ("squad+samsum", {}, "")
     assert asked.title("squad") == "squad"
@@ -327,7 +329,7 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
     made, data: Path, there: str, lacking: str, file: str
 ) -> None:
     next((data / lacking).iterdir()).unlink()
-    asked = made(data).exits.asked
+    asked = made(data).exits.task_items
     assert (asked.names, asked.corpus, asked.none) == ((there,), there, "")
     ((task, reason),) = asked.missing.items()
     assert task == lacking
@@ -354,8 +356,8 @@ def test_a_summary_that_cannot_be_scored_is_missing_with_a_reason(
 ) -> None:
     monkeypatch.setattr(exit_tasks, "find_spec", lambda name: None)
     for asked, task, corpus in (
-        (made(data).exits.asked, "samsum", "squad"),
-        (made(bundled=True).exits.asked, "summary", WORLD),
+        (made(data).exits.task_items, "samsum", "squad"),
+        (made(bundled=True).exits.task_items, "summary", WORLD),
     ):
         assert asked.corpus == corpus
         assert list(asked.missing) == [task]
@@ -369,7 +371,7 @@ def test_a_summary_that_cannot_be_scored_is_missing_with_a_reason(
 def test_as_many_items_as_the_budget_allows_and_the_file_has(
     made, data: Path, budget: str, squad: int, samsum: int
 ) -> None:
-    asked = made(data, budget=budget).exits.asked
+    asked = made(data, budget=budget).exits.task_items
     assert [len(asked.items(name).pairs) for name in asked.names] == [squad, samsum]
     if budget == "smoke":
         assert asked.notes[0].endswith(
@@ -379,12 +381,12 @@ def test_as_many_items_as_the_budget_allows_and_the_file_has(
 
 def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_closes_it(made, data: Path) -> None:
     run = made(data)
-    whole = run.exits.asked.items("squad")
+    whole = run.exits.task_items.items("squad")
     lengths = sorted(len(source) for source in whole.sources)
     window = lengths[len(lengths) // 2]
     short = made(data)
     short.subject.window = window
-    items = short.exits.asked.items("squad")
+    items = short.exits.task_items.items("squad")
     longer = sum(length > window for length in lengths)
     assert 0 < longer < len(lengths), "all or none are cut: nothing was told apart"
     assert items.cut == (longer, 0)
@@ -397,15 +399,15 @@ def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_cl
     assert short.exits.prompts("squad")[0].source is items.sources[0]
     assert (
         f"squad: 100 of 120 pairs of dev-v1.1.json; {longer} sources cut to {window} tokens"
-        in short.exits.asked.notes[0]
+        in short.exits.task_items.notes[0]
     )
 
 
 def test_a_reference_is_read_as_far_as_it_could_be_written(made, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(data)
-    whole = run.exits.asked.items("samsum").targets
+    whole = run.exits.task_items.items("samsum").targets
     monkeypatch.setitem(TASKS, "samsum", replace(TASKS["samsum"], new=5))
-    short = made(data).exits.asked
+    short = made(data).exits.task_items
     assert [target.tolist() for target in short.items("samsum").targets] == [t[:5].tolist() for t in whole]
     assert short.items("samsum").cut == (0, 7)
     assert "7 references to 5" in short.notes[1]
@@ -414,7 +416,7 @@ def test_a_reference_is_read_as_far_as_it_could_be_written(made, data: Path, mon
 def test_a_file_that_does_not_fit_ends_the_run(made, data: Path) -> None:
     write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
     with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
-        made(data).exits.asked.items("samsum")
+        made(data).exits.task_items.items("samsum")
 
 
 def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,7 +484,7 @@ TWO_TEXTS = {
 
 def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do_not(made, data: Path) -> None:
     write(data / "squad/dev-v1.1.json", TWO_TEXTS)
-    items = made(data).exits.asked.items("squad")
+    items = made(data).exits.task_items.items("squad")
     texts = [pair.text for pair in items.pairs]
     assert 2 <= len(set(texts)) <= 3
     assert len(set(items.cluster.tolist())) == len(set(texts))
@@ -490,17 +492,17 @@ def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do
     assert len(items.column(items.cluster).independent) == len(set(texts))
     assert items.column(items.cluster).cluster is items.cluster
     for task in WORLD_TASKS:
-        assert made(bundled=True).exits.asked.items(task).column([0.0] * ITEMS["smoke"]).all_distinct
+        assert made(bundled=True).exits.task_items.items(task).column([0.0] * ITEMS["smoke"]).all_distinct
 
 
 def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Path) -> None:
     write(data / "squad/dev-v1.1.json", TWO_TEXTS)
-    asked = made(data).exits.asked
+    asked = made(data).exits.task_items
     judged = {pair.text for pair in asked.items("squad").pairs}
     others = [pair.text for pair in asked.elsewhere("squad", 50).pairs]
     assert len(others) == 3 - len(judged) == len(set(others) - judged)
     assert asked.elsewhere("squad", 50, by=2).pairs == ()
-    worlds = made(bundled=True).exits.asked
+    worlds = made(bundled=True).exits.task_items
     for task in WORLD_TASKS:
         judged = {pair.text for pair in worlds.items(task).pairs}
         others = [pair.text for pair in worlds.elsewhere(task, 75, by=50).pairs]
@@ -508,13 +510,13 @@ def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Pat
 
 
 def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made, data: Path) -> None:
-    worlds = made(bundled=True).exits.asked
+    worlds = made(bundled=True).exits.task_items
     guessed = {task: float(worlds.guessed(task).mean()) for task in WORLD_TASKS}
     assert guessed == pytest.approx({"qa": 0.03, "summary": 0.41, "count": 0.01}, abs=0.02)  # a lead is half a summary
     same = [{"id": str(n), "dialogue": f"Ada: {n}?\nBob: Yes.", "summary": "Bob agrees."} for n in range(300)]
     write(data / "samsum/val.json", same)
     pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
-    assert made(data).exits.asked.guessed("samsum").tolist() == [1.0] * 100, "everybody answers that"
+    assert made(data).exits.task_items.guessed("samsum").tolist() == [1.0] * 100, "everybody answers that"
 
 
 # ---------------------------------------------------------------- premises

@@ -424,7 +424,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
     assert legs["batch 8: timed requests"].n > 0
     exhibits = speedup.speedup_exhibits(found, evidence, point, question)
-    said = speedup.speedup_limit_of(found.every).said
+    said = speedup.speedup_limit_of(found.every).text
     assert legs[speedup.ENDS].reason == said
     assert verdict.reason.endswith(said)
     assert any(note.endswith(said) for note in exhibits.notes)

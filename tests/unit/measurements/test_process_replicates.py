@@ -221,7 +221,7 @@ def test_drafts_are_timed_in_processes_too():
     assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
     for found in timed.values():
-        finding = made.latency.held(found, {"full": made.subject.full})
+        finding = made.latency.check_outputs(found, {"full": made.subject.full})
         assert finding.passed is True, finding.detail
 
 

@@ -74,8 +74,8 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
 def test_ours_is_witnessed_fused_steps_and_all(nano):
     witnessed = of(nano)
     assert witnessed.evidence == "witnessed"
-    assert witnessed.finding is witnessed.seen
-    assert witnessed.seen.n > 100
+    assert witnessed.finding is witnessed.observed
+    assert witnessed.observed.n > 100
 
 
 def test_ours_over_a_copy_is_watched_there(nano):
@@ -112,7 +112,7 @@ def test_who_cannot_be_watched_is_timed_and_not_accused(nano, monkeypatch):
 
     timed_as(monkeypatch, lambda depth: depth)
     witnessed = of(nano, Shy)
-    assert "no dispatch mode here" in witnessed.seen.detail
+    assert "no dispatch mode here" in witnessed.observed.detail
     assert witnessed.evidence == "timed"
 
 
@@ -122,7 +122,7 @@ def test_who_cannot_be_watched_is_timed_and_not_accused(nano, monkeypatch):
 def test_weights_of_its_own_show_in_time(nano, elsewhere, monkeypatch):
     timed_as(monkeypatch, lambda depth: 0.2 + depth)
     witnessed = of(nano, elsewhere)
-    assert witnessed.seen.passed is None
+    assert witnessed.observed.passed is None
     assert (witnessed.finding.check, witnessed.evidence) == ("witness by time", "timed")
     assert "tokens forced to 1 layers take 0.2" in witnessed.finding.detail
 
@@ -176,7 +176,7 @@ def test_who_declines_the_points_that_would_be_watched_is_timed(nano, elsewhere,
 
     timed_as(monkeypatch, lambda depth: depth)
     witnessed = of(nano, Declining)
-    assert "full depth only" in witnessed.seen.detail
+    assert "full depth only" in witnessed.observed.detail
     assert witnessed.evidence == "timed"
 
 

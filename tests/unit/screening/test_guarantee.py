@@ -128,7 +128,6 @@ def test_no_promise_says_why() -> None:
     assert "strict, the strictest, costs 0.02 nats per token above full depth on 300 documents" in bad.statement
     assert (bad.needed, bad.power) == (None, 0.0)
     assert bad.again is None
-    assert bad.said == "power 0% to certify any exit with 300 documents; no practical number gives 80 %"
 
 
 def test_power_is_that_of_any_exit_and_again_that_of_the_one_chosen() -> None:
@@ -147,7 +146,6 @@ def test_power_is_that_of_any_exit_and_again_that_of_the_one_chosen() -> None:
     assert found.chosen == "middle"
     assert found.again == pytest.approx(anew.count("middle") / 200, abs=0.1)
     assert 0.5 < found.again < found.power
-    assert f"middle or a looser one again in {found.again:.0%} of sets" in found.said
 
 
 def chosen_alone(losses: ByDocument, tolerance: float = EXCESS.risk / EXCESS.cap) -> str | None:

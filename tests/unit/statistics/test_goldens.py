@@ -61,7 +61,7 @@ def test_every_part_of_the_key_keeps_unlike_runs_apart(part: str) -> None:
 
 
 def test_a_message_says_which_seed_gave_what() -> None:
-    said = record("survived", "inconclusive", "survived").expected(KEY, 0).said
+    said = record("survived", "inconclusive", "survived").expected(KEY, 0).label
     assert said == "seed-dependent (survived: seed 0, 2; inconclusive: seed 1)"
 
 

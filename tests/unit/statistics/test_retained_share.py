@@ -80,5 +80,5 @@ def test_a_share_of_no_score_or_of_other_items_is_no_number(candidate, reference
 @pytest.mark.parametrize("kept", [0.0, 2.0, -1.0])
 def test_no_share_can_be_kept_but_one_of_the_score(kept: float) -> None:
     right = ByItem.distinct(np.ones(3, dtype=bool))
-    with pytest.raises(BadArgument, match=r"^kept="):
+    with pytest.raises(BadArgument, match=r"^target_share="):
         retained_share(right, right, kept)

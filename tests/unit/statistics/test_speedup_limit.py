@@ -37,7 +37,7 @@ def swept(*values: float, **more: float) -> dict[int, dict[str, Estimate]]:
 def test_the_smallest_batch_whose_interval_does_not_clear_one_is_named(values, at, said):
     found = speedup_limit(swept(*values))
     assert (None if found.at is None else found.at.rows) == at
-    assert found.said == said
+    assert found.text == said
 
 
 def test_an_interval_that_ends_at_one_shows_no_gain():
@@ -56,12 +56,12 @@ def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
     found = speedup_limit({1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}})
     assert found.at is not None
     assert found.at.against == "generate"
-    assert found.at.said == "1.25× [0.95, 1.55] against generate, 12 pairs"
+    assert found.at.text == "1.25× [0.95, 1.55] against generate, 12 pairs"
 
 
 def test_one_pair_shows_no_gain():
     alone = total_ratio(ByPair(np.array([9.0])), ByPair(np.array([1.0])))
-    assert speedup_limit({1: {"generate": alone}}).said == (
+    assert speedup_limit({1: {"generate": alone}}).text == (
         "no gain at batch 1 already: 9.00× [0.00, inf] against generate, 1 pairs"
     )
 
