@@ -25,6 +25,8 @@ _HOMES = {
     "Capabilities": "emad_ref.protocol",
     "Unsupported": "emad_ref.protocol",
     "InadmissibleDepth": "emad_ref.protocol",
+    "TokenDecoder": "emad_ref.token_decoder",
+    "Completion": "emad_ref.token_decoder",
     "Record": "emad_ref.record",
     "Work": "emad_ref.record",
     "take_trace": "emad_ref.calibration.trace",

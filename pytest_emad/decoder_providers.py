@@ -19,6 +19,7 @@ import pytest
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.families import BACKENDS
 from emad_ref.report.provenance import ANSWERED, DECLINED, EXITS, FEATURES, NONE, PROVIDER_OUTCOMES, SAMPLING
+from emad_ref.wire.address import UrlAddress
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class RemoteProvider:
 
     def __init__(self, address: Address, seconds: float) -> None:
         self._address, self._seconds = address, seconds
-        self.emad_origin = f"process {address}"
+        self.emad_origin = f"{'server' if isinstance(address, UrlAddress) else 'process'} {address}"
         self._distant: RemoteDecoders | None = None
 
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:

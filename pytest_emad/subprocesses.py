@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emad_ref.errors import EmadError
-from emad_ref.wire.address import ServerAddress
+from emad_ref.wire.address import ServerAddress, UrlAddress
 from emad_ref.workers import child_process
 from pytest_emad import decoder_providers, terminal
 from pytest_emad.options import settings
@@ -68,7 +68,7 @@ def _obstacle(config: pytest.Config) -> str:
     decoder = settings(config).decoder
     if hasattr(config, "workerinput"):
         return "a worker of pytest-xdist; -n 0 starts others"
-    if isinstance(decoder, ServerAddress):
+    if isinstance(decoder, ServerAddress | UrlAddress):
         return f"the decoder at {decoder} is one process, whoever asks it; exec: starts it anew"
     if any(not isinstance(plugin, str) for plugin in config.invocation_params.plugins or ()):
         return "pytest was handed plugins as objects, which reach no other process"

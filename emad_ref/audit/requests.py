@@ -99,12 +99,14 @@ def batches(
     counts: Sequence[int],
     max_new: int,
     *,
+    sessions: bool = True,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
 
-    The session is fed the tokens that ``generate`` emitted. Discriminating are rows whose tokens or depths differ from
-    those of the row before: otherwise a row that follows its neighbour goes unnoticed.
+    The session is fed the tokens that ``generate`` emitted; ``sessions`` False leaves it out. Discriminating are rows
+    whose tokens or depths differ from those of the row before: otherwise a row that follows its neighbour goes
+    unnoticed.
 
     Raises:
         BadArgument: a count that ``prompts`` do not have.
@@ -116,7 +118,7 @@ def batches(
     with judge.tally:
         for count in counts:
             answer = generate_answer(decoder, prompts[:count], max_new)
-            record, fed = answer.record, min(FED_TOKENS, max_new - 1)
+            record, fed = answer.record, min(FED_TOKENS, max_new - 1) if sessions else 0
             read_record(judge.tally, record, answer.prompts, max_new, answer.stop, point)
             session_rows: list[Trajectory] = []
             if fed:
@@ -199,13 +201,14 @@ def prefixes(
     max_new: int,
     rng: np.random.Generator,
     *,
+    sessions: bool = True,
     needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``.
 
     Each is requested alone, in random order and from one array that is overwritten between requests, then all together,
-    then by simultaneous sessions. Discriminating are variations whose signals or tokens differ from those of ``text``:
-    for the others a cached answer for ``text`` would be right.
+    then by simultaneous sessions, unless ``sessions`` is False. Discriminating are variations whose signals or tokens
+    differ from those of ``text``: for the others a cached answer for ``text`` would be right.
 
     Raises:
         BadArgument: too few tokens to vary.
@@ -224,7 +227,8 @@ def prefixes(
             answers.append(replace(answer, prompts=[Prompt(tokens)]))
         prompts = [Prompt(tokens) for tokens in varied]
         answers.append(generate_answer(decoder, prompts, max_new))
-        session_rows = _in_open_sessions(judge, decoder, prompts, answers[-1].record.emitted)
+        emitted = answers[-1].record.emitted
+        session_rows = _in_open_sessions(judge, decoder, prompts, emitted) if sessions else []
         judge_answers(judge, answers, session_rows)
         judge.tally.discriminating += _count_distinct_rows(answers[-1].record, judge.tolerance)
     return judge.tally.finding()
@@ -266,6 +270,34 @@ def _count_distinct_rows(record: Record, tolerance: float) -> int:
     signal, depth, tokens = record.signal[decided], record.tokens.depth[decided], np.stack(record.emitted)
     off = (np.abs(signal - signal[0]) > tolerance) | (np.isnan(signal) != np.isnan(signal[0]))
     return int((off.any(axis=(1, 2)) | ((depth != depth[0]) | (tokens != tokens[0])).any(axis=1)).sum())
+
+
+# ---------------------------------------------------------------- the same rows again
+
+
+def repetitions(
+    under_test: DecoderUnderTest,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    rng: np.random.Generator,
+    *,
+    needed: int = MIN_DISCRIMINATING,
+) -> Finding:
+    """Check ``generate`` on ``prompts`` of different lengths: together, again, reordered, alone, in smaller batches.
+
+    The smaller batches drop the first row of the one before, so the longest row and the padding change. Discriminating
+    are rows whose tokens differ from those of the row before.
+    """
+    judge = Judge.of("repetitions", under_test, needed, judges_work=True)
+    shuffled = [prompts[row] for row in rng.permutation(len(prompts))]
+    requests = [prompts, prompts, shuffled, *([prompt] for prompt in prompts)]
+    requests += [shuffled[first:] for first in range(1, len(prompts) - 1)]
+    with judge.tally:
+        answers = [generate_answer(under_test.decoder, request, max_new) for request in requests]
+        judge_answers(judge, answers)
+        emitted = [tokens.tolist() for tokens in answers[0].record.emitted]
+        judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
+    return judge.tally.finding()
 
 
 # ---------------------------------------------------------------- sessions and decoders side by side

@@ -34,7 +34,7 @@ from emad_ref.statistics.goldens import (
     require_known_verdicts,
 )
 from emad_ref.statistics.verdicts import Claim, load_register, select_ids
-from emad_ref.wire.address import parse_address
+from emad_ref.wire.address import ADDRESS_FORMS, parse_address
 
 if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
     from emad_ref.claims.base import Answer, NamedMeasurements, RunPlan
@@ -240,7 +240,7 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
         "--dtype", choices=option_values.DTYPES, default="float32", help="of the weights; float32 by default"
     )
     sub.add_argument("--decoder", type=read(parse_address, "--decoder"), metavar="ADDRESS",
-                     help="as --emad-decoder: exec:COMMAND or tcp:HOST:PORT, in place of ours")  # fmt: skip
+                     help=f"as --emad-decoder: {ADDRESS_FORMS}, in place of ours")  # fmt: skip
     sub.add_argument("--decoder-timeout", type=read(option_values.seconds, "--decoder-timeout"), default=120.0,
                      metavar="SECONDS", help="time limit of each call to it")  # fmt: skip
     sub.add_argument(

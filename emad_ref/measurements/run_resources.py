@@ -27,8 +27,9 @@ from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessS
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.probes.lens import copy_attachments
 from emad_ref.protocol import Decoder, ModelRef, Request
-from emad_ref.wire.address import Address
+from emad_ref.wire.address import Address, UrlAddress
 from emad_ref.wire.client import DecoderClient
+from emad_ref.wire.engine import EngineClient
 from emad_ref.wire.messages import ServedModel
 from emad_ref.workers.dispatch import WorkerPool
 
@@ -176,17 +177,21 @@ class RunResources:
 class RemoteDecoders:
     """Decoders at ``address``, made by ``make``; ``seconds`` limit each call.
 
-    The other side gets a folder of the model. A model without safetensors files is saved once, in a temporary folder
-    that is removed with the run.
+    A decoder of the wire protocol gets a folder of the model; one without safetensors files is saved once, in a
+    temporary folder that is removed with the run. A server at a URL has its own copy of the model.
     """
 
     def __init__(self, address: Address, seconds: float):
-        self._remote = DecoderClient(address, seconds)
+        self._engine = EngineClient(address, seconds) if isinstance(address, UrlAddress) else None
+        self._remote = None if isinstance(address, UrlAddress) else DecoderClient(address, seconds)
         self._saved: dict[str, TemporaryDirectory[str]] = {}  # by fingerprint
 
     def make(self, request: Request) -> Decoder:
         """Open a decoder. Raises Unsupported, BadArgument, DecoderFailed as ``wire.client.DecoderClient.open``."""
         loaded = judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
+        if self._engine is not None:
+            return self._engine.open(request, loaded.geometry.vocabulary)
+        assert self._remote is not None, "an address is a URL or speaks the wire protocol"
         folder = str(stored_folder(loaded) or self._save(loaded))
         facts = loaded.provenance
         model = ServedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
@@ -194,7 +199,8 @@ class RemoteDecoders:
 
     def close(self) -> None:
         """Close connections and remove saved models. Idempotent."""
-        self._remote.close()
+        if self._remote is not None:
+            self._remote.close()
         while self._saved:
             self._saved.popitem()[1].cleanup()
 

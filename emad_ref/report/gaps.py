@@ -43,6 +43,10 @@ FULL_DEPTH_TESTS = {
     "suites/fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation": "",
     "suites/invariants/test_apart.py::test_the_judges_model_is_left_alone": "full depth",
     "suites/invariants/test_positions.py::test_generation_holds_far_into_the_window": "full",
+    "suites/invariants/test_requests.py::test_batches_as_large_as_verdicts_read_decide_row_by_row": "full",
+    "suites/invariants/test_requests.py::test_prompts_that_share_a_beginning_are_read_to_their_ends": "full",
+    "suites/invariants/test_requests.py::test_repeated_and_reordered_requests_get_the_same_answers": "",
+    "suites/invariants/test_requests.py::test_rows_end_at_any_stop_token_and_at_no_other": "full",
 }
 MUST_ANSWER = ("suites/invariants", "suites/fidelity")  # suites in which a decoder must not decline
 DECODER = "decoder"  # name of a waiver for the decoder's origin

@@ -1,4 +1,5 @@
-"""Parse the address of a decoder: ``exec:COMMAND`` is a program, ``tcp:HOST:PORT`` a server.
+"""Parse the address of a decoder: ``exec:COMMAND`` is a program, ``tcp:HOST:PORT`` a server of the wire protocol, a URL
+an inference server.
 
 Nothing is started. A command is split as a shell would split it, but no shell runs it.
 """
@@ -9,10 +10,11 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from emad_ref.errors import BadArgument
 
-ADDRESS_FORMS = "exec:COMMAND or tcp:HOST:PORT"
+ADDRESS_FORMS = "exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT"
 PORTS = range(1, 65536)
 
 
@@ -38,7 +40,22 @@ class ServerAddress:
         return self.text
 
 
-Address = ProgramAddress | ServerAddress
+@dataclass(frozen=True)
+class UrlAddress:
+    """``secure``: https. ``path``: before those of the interface; "" at the root."""
+
+    text: str
+    host: str
+    port: int
+    path: str
+    secure: bool
+
+    def __str__(self) -> str:
+        return self.text
+
+
+WireAddress = ProgramAddress | ServerAddress
+Address = WireAddress | UrlAddress
 
 
 def parse_address(text: str, base: Path, where: str) -> Address:
@@ -46,14 +63,30 @@ def parse_address(text: str, base: Path, where: str) -> Address:
 
     Raises:
         BadArgument: with the name ``where``: another scheme, an empty command, a program that is missing or not
-            executable, no host and port.
+            executable, no host and port, a URL with a user, a query or a fragment.
     """
     scheme, _, rest = text.strip().partition(":")
     if scheme == "exec":
         return _parse_program(text.strip(), rest, base, where)
     if scheme == "tcp":
         return ServerAddress(text.strip(), *parse_host_and_port(rest, text, where))
+    if scheme in ("http", "https"):
+        return _parse_url(text.strip(), where)
     raise BadArgument(where, text, ADDRESS_FORMS)
+
+
+def _parse_url(text: str, where: str) -> UrlAddress:
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise BadArgument(where, text, "a URL", str(error)) from error
+    if not host or parts.query or parts.fragment or "@" in parts.netloc or port == 0:
+        remedy = "a key goes into the environment as EMAD_DECODER_TOKEN"
+        raise BadArgument(where, text, "http(s)://HOST:PORT, with a path or without", remedy)
+    secure = parts.scheme == "https"
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return UrlAddress(text, host, port or (443 if secure else 80), path, secure)
 
 
 def _parse_program(text: str, command: str, base: Path, where: str) -> ProgramAddress:

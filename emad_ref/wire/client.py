@@ -15,7 +15,7 @@ import numpy as np
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported, as_int64
 from emad_ref.record import Ints, Record, Work
-from emad_ref.wire.address import Address
+from emad_ref.wire.address import WireAddress
 from emad_ref.wire.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
 from emad_ref.wire.json_fields import count, field
 from emad_ref.wire.messages import (
@@ -90,7 +90,7 @@ class Connection:
         DecoderFailed: the program cannot be started, no server listens, or the other side has another version.
     """
 
-    def __init__(self, address: Address, seconds: float):
+    def __init__(self, address: WireAddress, seconds: float):
         self.address, self._seconds = address, seconds
         self.failed: DecoderFailed | None = None
         try:
@@ -215,7 +215,7 @@ class DecoderClient:
     ``seconds``: time limit of each call.
     """
 
-    def __init__(self, address: Address, seconds: float):
+    def __init__(self, address: WireAddress, seconds: float):
         self.address, self._seconds = address, seconds
         self._connection: Connection | None = None
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import EmadError
-from emad_ref.wire.address import Address, ProgramAddress, ServerAddress
+from emad_ref.wire.address import ProgramAddress, ServerAddress, WireAddress
 from emad_ref.workers import supervisor
 
 QUIET_MS = 100  # a printed line may come in several pieces
@@ -139,7 +139,7 @@ class Transport(Protocol):
         """Close every file and end the program, after ``grace_s`` for it to exit by itself. Idempotent."""
 
 
-def open_transport(address: Address, seconds: float) -> Transport:
+def open_transport(address: WireAddress, seconds: float) -> Transport:
     """Start the program, or connect within ``seconds``. Raises OSError."""
     return ProgramTransport(address) if isinstance(address, ProgramAddress) else SocketTransport(address, seconds)
 

@@ -11,20 +11,23 @@ from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 
 DIFFERENT, NEW = 5, 24  # prompts, one of them twice; new tokens
-SEEDS = {"hot": 6, "cold": 3}
+SEEDS = {"hot": 6, "cold": 3, "cold, full": 6}  # at full depth a cold distribution leaves fewer tokens open
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 @pytest.mark.parametrize("warmth", TEMPERATURES)
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str, full: bool
 ) -> None:
     """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early."""
-    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
+    subject = emad_evidence.subject
+    point = subject.full if full else emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
     prompts = [prompts[0], *prompts]
-    first, *others = (int(seed) for seed in emad_rng.choice(2**16, SEEDS[warmth], replace=False))
+    seeds = SEEDS.get(f"{warmth}, full", SEEDS[warmth]) if full else SEEDS[warmth]
+    first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(seed: int, stop: frozenset[int] = frozenset()) -> tuple[SampledRecord, Capabilities]:
         with subject.open(point, max_rows=len(prompts), temperature=temperature, seed=seed) as decoder:

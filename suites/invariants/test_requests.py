@@ -1,6 +1,7 @@
 """Is the decoder right as users ask it: many rows, several stop tokens, shared beginnings, sessions in between?
 
-Nothing here forces a depth.
+Nothing here forces a depth. At full depth every request goes to ``generate`` alone, so these tests also judge a decoder
+that offers neither exits nor sessions, such as an engine behind a URL.
 """
 
 from __future__ import annotations
@@ -8,47 +9,73 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import numpy as np
+import pytest
 
-from emad_ref.audit.requests import VARIATIONS, batches, endings, interleaved, prefixes
+from emad_ref.audit.requests import VARIATIONS, batches, endings, interleaved, prefixes, repetitions
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.point import OperatingPoint
 from pytest_emad.suite_support import Auditor
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
 FEWEST = 6  # rows: one more than other audits ask for
 ENDING = 12  # rows of which several end by ids of their own
+TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
+REPEATED = 8  # rows whose order, company and length of prompt vary
+DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 
 
+def point_of(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
+    return evidence.subject.full if full else evidence.replay_validity.probing_point
+
+
+@DEPTHS
 def test_batches_as_large_as_verdicts_read_decide_row_by_row(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     """One row more than the largest, and a drawn number of rows below it."""
     subject = emad_evidence.subject
-    point, most = emad_evidence.replay_validity.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
+    point, most = point_of(emad_evidence, full), max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (under_test, prompts, _):
-        emad_audit(batches(under_test, prompts, counts, BATCHED))
+        emad_audit(batches(under_test, prompts, counts, BATCHED, sessions=not full))
 
 
+@DEPTHS
 def test_rows_end_at_any_stop_token_and_at_no_other(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
-    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
+    subject, point = emad_evidence.subject, point_of(emad_evidence, full)
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (under_test, prompts, _):
         emad_audit(endings(under_test, prompts, NEW, emad_rng))
 
 
+@DEPTHS
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     subject = emad_evidence.subject
-    point, (shortest, beyond) = emad_evidence.replay_validity.probing_point, SHARED
-    beyond = min(beyond, 2 * (subject.window - BETWEEN) // 3)  # one prompt continues it by half
+    point, (shortest, beyond) = point_of(emad_evidence, full), SHARED
+    beyond = min(beyond, 2 * (subject.window - TOLD_APART) // 3)  # one prompt continues it by half
     length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
     (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
     with subject.open(point, max_rows=VARIATIONS) as decoder:
-        emad_audit(prefixes(subject.under_test(decoder, point), text.tokens, other.tokens, BETWEEN, emad_rng))
+        under_test = subject.under_test(decoder, point)
+        texts = under_test, text.tokens, other.tokens
+        if full:
+            emad_audit(prefixes(*texts, TOLD_APART, emad_rng, sessions=False, needed=DIFFERENT))
+        else:
+            emad_audit(prefixes(*texts, BETWEEN, emad_rng))
+
+
+def test_repeated_and_reordered_requests_get_the_same_answers(
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject = emad_evidence.subject
+    lengths = subject.brief(emad_rng, REPEATED, NEW)
+    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+        emad_audit(repetitions(under_test, prompts, NEW, emad_rng))
 
 
 def test_requests_between_the_steps_of_sessions_change_nothing(

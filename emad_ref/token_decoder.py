@@ -1,0 +1,101 @@
+"""``TokenDecoder``: the base of a decoder that takes token ids and returns token ids, and offers nothing else.
+
+Inference engines run every layer for every token and give no access to depths, probes or sessions. A subclass
+implements ``complete``; this class checks the request, declines what an engine cannot do, and writes the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Capabilities, Prompt, Request, Session, Step, Unsupported
+from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Tokens
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The new ``tokens`` int64 [m] of one prompt; ``stopped``: the last of them is the stop token that ended it."""
+
+    tokens: Ints
+    stopped: bool
+
+
+class TokenDecoder:
+    """A decoder at full depth for ``request``, of which an engine completes prompts.
+
+    ``capabilities`` may be replaced by a subclass whose logits carry more noise than float32 (``logit_noise``).
+
+    Raises:
+        Unsupported: the request has exits, another ceiling than the last layer, or an encoder's source.
+    """
+
+    capabilities = Capabilities(counted=False)
+
+    def __init__(self, request: Request):
+        point = request.point
+        if not point.fixed or point.ceiling < point.layers:
+            raise Unsupported(f"{point.name}: an engine runs every layer for every token")
+        self._layers, self._max_rows = point.layers, request.max_rows
+        self.temperature, self.seed = request.temperature, request.seed
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> Sequence[Completion]:
+        """Complete each of ``prompts`` (int64 [n], n ≥ 1) by at most ``max_new`` tokens, up to the first of ``stop``.
+
+        ``temperature`` 0 is greedy. Otherwise tokens are drawn from softmax(logits / temperature) over the whole
+        vocabulary, and a row's tokens depend on ``row_seed(row)`` and its prompt alone.
+        """
+        raise NotImplementedError
+
+    def row_seed(self, row: int) -> int:
+        """A seed below 2³¹ of one row, from the request's seed."""
+        return int(np.random.SeedSequence([self.seed, row]).generate_state(1)[0] >> 1)
+
+    def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
+        raise Unsupported("an engine offers no sessions")
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        """The record of ``complete``: full depth for every token, no probes, no counted work.
+
+        Raises:
+            Unsupported: a prompt has a source.
+            BadArgument: more prompts than ``max_rows``, or another number of completions than prompts.
+        """
+        if any(prompt.source is not None for prompt in prompts):
+            raise Unsupported("an engine takes token ids of a decoder-only model")
+        if len(prompts) > self._max_rows:
+            raise BadArgument("prompts", len(prompts), f"at most max_rows={self._max_rows} of the request")
+        rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]
+        completions = self.complete(rows, max_new, stop)
+        if len(completions) != len(rows):
+            raise BadArgument("complete", len(completions), f"one completion for each of {len(rows)} prompts")
+        return full_depth_record(rows, completions, self._layers)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: ``complete`` returns when its tokens are there."""
+
+    def close(self) -> None:
+        """A subclass that holds resources frees them here."""
+
+
+def full_depth_record(prompts: Sequence[Ints], completions: Sequence[Completion], layers: int) -> Record:
+    """What a decoder that runs all ``layers`` for each token puts on record. A prompt's last position is a step."""
+    columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # sequence, position, token, phase
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        fed = np.concatenate([prompt, completion.tokens[:-1]]).astype(np.int64)
+        position = np.arange(len(fed), dtype=np.int64)
+        phase = np.where(position < len(prompt) - 1, PROMPT, DECODE).astype(np.int64)
+        columns.append((np.full(len(fed), row, dtype=np.int64), position, fed, phase))
+    sequence, position, token, phase = (np.concatenate(column) for column in zip(*columns, strict=True))
+    depth, zeros = np.full(len(token), layers, dtype=np.int64), np.zeros(len(token), dtype=np.int64)
+    kept = np.ones(len(token), dtype=np.bool_)
+    stop: list[StopReason] = ["stop token" if each.stopped else "length" for each in completions]
+    return Record(
+        Tokens(sequence, position, token, depth, depth.copy(), phase, zeros, kept),
+        np.empty((len(token), 0)),
+        [each.tokens for each in completions],
+        stop,
+    )

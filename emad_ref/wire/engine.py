@@ -1,0 +1,249 @@
+"""Decoder behind a URL: an inference server that completes token ids over HTTP.
+
+The server says which of two interfaces it has:
+
+    llama.cpp   ``GET /props`` answers; ``POST /completion`` takes ids as ``prompt`` and returns ``tokens``
+    OpenAI      ``GET /v1/models`` answers; ``POST /v1/completions`` takes ids, as vLLM and SGLang serve it, and returns
+                ``token_ids`` where ``return_token_ids`` is set
+
+The rows of a batch are sent at once, each in a request of its own, so that the server batches them. Greedy requests
+have temperature 0; no request uses top-k, top-p, penalties or the model's own generation config. A model's own end of
+text ends no row: only the stop ids of the request do. llama.cpp takes no stop ids, so this client cuts its answers
+behind the first of them.
+
+Each request has a time limit for its whole reply. ``EMAD_DECODER_TOKEN`` of the environment is sent as bearer token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Request, Unsupported
+from emad_ref.record import Ints
+from emad_ref.token_decoder import Completion, TokenDecoder
+from emad_ref.wire.address import UrlAddress
+from emad_ref.wire.client import TIMEOUT_REMEDY, DecoderFailed
+
+TOKEN_VARIABLE = "EMAD_DECODER_TOKEN"
+LARGEST_REPLY = 64 << 20  # bytes
+QUOTED = 300  # characters of a reply that a message shows
+SERVED_REMEDY = "docs/engines.md says what a server must answer"
+UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+class CompletionInterface(Protocol):
+    """How one kind of server is asked. ``path``: of completions."""
+
+    path: str
+
+    def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
+        """The JSON body of one request."""
+
+    def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
+        """What a reply holds. Raises Unsupported, KeyError, TypeError, ValueError, IndexError."""
+
+
+class OpenAIInterface:
+    """``/v1/completions`` of vLLM, SGLang and others. ``model``: the name that the server gives its model."""
+
+    path = "/v1/completions"
+
+    def __init__(self, model: str):
+        self._model = model
+
+    def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
+        return UNFILTERED | {
+            "model": self._model,
+            "prompt": prompt.tolist(),
+            "max_tokens": max_new,
+            "temperature": temperature,
+            "top_k": -1,
+            "repetition_penalty": 1.0,
+            "seed": seed,
+            "stop_token_ids": sorted(stop),
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+    def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
+        choice = reply["choices"][0]
+        ids = choice.get("token_ids")
+        if ids is None:
+            raise Unsupported("the server returns text without token ids (choices[0].token_ids)")
+        tokens = _token_array(ids)
+        stopped, at = choice["finish_reason"] == "stop", choice.get("stop_reason")
+        if stopped and isinstance(at, int) and (not len(tokens) or tokens[-1] != at):
+            tokens = np.append(tokens, at)  # some servers leave out the token that stopped the row
+        return Completion(tokens, stopped)
+
+
+class LlamaCppInterface:
+    """``/completion`` of llama.cpp's server."""
+
+    path = "/completion"
+
+    def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
+        return UNFILTERED | {
+            "prompt": prompt.tolist(),
+            "n_predict": max_new,
+            "temperature": temperature,
+            "top_k": 0 if temperature else 1,
+            "typical_p": 1.0,
+            "repeat_penalty": 1.0,
+            "samplers": ["temperature"] if temperature else ["top_k"],
+            "seed": seed,
+            "ignore_eos": True,
+            "return_tokens": True,
+        }
+
+    def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
+        if "tokens" not in reply:
+            raise Unsupported("the server returns no token ids (tokens): it is older than return_tokens")
+        tokens = _token_array(reply["tokens"])
+        at = np.flatnonzero(np.isin(tokens, sorted(stop)))
+        return Completion(tokens[: at[0] + 1], True) if len(at) else Completion(tokens, False)
+
+
+def _token_array(ids: Any) -> Ints:
+    if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise TypeError(f"token ids {str(ids)[:QUOTED]}, and not a list of integers")
+    return np.array(ids, dtype=np.int64)
+
+
+class EngineClient:
+    """The server at ``address``; ``seconds`` limit each of its replies."""
+
+    def __init__(self, address: UrlAddress, seconds: float):
+        self.address, self._seconds = address, seconds
+
+    def open(self, request: Request, vocabulary: int) -> EngineDecoder:
+        """A decoder for ``request``. Raises Unsupported (exits, a source), DecoderFailed (no known server)."""
+        decoder = EngineDecoder(self, request, vocabulary)
+        _ = self.interface
+        return decoder
+
+    @cached_property
+    def interface(self) -> CompletionInterface:
+        """Raises DecoderFailed: neither interface answers."""
+        properties = self._call("GET", "/props", None, optional=True)
+        if properties is not None and "default_generation_settings" in properties:
+            return LlamaCppInterface()
+        served = self._call("GET", "/v1/models", None, optional=True)
+        try:
+            return OpenAIInterface(str(served["data"][0]["id"]))  # type: ignore[index]  # None is caught as the rest
+        except (KeyError, IndexError, TypeError) as error:
+            came = f"neither /props nor /v1/models names a model ({str(served)[:QUOTED]})"
+            raise self._failed("open", came, SERVED_REMEDY) from error
+
+    def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
+        """One row. Raises Unsupported, DecoderFailed."""
+        interface = self.interface
+        reply = self._call("POST", interface.path, interface.body(prompt, max_new, stop, temperature, seed))
+        assert reply is not None, "only an optional call may be missing"
+        try:
+            return interface.completion(reply, stop)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            came = f"a reply without what was asked ({type(error).__name__}: {error}): {str(reply)[:QUOTED]}"
+            raise self._failed("generate", came, SERVED_REMEDY) from error
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, optional: bool = False
+    ) -> dict[str, Any] | None:
+        """The JSON object that ``path`` answers; None where an ``optional`` path is not served."""
+        call, deadline = f"{method} {path}", time.monotonic() + self._seconds
+        try:
+            status, text = self._exchange(method, path, body, deadline)
+        except TimeoutError as error:
+            raise self._failed(call, f"no whole reply within {self._seconds:g} s", TIMEOUT_REMEDY) from error
+        except (OSError, http.client.HTTPException) as error:
+            came = f"no reply ({type(error).__name__}: {error})"
+            raise self._failed(call, came, "is it started, and is this its address?") from error
+        if optional and status in (401, 403):
+            raise self._failed(call, f"status {status}", f"set {TOKEN_VARIABLE} to the server's key")
+        if optional and status != 200:
+            return None
+        if status != 200:
+            raise self._failed(call, f"status {status}: {text[:QUOTED]!r}", "the server's log may say why")
+        try:
+            reply = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            reply = error
+        if isinstance(reply, dict):
+            return reply
+        if optional:
+            return None
+        raise self._failed(call, f"{text[:QUOTED]!r} where a JSON object was expected", SERVED_REMEDY)
+
+    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> tuple[int, str]:
+        """Status and text. The deadline holds for the whole reply, however slowly it comes."""
+        url, headers = self.address, {"Accept": "application/json"}
+        if token := os.environ.get(TOKEN_VARIABLE):
+            headers["Authorization"] = f"Bearer {token}"
+        seconds = deadline - time.monotonic()
+        connection = (
+            http.client.HTTPSConnection(url.host, url.port, timeout=seconds, context=ssl.create_default_context())
+            if url.secure
+            else http.client.HTTPConnection(url.host, url.port, timeout=seconds)
+        )
+        try:
+            if body is not None:
+                headers["Content-Type"] = "application/json"
+            connection.request(method, url.path + path, None if body is None else json.dumps(body), headers)
+            socket = connection.sock
+            reply = connection.getresponse()
+            received = bytearray()
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                if socket is not None:
+                    socket.settimeout(left)
+                part = reply.read1(1 << 16)
+                if not part:
+                    return reply.status, received.decode("utf-8", "replace")
+                received += part
+                if len(received) > LARGEST_REPLY:
+                    raise http.client.HTTPException(f"a reply of more than {LARGEST_REPLY >> 20} MiB")
+        finally:
+            connection.close()
+
+    def _failed(self, call: str, came: str, remedy: str) -> DecoderFailed:
+        return DecoderFailed(str(self.address), call, came, remedy)
+
+
+class EngineDecoder(TokenDecoder):
+    """A decoder at full depth, of which ``client``'s server completes the rows."""
+
+    def __init__(self, client: EngineClient, request: Request, vocabulary: int):
+        super().__init__(request)
+        self._client, self._vocabulary = client, vocabulary
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        """Raises Unsupported, DecoderFailed: as ``EngineClient.complete``; no id, or one outside the vocabulary."""
+        if max_new < 1:
+            raise BadArgument("max_new", max_new, "at least 1 new token")
+
+        def one(row: int) -> Completion:
+            return self._client.complete(prompts[row], max_new, stop, self.temperature, self.row_seed(row))
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            completions = list(pool.map(one, range(len(prompts))))
+        for completion in completions:
+            outside = completion.tokens[(completion.tokens < 0) | (completion.tokens >= self._vocabulary)]
+            if len(outside) or not len(completion.tokens):
+                came = f"token {outside[0]}" if len(outside) else "no token"
+                expected = f"{came}, but expected 1 to {max_new} ids in 0–{self._vocabulary - 1}"
+                raise DecoderFailed(str(self._client.address), "generate", expected, "does it serve this model?")
+        return completions

@@ -1,0 +1,296 @@
+"""Inference servers behind a URL: a right one passes every audit of requests, and each planted fault is refuted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.decoding_checks import generation
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.requests import batches, endings, prefixes, repetitions
+from emad_ref.audit.sampling import sampling
+from emad_ref.audit.trajectory import DecoderUnderTest
+from emad_ref.errors import BadArgument
+from emad_ref.point import full_depth, truncated
+from emad_ref.protocol import ModelRef, Prompt, Request, Unsupported
+from emad_ref.wire.address import UrlAddress, parse_address
+from emad_ref.wire.client import DecoderFailed
+from emad_ref.wire.engine import TOKEN_VARIABLE, EngineClient, EngineDecoder
+from tests.decoders.cached import CachedDecoder
+from tests.decoders.engine_server import Complete, Engine, serve
+from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
+
+FULL, NEW, HOT, TOLERANCE = full_depth(LAYERS), 6, 12.0, 1e-9
+PROMPTS, _ = drawn((4, 1, 26, 3, 2, 5, 17), 1)
+
+
+def complete(
+    prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+) -> tuple[list[int], bool]:
+    decoder = CachedDecoder(tiny_neox(), FULL, temperature, seed)
+    record = decoder.generate([Prompt(np.array(prompt))], max_new, stop)
+    return record.emitted[0].tolist(), record.stop[0] == "stop token"
+
+
+def opened(url: str, temperature: float = 0.0, seed: int = 0, seconds: float = 60.0) -> EngineDecoder:
+    address = parse_address(url, Path(), "decoder")
+    assert isinstance(address, UrlAddress)
+    request = Request(ModelRef("served", lambda: None), FULL, seed, len(PROMPTS) + 2, temperature)
+    return EngineClient(address, seconds).open(request, VOCABULARY)
+
+
+def checked(check: str, url: str) -> Finding:
+    rng = np.random.default_rng(0)
+    if check == "sampling":
+        prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[2]]
+        records = [(seed, opened(url, HOT, seed).generate(prompts, 12)) for seed in (1, 2, 3, 1)]
+        said = EngineDecoder.capabilities
+        lens = lens_of(tiny_neox())
+        return sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
+    under_test = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
+    if check == "batches":
+        return batches(under_test, PROMPTS, [7, 2], NEW, sessions=False)
+    if check == "endings":
+        return endings(under_test, PROMPTS, NEW, rng)
+    if check == "repetitions":
+        return repetitions(under_test, PROMPTS, NEW, rng)
+    if check == "generation":
+        return generation(under_test, PROMPTS, NEW)
+    text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
+    return prefixes(under_test, text, others, NEW, rng, sessions=False)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("check", ["batches", "endings", "prefixes", "repetitions", "generation", "sampling"])
+def test_a_right_server_passes(check: str, kind: str) -> None:
+    with serve(Engine(complete, kind)) as url:
+        finding = checked(check, url)
+    assert finding.passed is True, finding.detail
+
+
+def cut_prompt(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
+    return complete(prompt[-16:], *rest)
+
+
+def padded_without_mask(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
+    return complete([0] * (-len(prompt) % 8) + prompt, *rest)
+
+
+def ignored_stop(prompt: list[int], max_new: int, stop: frozenset[int], *rest: Any) -> tuple[list[int], bool]:
+    return complete(prompt, max_new, frozenset(), *rest)
+
+
+def first_stop_alone(prompt: list[int], max_new: int, stop: frozenset[int], *rest: Any) -> tuple[list[int], bool]:
+    return complete(prompt, max_new, frozenset(sorted(stop)[:1]), *rest)
+
+
+def own_end_of_text(prompt: list[int], max_new: int, stop: frozenset[int], *rest: Any) -> tuple[list[int], bool]:
+    return complete(prompt, max_new, stop | frozenset(range(0, VOCABULARY, 7)), *rest)
+
+
+def one_token_more(prompt: list[int], max_new: int, *rest: Any) -> tuple[list[int], bool]:
+    return complete(prompt, max_new + 1, *rest)
+
+
+def another_temperature(
+    prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+) -> tuple[list[int], bool]:
+    return complete(prompt, max_new, stop, temperature / 4, seed)
+
+
+def greedy_always(
+    prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+) -> tuple[list[int], bool]:
+    return complete(prompt, max_new, stop, 0.0, seed)
+
+
+def ignored_seed(
+    prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+) -> tuple[list[int], bool]:
+    return complete(prompt, max_new, stop, temperature, next(_SEEDS))
+
+
+_SEEDS = itertools.count(1)
+
+
+def stale_prefix() -> Complete:
+    """Answers are kept by the first four tokens and the length of a prompt."""
+    kept: dict[Any, tuple[list[int], bool]] = {}
+
+    def answer(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
+        key = (*prompt[:4], len(prompt), *rest)
+        if key not in kept:
+            kept[key] = complete(prompt, *rest)
+        return kept[key]
+
+    return answer
+
+
+FAULTS: dict[str, tuple[Callable[[], Complete], str, str]] = {  # fault → engine, the check that refutes it, in words
+    "prompts cut to 16 tokens": (lambda: cut_prompt, "generation", "row 2, position 25"),
+    "padding without a mask": (lambda: padded_without_mask, "repetitions", r"row \d, position \d+, depth 8: emitted"),
+    "stop ids ignored": (lambda: ignored_stop, "endings", "stop tokens give"),
+    "only the first stop id": (lambda: first_stop_alone, "endings", "stop tokens give"),
+    "the model's own end of text": (lambda: own_end_of_text, "generation", "max_new=6 and the stop tokens give"),
+    "one token too many": (lambda: one_token_more, "generation", "7 tokens"),
+    "answers kept by a shared beginning": (stale_prefix, "prefixes", "row 0, position"),
+    "another temperature": (lambda: another_temperature, "sampling", "of all temperatures"),
+    "greedy where sampling was asked": (lambda: greedy_always, "sampling", "argmax|same 12 tokens"),
+    "seeds ignored": (lambda: ignored_seed, "sampling", "drew other tokens the second time"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_refuted(fault: str) -> None:
+    make, check, words = FAULTS[fault]
+    with serve(Engine(make())) as url:
+        finding = checked(check, url)
+    assert finding.passed is False
+    assert re.search(words, finding.detail), finding.detail
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_no_request_leaves_a_sampling_setting_to_the_server(kind: str) -> None:
+    """A served model's generation config may hold top-k, penalties and ends of text."""
+    with serve(engine := Engine(complete, kind)) as url:
+        opened(url).generate(PROMPTS[:1], 2)
+        opened(url, 1.5).generate(PROMPTS[:1], 2)
+    greedy, drawn_body = engine.bodies
+    penalty, end = ("repetition_penalty", -1) if kind == "vllm" else ("repeat_penalty", 0)
+    assert (greedy["temperature"], drawn_body["temperature"]) == (0.0, 1.5)
+    assert (drawn_body["top_p"], drawn_body["min_p"], drawn_body[penalty], drawn_body["top_k"]) == (1.0, 0.0, 1.0, end)
+    assert greedy["ignore_eos"] is True
+    assert greedy["prompt"] == PROMPTS[0].tokens.tolist()
+
+
+def test_a_stop_token_that_the_server_leaves_out_is_put_back() -> None:
+    class Cutting(Engine):
+        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            status, reply = super().post(path, body)
+            if reply["choices"][0]["finish_reason"] == "stop":
+                reply["choices"][0]["token_ids"].pop()
+            return status, reply
+
+    with serve(Cutting(complete)) as url:
+        assert checked("endings", url).passed is True
+
+
+def test_exits_sessions_and_sources_are_declined() -> None:
+    with serve(Engine(complete)) as url:
+        address = parse_address(url, Path(), "decoder")
+        assert isinstance(address, UrlAddress)
+        for point in (spread_point(), truncated(LAYERS, LAYERS - 1)):
+            with pytest.raises(Unsupported, match="every layer for every token"):
+                EngineClient(address, 9.0).open(Request(ModelRef("m", lambda: None), point), VOCABULARY)
+        decoder = opened(url)
+        with pytest.raises(Unsupported, match="no sessions"):
+            decoder.start(PROMPTS[:1])
+        with pytest.raises(Unsupported, match="decoder-only"):
+            decoder.generate([Prompt(np.array([1]), np.array([2]))], 1)
+        with pytest.raises(BadArgument, match="max_rows"):
+            decoder.generate(PROMPTS * 2, 1)
+        with pytest.raises(BadArgument, match="max_new"):
+            decoder.generate(PROMPTS[:1], 0)
+
+
+class Broken(Engine):
+    """``reply``: what every completion is answered with."""
+
+    reply: tuple[int, Any] = (200, {})
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return self.reply
+
+
+BROKEN: dict[str, tuple[tuple[int, Any], type[Exception], str]] = {
+    "an error": ((500, {"error": "out of memory"}), DecoderFailed, "status 500: .*out of memory"),
+    "no JSON": ((200, b"<html>"), DecoderFailed, "<html>.* where a JSON object was expected"),
+    "deep JSON": ((200, b"[" * 100_000), DecoderFailed, "where a JSON object was expected"),
+    "no choices": ((200, {"choices": []}), DecoderFailed, "a reply without what was asked"),
+    "text alone": ((200, {"choices": [{"text": "a", "finish_reason": "length"}]}), Unsupported, "without token ids"),
+    "ids as text": ((200, {"choices": [{"token_ids": "12", "finish_reason": "length"}]}), DecoderFailed, "list of int"),
+    "booleans": ((200, {"choices": [{"token_ids": [True], "finish_reason": "length"}]}), DecoderFailed, "list of int"),
+    "a large id": ((200, {"choices": [{"token_ids": [101], "finish_reason": "length"}]}), DecoderFailed, "token 101"),
+    "a negative id": ((200, {"choices": [{"token_ids": [-1], "finish_reason": "length"}]}), DecoderFailed, "token -1"),
+    "nothing": ((200, {"choices": [{"token_ids": [], "finish_reason": "length"}]}), DecoderFailed, "no token"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_reply_that_holds_no_tokens_is_one_clear_error(fault: str) -> None:
+    reply, error, words = BROKEN[fault]
+    engine = Broken(complete)
+    engine.reply = reply
+    with serve(engine) as url, pytest.raises(error, match=words):
+        opened(url).generate(PROMPTS[:2], 3)
+
+
+def test_the_key_comes_from_the_environment_and_a_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Locked(Engine):
+        def get(self, path: str) -> tuple[int, Any]:
+            return super().get(path) if self.headers[-1].get("Authorization") == "Bearer secret" else (401, {})
+
+    with serve(Locked(complete)) as url:
+        with pytest.raises(DecoderFailed, match=f"status 401; set {TOKEN_VARIABLE}"):
+            opened(url)
+        monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+        opened(url)
+
+
+def test_a_server_of_another_kind_and_none_at_all_are_named() -> None:
+    class Website(Engine):
+        def get(self, path: str) -> tuple[int, Any]:
+            return 200, b"<html>"
+
+    with (
+        serve(Website(complete)) as url,
+        pytest.raises(DecoderFailed, match="neither /props nor /v1/models names a model"),
+    ):
+        opened(url)
+    with pytest.raises(DecoderFailed, match="is it started"):
+        opened(url)
+
+
+def test_a_reply_that_never_ends_is_given_up_at_the_time_limit() -> None:
+    """Each byte comes in time; the whole reply does not."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for _ in range(100):
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:  # the client has given up
+                        return
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(DecoderFailed, match=r"no whole reply within 0\.5 s"):
+            opened(f"http://127.0.0.1:{listening.getsockname()[1]}", seconds=0.5)
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+def test_a_url_may_end_in_the_version(path: str) -> None:
+    assert parse_address(f"https://host:8443{path}", Path(), "decoder") == UrlAddress(
+        f"https://host:8443{path}", "host", 8443, "", True
+    )
+
+
+@pytest.mark.parametrize("text", ["http://", "http://:80", "http://u:p@host", "http://host?a=1", "http://host:99999"])
+def test_a_url_that_names_no_server_is_refused(text: str) -> None:
+    with pytest.raises(BadArgument, match="decoder="):
+        parse_address(text, Path(), "decoder")
