@@ -99,8 +99,9 @@ def plain(**change: Any) -> PointFactory:
 
 
 def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointFactory:
-    """Factory of points with a signal and its parameters, or functions of the model's dimensions, from layer
-    ``minimum`` on.
+    """Factory of points with a signal and its parameters, from layer ``minimum`` on.
+
+    Parameters may be functions of the model's dimensions.
     """
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
@@ -142,8 +143,9 @@ def draw_weights(
 
 
 def frequency_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-    """A point with three frequency buckets; the last tokens fill two, else a table might have fewer buckets than
-    rows.
+    """A point with three frequency buckets, two of them filled by the last tokens.
+
+    Otherwise a table might have fewer buckets than rows.
     """
     table = bytes(rng.integers(0, 3, sizes.vocabulary - 2, dtype=np.uint8)) + b"\x01\x02"
     return plain_point(sizes, bins=BinSpec(("frequency",), frequency=table))

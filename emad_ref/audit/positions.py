@@ -82,8 +82,9 @@ def positions(
         readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
             readings += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
-        for lengths in _in_batches(block_end_lengths(texts.shape[1] - AFTER, rng), rows):
-            readings += _read_prompts(decoder, texts, lengths)
+        ends = block_end_lengths(texts.shape[1] - AFTER, rng)
+        for place in range(0, len(ends), rows):  # similar lengths together: padding costs as much as text
+            readings += _read_prompts(decoder, texts, ends[place : place + rows])
         for row, text in enumerate(texts):
             right = own(text)
             for _, first, logits in (each for each in readings if each[0] == row):
@@ -133,11 +134,6 @@ def _read_prompts(decoder: Decoder, texts: Ints, lengths: Sequence[int]) -> Iter
         )
         ends += 1
     session.close()
-
-
-def _in_batches(lengths: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
-    """Batches of ``rows`` with similar lengths: padding costs as much as text."""
-    return (lengths[first : first + rows] for first in range(0, len(lengths), rows))
 
 
 def _rows_of_step(step: Step, rows: Sequence[int], first: Ints) -> Iterator[PositionLogits]:

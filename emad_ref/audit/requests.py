@@ -177,8 +177,10 @@ def endings(
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
-    """At most ``MAX_STOP_TOKENS`` ids: tokens that end rows of ``emitted`` at random places, one of them its first, and
-    two tokens that end a prompt and are not emitted.
+    """At most ``MAX_STOP_TOKENS`` ids for a stop set.
+
+    They are tokens that end rows of ``emitted`` at random places, one of them its first, and two tokens that end a
+    prompt and are not emitted.
     """
     stops: set[int] = set()
     for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
@@ -235,8 +237,10 @@ def prefixes(
 
 
 def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
-    """``text`` itself and again, ``others``, and ``text`` with its last, a middle and its first token replaced, with
-    two tokens exchanged, shortened, and continued."""
+    """Variations of ``text``: itself twice, ``others``, and edited copies.
+
+    Edits replace the last, a middle or the first token, exchange two tokens, shorten, and continue the text.
+    """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
     for at in (n - 1, middle, 0):

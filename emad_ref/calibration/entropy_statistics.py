@@ -90,7 +90,9 @@ class DocumentMoments:
 
 @dataclass(frozen=True, eq=False)
 class EntropyStatistics:
-    """``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64 [bins, L,
+    """Running statistics of entropies, per bin and layer.
+
+    ``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64 [bins, L,
     BUCKETS]; ``sequences`` counts windows. ``documents``: None if documents are unknown.
     """
 

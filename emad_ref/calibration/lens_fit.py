@@ -97,8 +97,9 @@ class LensPlan:
 
 @dataclass
 class _LensFitState:
-    """State after ``steps`` and ``judged`` batches, of text with these digests; ``nats`` [2, layers] sums over
-    ``tokens``.
+    """State of a fit after ``steps`` and ``judged`` batches, of text with these digests.
+
+    ``nats`` [2, layers] sums over ``tokens``.
 
     ``factors``: by layer, the tensors of its translator, bias last. ``moments``: Adam's own.
     """

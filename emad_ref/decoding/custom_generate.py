@@ -1,5 +1,4 @@
-"""Custom generation: ``model.generate(**inputs, custom_generate=adaptive(point))``, Transformers' own call at adaptive
-depth.
+"""Custom generation: ``model.generate(**inputs, custom_generate=adaptive(point))`` decodes at adaptive depth.
 
 ``generate`` prepares everything as for its own methods (logits processors, stopping criteria, lengths, ids of special
 tokens) and calls this loop, which differs from ``GenerationMixin._sample`` in the source of logits. Draws and their

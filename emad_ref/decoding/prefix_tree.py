@@ -36,8 +36,10 @@ NextToken = tuple[int, float]  # a model's next token, and the entropy of its lo
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """One text to write after ``prompt`` int64 [n]: at most ``most`` new tokens, up to a token of ``stop`` or until
-    ``ended`` holds of the tokens emitted so far."""
+    """A request for one text after ``prompt`` int64 [n].
+
+    It has at most ``most`` new tokens, up to a token of ``stop`` or until ``ended`` holds of the emitted tokens.
+    """
 
     prompt: Ints
     most: int
@@ -62,8 +64,10 @@ class PrefixNode:
 
 @dataclass(frozen=True, eq=False)
 class SwitchedText:
-    """One text under one rule: int64 [emitted] ``tokens`` and the ``model`` of each, float64 [emitted] its entropy and
-    the rolling mean after it; ``prompt`` tokens before it."""
+    """One text under one rule, after ``prompt`` tokens.
+
+    int64 [emitted] ``tokens`` and the ``model`` of each, float64 [emitted] its entropy and the rolling mean after it.
+    """
 
     prompt: int
     tokens: Ints
@@ -112,8 +116,10 @@ class SwitchedText:
 
 @dataclass(frozen=True, eq=False)
 class ContinuationScores:
-    """One model's scores of a given continuation, per token [n]: log p in nats, whether it is the greedy choice, and
-    the entropy of the distribution in bits."""
+    """One model's scores of a given continuation, per token [n].
+
+    log p in nats, whether it is the greedy choice, and the entropy of the distribution in bits.
+    """
 
     log_p: Floats
     greedy: Bools
@@ -151,8 +157,11 @@ def _models_in_charge(rule: SwitchingRule, entropies_bits: Sequence[Floats]) -> 
 
 @dataclass(frozen=True, eq=False)
 class SpeculatedText:
-    """One text by greedy speculation: int64 [emitted] ``tokens``, and the ``model`` of each, ``SMALL`` where a draft
-    was kept, accepted or passed by the gate; float64 [judged] ``entropy_bits`` of the drafts that were judged."""
+    """One text by greedy speculation.
+
+    int64 [emitted] ``tokens``, and the ``model`` of each, ``SMALL`` for an accepted or gated draft; float64 [judged]
+    ``entropy_bits`` of the judged drafts.
+    """
 
     tokens: Ints
     model: Ints

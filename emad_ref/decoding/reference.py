@@ -155,9 +155,7 @@ class ReferenceSession:
         return self._store
 
     def prefill(self, prompts: Sequence[Prompt]) -> StepOutput:
-        """Prefill: run prompts except their last positions at the ceiling in one forward, then the last ones as first
-        step.
-        """
+        """Prefill: run prompts at the ceiling except their last positions, which are the first step."""
         heads = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]
         lengths = np.array([len(head) for head in heads])
         if lengths.max() > 0:
@@ -345,10 +343,10 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[ReferenceSession, StepOutput]:
-        """Open a session with room for ``max_new`` tokens; returns it with the step after each prompt, logits on the
-        device.
+        """Open a session with room for ``max_new`` tokens; returns it with the step after each prompt.
 
-        For loops that choose tokens themselves and ``advance`` the session. Raises as ``generate``.
+        Logits stay on the device. For loops that choose tokens themselves and ``advance`` the session. Raises as
+        ``generate``.
         """
         if max_new < 1:
             raise BadArgument("max_new", max_new, "at least one new token", "start() reads a prompt without emitting")

@@ -64,8 +64,7 @@ MATCHED_TOKENS = 3  # with two, every other match is accidental
 
 
 class PromptLookup:
-    """Prompt lookup in one growing text: the continuation of an earlier occurrence of its last ``MATCHED_TOKENS``
-    tokens.
+    """Prompt lookup in one growing text: what followed an earlier occurrence of its last ``MATCHED_TOKENS``.
 
     A text that repeats itself with a period shorter than the copy continues in that period. After prompt lookup
     decoding (Saxena 2023) and LLMA (Yang et al. 2304.04487).
@@ -598,8 +597,11 @@ class _DraftedSequence:
 
 
 class _ShallowRun(NamedTuple):
-    """A round up to layer e: ``states`` [rows, n, D] of each feed, tokens ``fed`` [rows][all], ``drafts`` of each row,
-    ``gates`` read [feeds][rows]."""
+    """A round up to layer e.
+
+    ``states`` [rows, n, D] of each feed, tokens ``fed`` [rows][all], ``drafts`` of each row, ``gates`` read
+    [feeds][rows].
+    """
 
     states: list[Tensor]
     fed: list[list[int]]
@@ -608,8 +610,10 @@ class _ShallowRun(NamedTuple):
 
 
 class _RoundLog(NamedTuple):
-    """One row's part of a round: ``tokens`` fed from position ``start`` on, the first ``kept`` of which are accepted,
-    and the gate's values at the first of them.
+    """One row's part of a round.
+
+    ``tokens`` fed from position ``start`` on, the first ``kept`` of which are accepted, and the gate's values at the
+    first of them.
     """
 
     sequence: int

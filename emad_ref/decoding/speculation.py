@@ -58,8 +58,9 @@ class DraftedTokens:
 
 @dataclass(frozen=True, eq=False)
 class SpeculationResult:
-    """``record`` of all models: ``kept`` marks the tokens that each holds of a sequence, all but the last emitted one
-    at most.
+    """Result of a speculation: its ``record``, rounds and verdicts.
+
+    ``kept`` in the record marks the tokens that each model holds of a sequence, all but the last emitted one at most.
 
     ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` for reading the prompts,
     their last positions included.
@@ -131,8 +132,9 @@ def never_ends(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """``k`` drafts a round for up to ``max_new`` tokens a row; a row ends at a token of ``stop``, or once ``ended``
-    holds of its emitted tokens.
+    """Options of a speculation: ``k`` drafts a round for up to ``max_new`` tokens a row.
+
+    A row ends at a token of ``stop``, or once ``ended`` holds of its emitted tokens.
 
     ``temperature`` 0 decodes greedily; each row has its own generator, seeded with (``seed``, row). ``gate_bits`` None
     keeps the verifier's output exact.

@@ -50,8 +50,9 @@ SMALL, LARGE = range(len(MODELS))
 
 @dataclass(frozen=True)
 class SwitchingRule:
-    """Rule of switching: τ in bits, w and d_min in tokens (the paper's defaults), and the first model, ``SMALL`` or
-    ``LARGE``.
+    """Rule of switching: τ in bits, w and d_min in tokens, and the first model, ``SMALL`` or ``LARGE``.
+
+    Defaults are the paper's.
 
     Raises:
         BadArgument: τ < 0 or not a number, w or d_min < 1, another model.

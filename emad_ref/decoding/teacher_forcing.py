@@ -84,8 +84,9 @@ def batches_by_length(sequences: Sequence[TokenSequence], rows: int = BATCH_ROWS
 
 @torch.inference_mode()
 def teacher_force_batch(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) -> Iterator[TeacherForcedStep]:
-    """The steps of feeding ``batch``: each sequence has a decided position; at most ``decoder.max_rows`` are fed
-    together.
+    """The steps of feeding ``batch``, at most ``decoder.max_rows`` sequences.
+
+    Each sequence has a decided position.
 
     Raises:
         BadArgument: as the decoder raises for these texts.

@@ -36,9 +36,7 @@ class TokenLog:
     def deepen(
         self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats
     ) -> None:
-        """Log the tokens from position ``length`` on at a larger depth: the same tokens again, the former rows not
-        kept.
-        """
+        """Log the tokens from position ``length`` on again at a larger depth; the former rows are not kept."""
         tokens = np.array([self._rows[entry][2] for entry in self._held[sequence, model][length:]], dtype=np.int64)
         self.truncate(sequence, model, length)
         self.extend(sequence, model, tokens, depth, cap, [phase] * len(tokens), signal)

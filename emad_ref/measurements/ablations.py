@@ -148,8 +148,10 @@ MARGINS_NATS = (0.0, 0.2)  # a margin is one of the paper's remedies for a shift
 
 
 def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """EMAD, "Calibration stability": every profile on both corpora; on its own corpus it is the reference. Raises
-    Unsupported without a second corpus."""
+    """EMAD, "Calibration stability": every profile on both corpora; on its own corpus it is the reference.
+
+    Raises Unsupported without a second corpus.
+    """
     require_quality(evidence)
     if evidence.shifted is None:
         raise Unsupported(f"no second corpus beside {evidence.corpus}")
@@ -475,8 +477,10 @@ DECODED, DECODED_TOKENS = 40, 48  # documents, and tokens of each, on which stat
 
 
 def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
-    """EMAD, "Ablations": the same rule under every schedule and margin; speed at m = 0. State copying changes later
-    states, so it is decoded, on ``DecodedOpenings``."""
+    """EMAD, "Ablations": the same rule under every schedule and margin; speed at m = 0.
+
+    State copying changes later states, so it is decoded, on ``DecodedOpenings``.
+    """
     require_quality(evidence)
     rules = points(evidence.traces.profile, tried_margins(evidence))
     by_margin = {rule.margin_nats: schedule_points(evidence, rule) for rule in rules}

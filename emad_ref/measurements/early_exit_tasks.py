@@ -178,8 +178,9 @@ class EarlyExitTasks:
         return self._tokenised(name, chosen[: len(chosen) // by * by], "")
 
     def guessed(self, name: str) -> Floats:
-        """float64 [items] expected score of an honest guess without a model: the most frequent answer elsewhere, or
-        what the source offers, whichever is better on average.
+        """float64 [items] expected score of an honest guess without a model.
+
+        It is the most frequent answer elsewhere, or what the source offers, whichever is better on average.
         """
         judged, others = self.items(name).pairs, self.elsewhere(name, GUESSED_FROM).pairs
         length = int(np.median([len(pair.target.split()) for pair in others or judged]))
@@ -238,8 +239,10 @@ def _one_per_text(stream: Iterable[SourceTarget]) -> Iterator[SourceTarget]:
 
 
 def score_answer(name: str, text: str, answers: Sequence[str]) -> float:
-    """The best score of ``text`` over the reference answers, in 0–1: token F1 of an answer, ROUGE-L of a summary, the
-    last number of a worked chain."""
+    """The best score of ``text`` over the reference answers, in 0–1.
+
+    Token F1 of an answer, ROUGE-L of a summary, the last number of a worked chain.
+    """
     return SCORES[TASKS[name].kind](text, answers)
 
 

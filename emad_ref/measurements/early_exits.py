@@ -1,6 +1,4 @@
-"""Early exits of an encoder-decoder (CALM and its successors): answers under each rule with score, exit block, FLOPs
-and time.
-"""
+"""Early exits of an encoder-decoder (CALM and its successors): answers with score, exit block, FLOPs and time."""
 
 from __future__ import annotations
 
@@ -512,8 +510,9 @@ class EarlyExitMeasurements:
         return self._read[task]
 
     def consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
-        """Consistency of softmax response at ``thresholds``: on judged items, one per text, and in sets of other
-        items.
+        """Consistency of softmax response at ``thresholds``: on judged items, and in sets of other items.
+
+        Judged items have one text each.
         """
         points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
         early = [self.under(task, point) for point in points]

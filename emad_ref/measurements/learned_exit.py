@@ -258,9 +258,7 @@ class ExitEvaluation:
 
     @property
     def slack(self) -> float:
-        """Upper bound: the largest net share of FLOPs that an oracle with free readouts saves at a rise of
-        ``JUDGED``.
-        """
+        """Upper bound: the largest net share of FLOPs that an oracle with free readouts saves at ``JUDGED``."""
         return max(self._saved(curve) for curve in self.curves)
 
     @staticmethod
@@ -382,8 +380,9 @@ class ComponentAblation:
 
     @cached_property
     def exchanges(self) -> list[ComponentExchange]:
-        """Exchanges: each component of EMAD alone; each of the best combination for EMAD's; the exit's K/V for exact
-        ones.
+        """Exchanges of single components.
+
+        Each component of EMAD alone; each of the best combination for EMAD's; the exit's K/V for exact ones.
         """
         return [*self._components(), *self._exact_kv()]
 

@@ -26,9 +26,7 @@ SHIFTED_CORPORA = {"world:premise": "world:mixed", "world:mixed": "world:premise
 
 
 class ModelMeasurements:
-    """Measurements of ``subject``: the model, its text, decoders and oracle. Other members are computed on first
-    use.
-    """
+    """Measurements of ``subject``: the model, its text, decoders and oracle; each is made on first use."""
 
     def __init__(
         self, loaded: LoadedModel, study: Study, resources: RunResources, isolation: ModelIsolation | None = None
@@ -127,8 +125,9 @@ class ModelMeasurements:
     # ------------------------------------------------------------ other models and corpora
 
     def of(self, loaded: LoadedModel) -> ModelMeasurements:
-        """Measurements of a model made in memory (a copy of this one) under the same study. No other process can load
-        it.
+        """Measurements of a model made in memory (a copy of this one) under the same study.
+
+        No other process can load it.
         """
         resources = replace(self.resources, runner=SubprocessRunner(without="the model was made in this process"))
         return ModelMeasurements(loaded, self.study, resources, ModelIsolation(loaded, copy_model))

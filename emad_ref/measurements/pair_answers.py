@@ -136,8 +136,9 @@ def answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
 
 
 class PairTask(Protocol):
-    """A task for pairs. ``generated``: answers are written, else options are scored. ``scored``: whether they can be
-    right.
+    """A task for pairs.
+
+    ``generated``: answers are written, else options are scored. ``scored``: whether they can be right.
     """
 
     @property
@@ -513,9 +514,7 @@ class PairAnswers:
     # ------------------------------------------------------------ greedy choices of the large model
 
     def agreement(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
-        """Per item, [emitted] whether each token of a walk is the large model's greedy choice after the same
-        history.
-        """
+        """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
         with self.models.partners(rows=PAIR_ROWS, audited=True) as partners:
             return [
                 self._texts.choices(partners, text, walk, LARGE)

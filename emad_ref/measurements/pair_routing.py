@@ -204,8 +204,9 @@ class RoutingRules:
         return [rules[index] for index in front]
 
     def routed(self, task: str, saving: float, constants: SwitchingConstants | None = None) -> RoutedTask | None:
-        """The mixture of ``front`` that saves exactly ``saving`` on the judged items; None if the small model saves
-        less.
+        """The mixture of ``front`` that saves exactly ``saving`` on the judged items.
+
+        None if not even the small model saves that much.
         """
         models = self.answers.models
         share = models.share_for(saving)

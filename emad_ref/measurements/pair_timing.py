@@ -92,10 +92,10 @@ def switching_arms(models: PairModels, stack: ExitStack, *, rule: SwitchingRule)
 
 
 def adaptive_arms(models: PairModels, stack: ExitStack, *, point: OperatingPoint) -> dict[str, PairArm]:
-    """``large``, its ``EMAD`` at ``point``, ``speculative``, and ``self-speculative`` after the first of
-    ``exit_layers``.
+    """``large``, its ``EMAD`` at ``point``, ``speculative``, and ``self-speculative``.
 
-    The last is absent without exit layers.
+    The last drafts after the first of ``exit_layers`` and is absent without one. The last is absent without exit
+    layers.
     """
     small, large = stack.enter_context(models.partners())
     arms = {

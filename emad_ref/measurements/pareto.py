@@ -156,13 +156,12 @@ class FamilyComparison:
     # ------------------------------------------------------------ the table
 
     def table(self, seed: int, levels: Sequence[float] = SAVING_LEVELS) -> list[dict[str, Any]]:
-        """Rows by net saving and family: the mixture chosen on validation, and its losses on evaluation, least rise
-        first.
+        """Rows by net saving and family: the mixture chosen on validation, and its losses on evaluation.
 
-        At each level all families that reach it on validation save exactly the same on evaluation: the level, or the
-        largest saving that all reach there. ``over EMAD``: perplexity over EMAD's; if perplexity is infinite (None),
-        the share of wrong next tokens over EMAD's (``wrong over EMAD``). Intervals are two-sided 95 %, by document,
-        over selection and evaluation.
+        Within a saving, the least rise comes first. At each level all families that reach it on validation save exactly
+        the same on evaluation: the level, or the largest saving that all reach there. ``over EMAD``: perplexity over
+        EMAD's; if perplexity is infinite (None), the share of wrong next tokens over EMAD's (``wrong over EMAD``).
+        Intervals are two-sided 95 %, by document, over selection and evaluation.
         """
         fronts = {name: self.family(name, self.chosen_by(name)) for name in self.families}
         reached = {level: self._common(fronts, level) for level in levels}

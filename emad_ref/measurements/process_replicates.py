@@ -61,9 +61,7 @@ class SubprocessFailed(EmadError):
 
 
 class SubprocessTask(Protocol):
-    """A task for another process. Task and result of ``run`` are pickled, so both processes must import their
-    modules.
-    """
+    """A task for another process; task and result are pickled, so both processes must import their modules."""
 
     def run(self, resources: RunResources) -> Any: ...
 

@@ -165,8 +165,11 @@ NO_SUBPROCESS = SubprocessRunner(without="this caller starts no process like its
 
 @dataclass(frozen=True)
 class RunResources:
-    """``make_decoder`` serves a request or raises Unsupported; ``progress_stream`` gives the stream of progress bars,
-    None: stderr. ``workers`` read text for lens traces; None: this process does. ``runner`` times shares of pairs."""
+    """Resources of one run.
+
+    ``make_decoder`` serves a request or raises Unsupported. ``progress_stream`` gives the stream of progress bars,
+    None: stderr. ``workers`` read text for lens traces, None: this process does. ``runner`` times shares of pairs.
+    """
 
     make_decoder: Callable[[Request], Decoder] = make_judge_decoder
     progress_stream: Callable[[], TextIO | None] = lambda: None

@@ -135,8 +135,7 @@ FITTED, READ = 40, 60  # windows at most: thousands of tokens, one pass over eac
 
 
 class EntropyEstimates:
-    """Entropy estimators: weights fitted on calibration, linear map to full entropy on validation, compared on
-    evaluation."""
+    """Entropy estimators: weights from calibration, linear map from validation, compared on evaluation."""
 
     def __init__(self, traces: LensTraces):
         self._traces, self._subject = traces, traces.subject

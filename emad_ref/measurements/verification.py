@@ -199,8 +199,9 @@ class FlopVerification:
 
     @cached_property
     def times(self) -> Finding:
-        """Tokens forced to a quarter of the layers, timed beside the same tokens at full depth; skipped under a
-        tracer.
+        """Tokens forced to a quarter of the layers, timed beside the same tokens at full depth.
+
+        Skipped under a tracer.
         """
         if active := list(active_tracers()):
             return Finding("witness by time", None, f"not timed beside {', '.join(active)}", 0, 0)

@@ -278,8 +278,9 @@ class CausalStepper:
         return self._head.bias
 
     def rotary_table(self, placement: LayerPlacement, positions: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, on the blocks'
-        device.
+        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, on the blocks' device.
+
+        Tables are kept between forwards.
         """
         key = placement if self.anatomy.rotary_per_kind else LayerPlacement(FULL_ATTENTION, placement.device)
         if key not in self._tables or self._tables[key][0].shape[1] < positions:

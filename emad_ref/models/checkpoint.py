@@ -90,12 +90,8 @@ def require_finite_weights(name: str, model: Any) -> None:
 
 def _first_names(keys: Collection[str]) -> str:
     """The first few names; layer 2 before layer 10."""
-    by_number = sorted(keys, key=lambda key: [int(part) if part.isdecimal() else part for part in _name_parts(key)])
+    by_number = sorted(keys, key=lambda key: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", key)])
     return ", ".join([*by_number[:SHOWN_TENSORS], *(["…"] if len(keys) > SHOWN_TENSORS else [])])
-
-
-def _name_parts(key: str) -> list[str]:
-    return re.split(r"(\d+)", key)  # text and numbers in turn, so each place compares with its kind
 
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"

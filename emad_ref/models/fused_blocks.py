@@ -54,9 +54,7 @@ class KVWriter(Protocol):
     """The cache of a fused step: ``models.stepper.CacheWriter``, or a writer over other buffers."""
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
-        """Store [rows, kv_heads, n, head_dim]; returns the keys and values to attend over, [rows, kv_heads, keys,
-        head_dim].
-        """
+        """Store [rows, kv_heads, n, head_dim]; returns keys and values [rows, kv_heads, keys, head_dim]."""
         ...
 
 
@@ -380,7 +378,7 @@ def _normalise(module: Any, eps: float) -> Pointwise:
     For a single token mean and ε are one product: PyTorch's own norm is seven operations on a CPU, twice the time. Its
     sum is in another order.
     """
-    width = _width(module)
+    width = tuple(parameter_table(module)["weight"].shape)
     with torch.inference_mode(False):  # steps may be built without gradients and run with them
         added = torch.full((1,), eps)
 
@@ -390,10 +388,6 @@ def _normalise(module: Any, eps: float) -> Pointwise:
         return states * torch.addmv(added, states[None], states, alpha=1 / width[0]).rsqrt_()
 
     return quotient
-
-
-def _width(module: nn.Module) -> tuple[int, ...]:
-    return tuple(parameter_table(module)["weight"].shape)
 
 
 RMS_NORMS: dict[str, Callable[[Any], Pointwise]] = {

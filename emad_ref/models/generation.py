@@ -1,5 +1,4 @@
-"""Baselines: plain greedy decoding by a model's own ``generate``, and ``torch.compile`` that fails instead of falling
-back.
+"""Baselines: a model's own greedy ``generate``, and ``torch.compile`` that fails instead of falling back.
 
 A model's generation_config may hold penalties, beams, forced tokens or a kind of cache. Each would change a baseline's
 tokens or cost, so a fresh config replaces it for the call.

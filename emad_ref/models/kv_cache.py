@@ -60,8 +60,7 @@ class CacheWrite(Protocol):
 def write_entries(
     held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, frame: CacheWrite, places: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Write [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; returns the keys and values to attend
-    over.
+    """Write [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; returns all keys and values.
 
     ``places`` int64 [rows] of the frame's rows in the buffers; None if they are all of them.
     """

@@ -438,8 +438,9 @@ class Seq2SeqStepper:
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
-        """Compare with the model's own logits: one pass, and one cached step after a prompt, over sources of two
-        lengths.
+        """Compare one pass, and one cached step after a prompt, with the model's own logits.
+
+        Sources have two lengths.
         """
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
         lengths = [CHECKED_TOKENS - 5 * row for row in range(CHECKED_ROWS)]

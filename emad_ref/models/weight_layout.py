@@ -118,8 +118,9 @@ def _has_equal_inputs(layers: Sequence[nn.Linear]) -> bool:
 
 
 def lay_out_weight(weight: Tensor) -> Tensor:
-    """``weight`` [out, in] of a linear layer, by columns if out ≥ in, else by rows; unchanged unless float32 on a
-    CPU.
+    """``weight`` [out, in] of a linear layer, by columns if out ≥ in, else by rows.
+
+    Unchanged unless it is float32 on a CPU.
     """
     if not _can_move(weight):
         return weight

@@ -362,8 +362,9 @@ class StateTranslators:
         return np.array([self.macs(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
 
     def below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
-        """Estimated states below ``layer``, [rows, n, D], of tokens that left with ``states`` after ``exits`` int64
-        [rows], all below ``layer``; counted in ``work``.
+        """Estimated states [rows, n, D] below ``layer`` of tokens that left earlier; counted in ``work``.
+
+        ``states``: those after ``exits`` int64 [rows], all below ``layer``.
         """
         moved = states
         for exit_ in np.unique(exits).tolist():

@@ -105,7 +105,7 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     for name in dict.fromkeys([*old["settings"], *new["settings"]]):
         if name not in NOT_MEASUREMENT_OPTIONS:
             yield name, _setting_value(old, name), _setting_value(new, name)
-    before, after = (_selected_tests(report) for report in (old, new))
+    before, after = (None if report["schema"] == 1 else report["run"]["asked"] for report in (old, new))
     yield "asked", before, after
     before, after = (_claims_file(report) for report in (old, new))
     yield "claims file", before, after
@@ -128,19 +128,10 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
 
 def _setting_value(report: Report, name: str) -> Any:
     """Value of an option; ``NOT_SET`` if it was not given, None if the report does not know it."""
-    return (
-        (NOT_SET if report["settings"][name] is None else report["settings"][name])
-        if _has_setting(report, name)
-        else None
-    )
-
-
-def _has_setting(report: Report, name: str) -> bool:
-    return name in report["settings"]
-
-
-def _selected_tests(report: Report) -> Any:
-    return None if report["schema"] == 1 else report["run"]["asked"]
+    if name not in report["settings"]:
+        return None
+    value = report["settings"][name]
+    return NOT_SET if value is None else value
 
 
 def _claims_file(report: Report) -> Any:
@@ -153,7 +144,7 @@ def _claims_file(report: Report) -> Any:
 
 def _one_sided_settings(old: Report, new: Report) -> list[str]:
     names = [name for name in old["settings"] | new["settings"] if name not in NOT_MEASUREMENT_OPTIONS]
-    once = [name for name in names if _has_setting(old, name) != _has_setting(new, name)]
+    once = [name for name in names if (name in old["settings"]) != (name in new["settings"])]
     return [f"only one of them knows {', '.join(once)}"] if once else []
 
 

@@ -204,8 +204,7 @@ def _waiver_text(waiver: Mapping[str, Any]) -> str:
 
 
 def quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
-    """Rows of the figure "cost against quality": EMAD by margin, the selected points, and the best points of each
-    family.
+    """Rows of the figure "cost against quality": EMAD by margin, the selected points, each family's best points.
 
     Families come from the first Pareto table only; later tables are about other text.
     """

@@ -54,9 +54,7 @@ DECODER = "decoder"  # name of a waiver for the decoder's origin
 
 @dataclass(frozen=True)
 class Gap:
-    """One gap. ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing and why; ``remedy`` closes the
-    gap.
-    """
+    """A gap: ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing; ``remedy`` closes it."""
 
     of: str
     what: str

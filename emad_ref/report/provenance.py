@@ -1,5 +1,6 @@
-"""Provenance of a result: versions, commit, machine, and the decoder that was judged. Standard library and plain data;
-torch is read only if something else has imported it.
+"""Provenance of a result: versions, commit, machine, and the decoder that was judged.
+
+Standard library and plain data; torch is read only if something else has imported it.
 """
 
 from __future__ import annotations

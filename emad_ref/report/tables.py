@@ -87,14 +87,11 @@ def _natural_width(column: str, rows: Sequence[Row]) -> int:
 
 def _min_width(column: str, rows: Sequence[Row]) -> int:
     """The longest word or number of a column, but at least ``MIN_WORDS_WIDTH`` where the column has so many letters."""
-    words = [len(word) for row in rows for word in _unbreakable(row[column])]
+    cells = [row[column] for row in rows]
+    pieces = (cell.text.split() if _is_wrapped(cell) else cell.text.split("\n") for cell in cells)
+    words = [len(piece) for cell_pieces in pieces for piece in cell_pieces]
     longest = max([len(word) + HEADING_GAP for word in column.split()] + words)
     return max(longest, min(MIN_WORDS_WIDTH, _natural_width(column, rows)))
-
-
-def _unbreakable(cell: Cell) -> list[str]:
-    """The words of a text; the lines of a cell that stands for a number."""
-    return cell.text.split() if _is_wrapped(cell) else cell.text.split("\n")
 
 
 def _is_wrapped(cell: Cell) -> bool:

@@ -67,9 +67,7 @@ def by_halves(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
 
 
 def by_generate(loaded: LoadedModel, **options: Any) -> Generate:
-    """Generate with the model's own greedy ``generate``; further settings as in
-    ``models.generation.greedy_generate``.
-    """
+    """Generate with the model's own greedy ``generate``; settings as in ``greedy_generate``."""
 
     def generate(prompt: Prompt, new: int) -> Ints:
         ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
@@ -297,9 +295,7 @@ def rank_choices(
 
 
 def _standing_copies(text: TokenSequence) -> Ints:
-    """[decided] number of copies in a row that the text itself continues with, −1 if nothing earlier matches its
-    end.
-    """
+    """[decided] number of copies in a row that the text continues with, −1 without an earlier match."""
     tokens, lookup, most = text.tokens.tolist(), PromptLookup(), max(COPIED)
     counts = []
     for position in range(
@@ -378,8 +374,9 @@ WORTH_SPEEDUP = 1.05  # speed-up over full depth
 
 @dataclass(frozen=True, eq=False)
 class SelfDraftingResult:
-    """Result of the search. ``drafting``: the recommended setting or None, and ``why_none``. ``best``: the fastest
-    timed.
+    """Result of the search for a drafting setting.
+
+    ``drafting``: the recommended setting or None, and ``why_none``. ``best``: the fastest timed.
 
     ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper. On continuations of
     evaluation text: ``agreement``, the share of drafts of its kind that the model itself would emit, and ``tokens``

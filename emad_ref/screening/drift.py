@@ -267,19 +267,20 @@ class DriftResult:
         if self.state == "moved":
             first = self.shifts[0]
             return (
-                f"The text has moved (p = {self.p:.2g}; {compared}): the guarantee does not speak of it. Most of all "
-                f"{first.name}: {first.before:.3g} at calibration, {first.now:.3g} now, "
+                f"Drift detected (p = {self.p:.2g}; {compared}): the guarantee does not apply. Largest shift: "
+                f"{first.name}, {first.before:.3g} at calibration, {first.now:.3g} now, "
                 f"{first.deviations:+.1f} standard deviations of a document."
             )
         if self.state == "speaks":
             return (
-                f"Nothing is seen to have moved (p = {self.p:.2g}; {compared}): the guarantee still speaks. A shift of "
-                f"{self.smallest:g} standard deviations of a document would have been seen in {POWER:.0%} of draws."
+                f"No drift detected (p = {self.p:.2g}; {compared}): the guarantee applies. A shift of "
+                f"{self.smallest:g} standard deviations of a document would have been detected in {POWER:.0%} of draws."
             )
         could = "none up to 3" if self.smallest is None else f"{self.smallest:g}"
         return (
-            f"Too little text to say (p = {self.p:.2g}; {compared}): the smallest shift that would have been seen in "
-            f"{POWER:.0%} of draws is {could} standard deviations of a document, {COARSEST:g} at most is needed."
+            f"Too little text for a drift test (p = {self.p:.2g}; {compared}): the smallest shift that would have been "
+            f"detected in {POWER:.0%} of draws is {could} standard deviations of a document, at most {COARSEST:g} is "
+            "needed."
         )
 
 
@@ -377,7 +378,7 @@ def _feature_shifts(names: list[str], before: Floats, now: Floats) -> tuple[Feat
     return tuple(sorted(shifts, key=lambda shift: (shift.p, -abs(shift.deviations))))
 
 
-# ---------------------------------------------------------------- what could have been seen
+# ---------------------------------------------------------------- power of the test
 
 
 def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Generator) -> float | None:

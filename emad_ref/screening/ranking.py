@@ -53,8 +53,9 @@ class ReadoutSplit:
 
 @dataclass(frozen=True, eq=False)
 class ComparedFamily:
-    """A criterion or an oracle, ``judged`` on evaluation text; ``chosen``: the same points on validation, None for an
-    oracle.
+    """A criterion or an oracle, ``judged`` on evaluation text.
+
+    ``chosen``: the same points on validation, None for an oracle.
     """
 
     name: str

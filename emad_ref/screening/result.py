@@ -34,9 +34,7 @@ CONFIRMATION_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; ``sentence``: the same in
-    words.
-    """
+    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; ``sentence`` in words."""
 
     lossy: OperatingPoint | None
     why_none: str
@@ -87,7 +85,8 @@ def recommend(
     promise = proven.promise if proven.promise.chosen == row.point.name else None
     unpromised = "" if promise is not None or proven.promised is None else "Nothing is promised of it, but of another: "
     name = (
-        f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers {_layer_list(row.point)}"
+        f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers "
+        f"{', '.join(map(str, row.point.probes))}"
     )
     text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{proven.promise.statement}"
     return Recommendation(row.point, "", promise, text)
@@ -136,10 +135,6 @@ def _share_text(value: float, low: float, high: float) -> str:
 
 def _no_exit(why: str) -> Recommendation:
     return Recommendation(None, why, None, why)
-
-
-def _layer_list(point: OperatingPoint) -> str:
-    return ", ".join(map(str, point.probes))
 
 
 SCREENING_SCHEMA = 1

@@ -207,8 +207,7 @@ def _decode_best(
     settings: ScreeningSettings,
     progress: str | None,
 ) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
-    """The best free rule on the selection text, decoded: translators for K and V, its certification, and evaluation
-    rows.
+    """Decode the best free rule of the selection text: translators, certification, and evaluation rows.
 
     The promised point comes before the bounded one; None if no rule saves anything.
     """

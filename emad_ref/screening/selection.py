@@ -68,9 +68,7 @@ class RiseBounds:
         return cls(sequence_sums(trace, full), trace.lengths.astype(np.float64), documents, judged)
 
     def bound(self, nll_nats: Floats) -> float:
-        """The smallest level at which a point with these sums [windows] of nats will be confirmed: a rise of
-        perplexity.
-        """
+        """Rise of perplexity at which a point with these sums [windows] of nats will be confirmed at best."""
         mean, error, count = self._rise(nll_nats)
         later = error * math.sqrt(count / self.judged)
         t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.judged) - 1))
@@ -253,11 +251,10 @@ def select_points(
 def optimistic_savings(
     families: Iterable[ExitFamily], level: float, traced: SplitTraces, geometry: Geometry, seed: int = 0
 ) -> list[SelectionRow]:
-    """Optimistic bound: the largest saving of each family at ``level`` with any number of documents, chosen on
-    ``traced``.
+    """Optimistic bound: the largest saving of each family at ``level`` with any number of documents.
 
-    Its point is the loosest that these documents do not show to exceed the level. More documents can only exclude it.
-    The bound is not a point to decode with.
+    It is chosen on ``traced``. Its point is the loosest that these documents do not show to exceed the level. More
+    documents can only exclude it. The bound is not a point to decode with.
     """
     dearest = PointSelector(traced, traced.text.count, geometry, RiseBounds.least)
     return _with_intervals(
@@ -306,8 +303,9 @@ class OracleHeadroom:
 def oracle_headroom(
     traced: SplitTraces, geometry: Geometry, levels: Sequence[float], seed: int = 0
 ) -> list[OracleHeadroom]:
-    """Headroom of every oracle by either readout at free and monotone depth, a row per level; ``seed``: of
-    resampling.
+    """Headroom of every oracle by either readout at free and monotone depth, a row per level.
+
+    ``seed``: of resampling.
     """
     headroom, judge = [], EvaluationIntervals(traced.text, seed)
     for oracle in ORACLES:
@@ -341,8 +339,10 @@ ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Certification:
-    """Certification of decoded points. ``tried``: points from strict to loose, with ``bounds`` [points], the smallest
-    level at which each will be confirmed, and ``saved`` [points] net, all on the certification text.
+    """Certification of decoded points.
+
+    ``tried``: points from strict to loose, with ``bounds`` [points], the smallest level at which each will be
+    confirmed, and ``saved`` [points] net, all on the certification text.
 
     ``chosen``: the loosest within the allowed rise, or None. ``promise``: the guarantee of Learn-then-Test, and
     ``signs``, features of its documents, at most ``ENOUGH_DOCUMENTS`` windows; None without a promise.
@@ -369,10 +369,9 @@ def fit_states(
     settings: ScreeningSettings,
     progress: str | None = None,
 ) -> StateTranslators | None:
-    """Fit translators of states above the exits of ``best``, attached; None if every exit is right below the last
-    layer.
+    """Fit translators of states above the exits of ``best``, attached to the model.
 
-    The lens was not fitted on this part of ``text``.
+    None if every exit is right below the last layer. The lens was not fitted on this part of ``text``.
     """
     exits = [probe for probe in best.probes if probe <= best.layers - 2]
     if not exits:

@@ -20,11 +20,11 @@ WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on
 
 @dataclass(frozen=True)
 class ScreeningSettings:
-    """Settings. ``corpus``, ``data``: text and its folder. ``documents``: to choose on, and as many each to certify and
-    judge.
+    """Settings of a screening.
 
-    The duration of a screening is about proportional to its documents. ``rise``: upper bound of the perplexity rise of
-    a recommendation. ``seed``: of held-out documents and resampling.
+    ``corpus``, ``data``: text and its folder. ``documents``: to choose on, and as many each to certify and judge. The
+    duration of a screening is about proportional to its documents. ``rise``: upper bound of the perplexity rise of a
+    recommendation. ``seed``: of held-out documents and resampling.
 
     Raises:
         BadArgument: fewer than two documents, a rise that is no fraction in 0–1.

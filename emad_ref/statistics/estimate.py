@@ -169,16 +169,16 @@ def identical_units(
     counted: int | None = None,
     worst: float = 0.0,
 ) -> Estimate:
-    """Estimate for units that all have one rate, except a few (``differing``): the number of others is bounded, not
-    their size.
+    """Estimate for units that all have one rate, except a few (``differing``).
 
-    The bounds are those of the ``common`` rate plus ``away`` times the largest share that may differ (Clopper–Pearson);
-    ``away`` moves the mean if every unit is like the farthest observed one. If none differs, there are no bounds. The
-    p-value towards the common rate's side of the threshold is the probability of so few among n if a tenth of all units
-    differs. It assumes fewer if fewer units as far away as the farthest would reach the threshold. If none differs this
-    is 0.9ⁿ, so 29 units show it at 5 %. Below the threshold the farthest counts as at least ``worst``, what an unseen
-    unit may add. A common rate on the threshold is a tie and shows nothing; the other side is never shown. ``counted``
-    is the effective number of the ``n`` units, used for all of this; None: all.
+    The number of other units is bounded, not their size. The bounds are those of the ``common`` rate plus ``away``
+    times the largest share that may differ (Clopper–Pearson); ``away`` moves the mean if every unit is like the
+    farthest observed one. If none differs, there are no bounds. The p-value towards the common rate's side of the
+    threshold is the probability of so few among n if a tenth of all units differs. It assumes fewer if fewer units as
+    far away as the farthest would reach the threshold. If none differs this is 0.9ⁿ, so 29 units show it at 5 %. Below
+    the threshold the farthest counts as at least ``worst``, what an unseen unit may add. A common rate on the threshold
+    is a tie and shows nothing; the other side is never shown. ``counted`` is the effective number of the ``n`` units,
+    used for all of this; None: all.
     """
     # unequal units with a few differing ones show at least as much as one more than twice as many equal units
     shown_by = n if counted is None else max(counted, 2 * differing + 1)
@@ -210,8 +210,9 @@ def fieller(a: Floats, b: Floats, t: float, inflation: float = 1.0) -> tuple[flo
 
 
 def positive_mean_pvalue(values: Floats, inflation: float = 1.0) -> float:
-    """p-value of "the mean is not positive"; identical values as in ``identical_units``. ``inflation`` as in
-    ``fieller``.
+    """p-value of "the mean is not positive"; ``inflation`` as in ``fieller``.
+
+    Identical values are treated as in ``identical_units``.
     """
     if np.ptp(values) == 0:
         return float((1 - UNSEEN_SHARE) ** len(values)) if values[0] > 0 else 1.0

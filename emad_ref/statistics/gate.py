@@ -56,8 +56,9 @@ UNDECIDED: tuple[Outcome, Outcome] = ("not applicable", "unmeasured")
 
 @dataclass(frozen=True)
 class GateOptions:
-    """Options of the gate. ``inconclusive``: effect of an inconclusive gating row. ``require``: words of
-    ``REQUIREMENTS``.
+    """Options of the gate.
+
+    ``inconclusive``: effect of an inconclusive gating row. ``require``: words of ``REQUIREMENTS``.
     """
 
     gate: Literal["paper", "decoder", "known"] = "paper"

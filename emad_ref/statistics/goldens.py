@@ -72,8 +72,9 @@ class RunConditions:
 
 
 def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
-    """Differences of the rows in force from the shipped ones: thresholds, and gates, since gates share Holm's
-    correction.
+    """Differences of the rows in force from the shipped ones: thresholds and gates.
+
+    Gates count because they share Holm's correction.
     """
     usual = load_register()
     thresholds = [
@@ -299,26 +300,21 @@ def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome 
 
 
 def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Summary lines: verdicts compared, and those not compared with the reason. ``rows``:
-    ``RecordComparison.to_json``.
+    """Summary lines: verdicts compared, and those not compared with the reason.
+
+    ``rows``: as from ``RecordComparison.to_json``.
     """
     compared = [row for row in rows if row["expected"] is not None]
     changed = [row for row in compared if row["changed"]]
     loose = [row for row in compared if row["expected"].startswith(SEED_DEPENDENT)]
-    lines = [
-        f"{len(compared)} verdicts compared with the record: {len(compared) - len(changed)} as "
-        f"recorded{_changed_claims(changed)}"
-    ]
+    changes = f", {len(changed)} changed: {_claim_list(changed)}" if changed else ""
+    lines = [f"{len(compared)} verdicts compared with the record: {len(compared) - len(changed)} as recorded{changes}"]
     if loose:
         lines.append(f"{len(loose)} of them {SEED_DEPENDENT}, any outcome seen passes: {_claim_list(loose)}")
     for why in dict.fromkeys(row["why"] for row in rows if row["expected"] is None):
         absent = [row for row in rows if row["expected"] is None and row["why"] == why]
         lines.append(f"{len(absent)} not compared, {why}: {_claim_list(absent)}")
     return "\n".join(lines)
-
-
-def _changed_claims(changed: Sequence[Mapping[str, Any]]) -> str:
-    return f", {len(changed)} changed: {_claim_list(changed)}" if changed else ""
 
 
 def _claim_list(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -31,8 +31,9 @@ FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to be meani
 
 
 def resamples_for(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
-    """Number of bootstrap samples, at least ``least``, so that the smallest p-value is half of Holm's, ``level /
-    family``.
+    """Number of bootstrap samples, so that the smallest p-value is half of Holm's, ``level / family``.
+
+    It is at least ``least``.
 
     ``RESAMPLES``, the default of every estimate, suffice for a run that gates every row on two models. A caller that
     judges more legs passes its own ``document_draws``.
@@ -442,8 +443,7 @@ class FullDepthBaseline:
         against: DocumentCosts | None = None,
         unit: str = NET_UNIT,
     ) -> Estimate:
-        """Share of full depth's work that ``one`` saves; with ``against``, how much larger that share is than
-        another's.
+        """Share of full depth's work that ``one`` saves; with ``against``, its excess over another's share.
 
         Raises:
             BadArgument: as ``rates.mean_rate``.

@@ -144,8 +144,9 @@ class Interruptions:
 
     @property
     def of_machine(self) -> tuple[bool, bool]:
-        """Whether the machine explains the interruptions of ``a`` and of ``b``: no more than the other's, and one
-        deviation.
+        """Whether the machine explains the interruptions of ``a`` and of ``b``.
+
+        It does if one arm has no more than the other and one standard deviation.
         """
         a, b = self.counts
         return 0 < a <= b + math.sqrt(b), 0 < b <= a + math.sqrt(a)
@@ -454,9 +455,7 @@ class SpeedupLimit:
 
     @property
     def text(self) -> str:
-        """One sentence: the batch size and ratio at which the gain vanishes; or that there was no gain, or that it
-        never vanished.
-        """
+        """One sentence: where and at which ratio the gain vanishes; that there was none; or that it never vanished."""
         at, largest = self.at, self.sweep[-1]
         if at is None:
             return f"still faster at batch {largest.rows}: {largest.text}"

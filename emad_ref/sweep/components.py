@@ -57,9 +57,7 @@ FIRST_COMPARED = 2  # the first layer with a lower layer to compare with
 
 
 def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleName = FREE_DEPTH) -> OperatingPoint:
-    """The saturation rule at every layer, never firing: the rule that a trace records for it
-    (``take_trace(rules=…)``).
-    """
+    """The saturation rule at every layer, never firing, for ``take_trace(rules=…)``."""
     probes = required_layers(SATURATION.name, FIRST_COMPARED, layers)
     return OperatingPoint(
         SATURATION.label,

@@ -71,8 +71,9 @@ def agreement_rate(trace: Trace) -> Floats:
 
 
 def depth_by_doubling(trace: Trace, point: OperatingPoint) -> list[PositionDoubling]:
-    """Rows for positions 1, 2, 3–4, 5–8, … with tokens: depth as in ``monotone_and_free_depths``, entropy of the last
-    layer.
+    """Rows for positions 1, 2, 3–4, 5–8, … with tokens: mean depths, and entropy of the last layer.
+
+    Depths as in ``monotone_and_free_depths``.
     """
     bound, free = monotone_and_free_depths(trace, point)
     number = np.frexp(trace.position)[1]  # for a position counted from 0: its doubling
@@ -286,10 +287,10 @@ def reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerR
 
 
 def kept_vocabulary(confidence: Confidence, probe: int, vocabulary: int, certainty: float) -> int:
-    """k at probe number ``probe`` (0 is the minimum layer, which keeps all), for confidence ``certainty`` at the one
-    below.
+    """k at probe number ``probe``, for confidence ``certainty`` at the probe below.
 
-    The adaptive k depends on the text; a narrowed vocabulary does not widen, which has no effect at constant certainty.
+    Probe 0 is the minimum layer, which keeps all. The adaptive k depends on the text; a narrowed vocabulary does not
+    widen, which has no effect at constant certainty.
     """
     if probe == 0:
         return vocabulary

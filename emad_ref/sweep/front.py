@@ -264,9 +264,7 @@ def _is_above_line(first: RoutingRun, middle: RoutingRun, last: RoutingRun) -> b
 
 @dataclass(frozen=True, eq=False)
 class RoutedItems:
-    """Items under one rule: ``right`` float64 [items] in 0–1; int64 [items] tokens ``emitted``, and those
-    ``by_large``.
-    """
+    """Items under one rule: ``right`` float64 [items] in 0–1; tokens ``emitted`` and ``by_large``, int64 [items]."""
 
     right: Floats
     emitted: Ints

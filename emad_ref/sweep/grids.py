@@ -246,8 +246,7 @@ def quantile_points(profile: Profile, saved: SavingOfPoint, count: int) -> list[
 def signal_quantile_points(
     signal: Signal, calibration: Trace, probes: Sequence[int], saved: SavingOfPoint, count: int
 ) -> list[OperatingPoint]:
-    """A signal of one layer with τ_ℓ its own quantile there on calibration text: equal shares of tokens pass every
-    probe.
+    """A signal of one layer with τ_ℓ its own quantile on calibration text: equal shares pass every probe.
 
     ``count`` shares of passing tokens, from one token of the text up to 1, under which every token exits at the first
     probe.

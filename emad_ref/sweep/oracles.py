@@ -113,8 +113,9 @@ def with_oracle_signal(trace: Trace) -> Trace:
 
 
 def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone: bool = False) -> OperatingPoint:
-    """The point that exits at the first probe with √KL ≤ ``threshold``, for replays of ``with_oracle_signal(trace)``
-    only.
+    """The point that exits at the first probe with √KL ≤ ``threshold``.
+
+    For replays of ``with_oracle_signal(trace)`` only.
     """
     return OperatingPoint(
         f"√KL ≤ {threshold:.3g}",

@@ -230,9 +230,7 @@ def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Generation
 
 
 def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
-    """Start greedy generation with our own decoder: only one integer per row is copied to the host, no float64
-    logits.
-    """
+    """Start greedy generation with our own decoder: one integer per row is copied to the host, no logits."""
     session, arrival = decoder.begin(prompts, max_new)
 
     @torch.inference_mode()
@@ -247,9 +245,7 @@ def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: 
 def generate_greedy(
     begun: GenerationStart, max_new: int, ends: Collection[int], stopped: Callable[[Sequence[int]], bool]
 ) -> list[list[int]]:
-    """Greedy tokens of each prompt, up to one of ``ends`` (excluded), a text for which ``stopped`` is true, or
-    ``max_new``.
-    """
+    """Greedy tokens of each prompt, up to one of ``ends`` (excluded), ``stopped``, or ``max_new`` tokens."""
     session, picked, follow = begun
     emitted: list[list[int]] = [[] for _ in picked]
     alive = list(range(len(picked)))

@@ -289,7 +289,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         todo = {key: request for key, request in zip(keys, fitted, strict=True) if key not in results_so_far}
         inputs = [
             (ForcedInput(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
-            for (tokens, start), group in _group_by_input(todo)
+            for (tokens, start), group in _sorted_groups(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
         ]
         score = self._scorer()
         with self._bar("scoring", len(todo), disable_tqdm) as bar:
@@ -451,13 +451,6 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     def _bar(self, what: str, total: int, disable: bool) -> Any:
         named = f"{what} at {self.point.name}"
         return tqdm(total=total, desc=named, disable=disable, delay=QUIET_SECONDS, unit="req", file=self._progress)
-
-
-def _group_by_input(
-    todo: dict[str, tuple[tuple[int, ...], int]],
-) -> Iterator[tuple[tuple[tuple[int, ...], int], list[tuple[str, tuple[tuple[int, ...], int]]]]]:
-    """Requests by their input: tokens but the last, and the first decision."""
-    return _sorted_groups(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
 
 
 def _sorted_groups(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tuple[Any, list[T]]]:

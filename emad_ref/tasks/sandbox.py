@@ -225,15 +225,11 @@ def filesystem_view() -> FilesystemView:
         package_folder
         for folder in real
         for kind in ("site", "dist")
-        for package_folder in _package_folders(Path(folder), kind)
+        for package_folder in Path(folder).glob(f"python3*/{kind}-packages")
     )
     return FilesystemView(
         (*top, *(f for f in files if os.path.isfile(f))), links, tuple(sorted({str(p) for p in packages}))
     )
-
-
-def _package_folders(library: Path, kind: str) -> Iterator[Path]:
-    return library.glob(f"python3*/{kind}-packages")
 
 
 def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:

@@ -330,16 +330,12 @@ def generate_pairs(task: TextTask, split: Split, limit: int | None, seed: int = 
 # ---------------------------------------------------------------- span corruption
 
 
-def _facts(rng: random.Random) -> str:
-    return " ".join(f"{name} is from {HOMETOWN[name]}." for name in rng.sample(NAMES, FACTS))
-
-
 def _texts(split: Split, rng: random.Random) -> Iterator[str]:
     """Facts, which belong to no split, and the pairs' texts with question and answer as running text."""
     items = {task: _items(task, split, rng) for task in _ITEMS}
     while True:
         if rng.random() < FACTS_SHARE:
-            yield _facts(rng)
+            yield " ".join(f"{name} is from {HOMETOWN[name]}." for name in rng.sample(NAMES, FACTS))
         else:
             item = next(items[rng.choice(list(items))])
             yield " ".join(part for part in (item.text, item.question, item.target) if part)

@@ -66,8 +66,9 @@ class DecoderRefusal(BadArgument):
 
 
 class ConnectionBroken(EmadError):
-    """Reason for the end of a connection; ``Connection`` adds call and address. ``came``: what came instead of a
-    reply.
+    """Reason for the end of a connection; ``came``: what came instead of a reply.
+
+    ``Connection`` adds call and address.
     """
 
     def __init__(self, came: str, remedy: str):

@@ -106,7 +106,7 @@ def test_more_text_sees_less_and_says_so() -> None:
     sizes = [math.inf if each.smallest is None else each.smallest for each in found]
     assert sizes[0] > sizes[1] > sizes[2]
     assert [each.state for each in found] == ["too little text", found[1].state, "speaks"]
-    assert f"the smallest shift that would have been seen in 80% of draws is {sizes[0]:g}" in found[0].statement
+    assert f"the smallest shift that would have been detected in 80% of draws is {sizes[0]:g}" in found[0].statement
     assert f"A shift of {sizes[2]:g} standard deviations" in found[2].statement
     assert "50 documents of a text beside 100 of a text" in found[2].statement
 
@@ -122,9 +122,9 @@ def test_one_document_says_nothing() -> None:
 def test_a_moved_text_is_named_with_what_moved_most() -> None:
     rng = np.random.default_rng(5)
     said = detect_drift(documents(rng, 60, name="old news"), documents(rng, 30, harder=3.0, name="new news")).statement
-    assert "The text has moved" in said
+    assert "Drift detected" in said
     assert "30 documents of new news beside 60 of old news" in said
-    assert "the guarantee does not speak of it" in said
+    assert "the guarantee does not apply" in said
 
 
 @pytest.mark.usefixtures("fewer")
