@@ -33,7 +33,14 @@ if TYPE_CHECKING:
 class Partner:
     """A decoder and its operating point, which a ``Decoder`` does not report.
 
-    ``vocabulary``: ids 0 … vocabulary − 1 are shared by all partners of a text; None: all of the decoder's.
+    Attributes
+    ----------
+    decoder : Decoder
+        Any decoder of the protocol.
+    point : OperatingPoint
+        The point that it was opened at.
+    vocabulary : int or None
+        Ids 0 … vocabulary − 1 are shared by all partners of a text; None: all of the decoder's.
     """
 
     decoder: Decoder

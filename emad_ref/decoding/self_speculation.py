@@ -411,8 +411,19 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     Its sessions are those of a decoder at ``drafting_point(layers)``. In a batch a row needs up to ``longest``
     positions more than prompt + max_new.
 
-    Raises:
-        BadArgument: a layer or ids that this model lacks, a lens that is not attached, a gate of another width.
+    Parameters
+    ----------
+    stepper : Stepper
+        The model, layer by layer.
+    drafting : Drafting
+        Layer, gate, vocabulary and lengths of the drafts.
+    max_rows : int
+        Largest batch.
+
+    Raises
+    ------
+    BadArgument
+        A layer or ids that this model lacks, a lens that is not attached, a gate of another width.
     """
 
     def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1):

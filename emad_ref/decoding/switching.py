@@ -50,12 +50,27 @@ SMALL, LARGE = range(len(MODELS))
 
 @dataclass(frozen=True)
 class SwitchingRule:
-    """Rule of switching: τ in bits, w and d_min in tokens, and the first model, ``SMALL`` or ``LARGE``.
+    """Rule of entropy-adaptive switching (EAD) between a small and a large model.
 
-    Defaults are the paper's.
+    Attributes
+    ----------
+    threshold_bits : float
+        τ, bits: the large model writes while the rolling mean of entropies is at least this.
+    window : int
+        w, tokens of the rolling mean.
+    least_run : int
+        d_min, tokens that a model writes before the next switch.
+    start : int
+        The first model, ``SMALL`` or ``LARGE``.
 
-    Raises:
-        BadArgument: τ < 0 or not a number, w or d_min < 1, another model.
+    Raises
+    ------
+    BadArgument
+        τ < 0 or not a number, w or d_min < 1, another model.
+
+    References
+    ----------
+    EAD, "Dynamic Switching Mechanism".
     """
 
     threshold_bits: float

@@ -8,7 +8,13 @@ BUNDLED_PAIR = ("emad-nano", "emad-tiny")  # small, large
 
 
 def weights_folder() -> Path:
-    """Folder of the bundled models, with one subfolder each."""
+    """Folder of the bundled models.
+
+    Returns
+    -------
+    Path
+        It has one subfolder per name of ``bundled_names()``.
+    """
     return Path(__file__).parent / "weights"
 
 
