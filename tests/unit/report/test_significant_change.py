@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from emad_ref.statistics.run_difference import BoundedNumber, significant_change
+from emad_ref.report.comparison import BoundedNumber, significant_change
 
 
 def symmetric(value: float, half: float) -> BoundedNumber:
