@@ -160,12 +160,12 @@ def check_waivers(config: pytest.Config) -> None:
 def check_models(config: pytest.Config) -> None:
     """Refuse models that cannot be loaded, before anything is collected or imported to load them.
 
-    A worker of xdist leaves that to its controller.
+    A worker of xdist leaves that to its controller; a run of other tests may load no model at all.
 
     Raises:
         pytest.UsageError: an unknown name, a model that was not fetched, one of a hub that is out of reach.
     """
-    if hasattr(config, "workerinput") or config.option.collectonly:
+    if hasattr(config, "workerinput") or config.option.collectonly or not requested_suites(config):
         return
     from emad_ref.models.names import require_available  # it brings NumPy: not at the start of every run
 
