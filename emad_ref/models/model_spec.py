@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from emad_ref.errors import EmadError
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.downloads import model_folder
+from emad_ref.models.downloads import dequantised_folder, model_folder
 from emad_ref.models.loading import LoadedModel, load
 
 
@@ -109,6 +109,8 @@ def _source_folder(loaded: LoadedModel) -> Path | None:
         return weights_folder() / loaded.name
     if source == "fetched":
         return model_folder(loaded.name)
+    if source == "gguf":
+        return dequantised_folder(loaded.provenance["origin"]["weights_sha256"])
     if source == "folder":
         return Path(loaded.name)
     if source == "hub":

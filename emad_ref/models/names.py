@@ -7,7 +7,7 @@ In this order:
     emad-tiny, …             a folder bundled with this package (``bundled_names()``)
     smollm2-135m, …          a model that ``emad fetch`` puts into the cache (``models.downloads``)
     pythia-410m, …           a short name of a hub repository (``HUB``)
-    PATH                     a folder with config.json, weights and tokenizer
+    PATH                     a folder with config.json, weights and tokenizer, or a GGUF file of llama.cpp (``*.gguf``)
     OWNER/REPOSITORY         the hub
     NAME@REVISION            the same at a branch, tag or commit: pythia-410m@step3000; names of the hub only
 """
@@ -51,8 +51,8 @@ class ModelUnavailable(EmadError):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a name leads. ``kind``: bundled, fetched, hub, folder, random or control; ``place``: folder or hub id;
-    ``hub_id`` set for the hub only.
+    """Where a name leads. ``kind``: bundled, fetched, hub, folder, gguf, random or control; ``place``: folder, file or
+    hub id; ``hub_id`` set for the hub only.
     """
 
     kind: str
@@ -98,10 +98,14 @@ def _source_of(name: str) -> ModelSource:
         return ModelSource("hub", HUB[name], HUB[name])
     if Path(name).is_dir():
         return ModelSource("folder", name)
+    if Path(name).suffix.lower() == downloads.GGUF:
+        return ModelSource("gguf", name)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return ModelSource("hub", name, name)
     raise BadArgument(
-        "name", name, f"one of {', '.join(known_names())}, random:NAME, a folder, or OWNER/REPOSITORY of the hub"
+        "name",
+        name,
+        f"one of {', '.join(known_names())}, random:NAME, a folder, a .gguf file, or OWNER/REPOSITORY of the hub",
     )
 
 
@@ -109,12 +113,14 @@ def require_available(name: str) -> None:
     """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
 
     Raises:
-        BadArgument: as ``source_and_revision``.
+        BadArgument: as ``source_and_revision``; a GGUF file that is none, or that no installed package reads.
         ModelUnavailable: a model that was not fetched yet, or not completely; one of a hub that does not answer.
     """
     source, revision = source_and_revision(name, None)
     if source.kind == "fetched":
         require_fetched(name)
+    elif source.kind == "gguf":
+        downloads.require_gguf(Path(source.place))
     elif source.hub_id is not None and not _is_cached(source.hub_id, revision) and not is_hub_reachable():
         raise unreadable_error(name, source, OUT_OF_REACH)
 

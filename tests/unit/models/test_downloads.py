@@ -227,6 +227,86 @@ class TestRefused:
             gguf_files.convert(tmp_path / "other.gguf", tmp_path / "other")
 
 
+class TestAFileAsAModel:
+    """``--emad-model model.gguf``, and everywhere else where a folder goes."""
+
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("EMAD_CACHE", str(tmp_path / "cache"))
+        return tmp_path / "cache/gguf"
+
+    def test_it_is_the_model_with_its_tokenizer_and_says_what_its_weights_are(self, tmp_path: Path) -> None:
+        original = small_llama()
+        path = write_gguf(tmp_path / "q.gguf", original, "Q4_1")
+        require_available(str(path))
+        loaded = load(str(path))
+        assert (loaded.name, loaded.provenance["source"], loaded.trained) == (str(path), "gguf", True)
+        origin = loaded.provenance["origin"]
+        assert origin["weights_are"] == "dequantised from Q4_1 to float32"
+        assert origin["weights_sha256"] == sha256(path.read_bytes()).hexdigest()
+        assert origin["weights_are"] in loaded.remarks
+        assert gguf_files.convert(path, tmp_path / "folder")[0] == "Q4_1"
+        assert load(str(tmp_path / "folder")).fingerprint == loaded.fingerprint
+        assert loaded.tokenizer.decode(loaded.tokenizer("the 12")["input_ids"]) == "the 12"
+        assert loaded.stepper.layers == 2
+
+    def test_it_is_dequantised_once_and_again_where_the_cache_lost_a_part(
+        self, weights: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fingerprint = load(str(weights)).fingerprint
+        (folder,) = cache.iterdir()
+        assert stored_folder(load(str(weights))) == folder
+        same = shutil.copy(weights, tmp_path / "elsewhere.GGUF")
+        with monkeypatch.context() as patch:
+            patch.setattr(gguf_files, "convert", lambda *_: pytest.fail("converted again"))
+            assert load(str(same)).fingerprint == fingerprint
+        stored = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(stored[: len(stored) // 2])
+        assert load(str(weights)).fingerprint == fingerprint
+        assert lies_in(cache) == [folder.name]
+
+    def test_an_interrupted_conversion_leaves_nothing(
+        self, weights: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(path: Path, folder: Path) -> None:
+            (folder / "config.json").write_text("{}")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(gguf_files, "convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load(str(weights))
+        assert lies_in(cache) == []
+
+    @pytest.mark.parametrize(
+        ("kind", "fields", "said"),
+        [
+            ("F32", {"pre": "qwen2"}, "it has 'gpt2' with words of 'qwen2'"),
+            ("F32", {"architecture": "rwkv"}, "architecture rwkv"),
+            ("I8", {}, "Dequantization for I8"),
+        ],
+        ids=["tokenizer", "architecture", "quantisation"],
+    )
+    def test_what_cannot_be_read_is_named(
+        self, tmp_path: Path, cache: Path, kind: str, fields: dict[str, str], said: str
+    ) -> None:
+        path = write_gguf(tmp_path / "other.gguf", small_llama(), kind, **fields)
+        with pytest.raises(BadArgument, match=said):
+            load(str(path))
+        assert lies_in(cache) == []
+
+    def test_what_is_no_gguf_file_is_refused_before_anything_is_imported(self, tmp_path: Path) -> None:
+        (tmp_path / "other.gguf").write_bytes(b"GGML" + bytes(64))
+        for name, said in (("other.gguf", "a GGUF file, which begins with GGUF"), ("none.gguf", "a file that exists")):
+            last, error = refused(PYTEST, str(ROOT / "suites"), f"--emad-model={tmp_path / name}", cwd=tmp_path)
+            assert last == "STATUS 4 LOADED [] CALLS 0"
+            assert said in error
+
+    def test_the_extra_that_reads_it_is_named(self, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(downloads, "find_spec", lambda name: None if name == "gguf" else name)
+        with pytest.raises(BadArgument, match=r"not installed: gguf; pip install 'pytest-emad\[gguf\]'"):
+            require_available(str(weights))
+
+
 # ---------------------------------------------------------------- before the fetch
 
 COUNTS_CALLS = """
