@@ -15,6 +15,7 @@ from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.record import Floats
 from emad_ref.screening.ranking import savings_figure
+from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop
 from emad_ref.statistics.estimate import Estimate, needed_n
 from emad_ref.statistics.legs import (
     LEVEL,
@@ -78,9 +79,9 @@ def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdi
     Between that and the threshold it stands beside: where not even the oracle gets there, no other criterion on this
     lens could, and where it does, the row speaks of those that were screened.
 
-    Perplexity alone, on the run's text: what tasks lose at the chosen point is not looked at, and EMAD-F1 has shown
-    that it may be everything. The claim does not apply behind a decoder of somebody else that does not decode at the
-    exit.
+    Perplexity alone decides, on the run's text. EMAD-F1 has shown that tasks may lose everything meanwhile: what each
+    loses at the chosen point, decoded, stands beside and judges nothing. The claim does not apply behind a decoder of
+    somebody else that does not decode at the exit.
 
     What the chosen point saves and loses, and whether any criterion is left; or that there is no slack.
     """
@@ -179,9 +180,23 @@ def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> An
     """The exit's point, decoded; every criterion, replayed; the oracle that they are held against."""
     if unjudged := exit_answer_absent(evidence, asked):
         return unjudged
-    return Answer(
-        decide_any_criterion(criterion_evidence(evidence.learned_exit), asked), evidence.corpus, evidence.fingerprint
-    )
+    verdict = decide_any_criterion(criterion_evidence(evidence.learned_exit), asked)
+    beside = () if verdict.verdict == "not applicable" else _task_legs(evidence)
+    return Answer(replace(verdict, legs=(*verdict.legs, *beside)), evidence.corpus, evidence.fingerprint)
+
+
+def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
+    """What each task but programs loses at the chosen point, an estimate; nothing where none was chosen."""
+    point = evidence.learned_exit.point
+    if point is None:
+        return ()
+    legs = []
+    for task in evidence.scored.replayed:
+        full, adaptive = evidence.scored.decoded(task, point)
+        scores = TaskAccuracy(full, adaptive, evidence.scored.guess(task), saving=1.0)
+        drop = accuracy_drop(full, adaptive, threshold=0.0)
+        legs.append(estimate_leg(f"{point.name}: {task}", drop, scores.standing))
+    return tuple(legs)
 
 
 def criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.exit_rules.rules import default_probes
 from emad_ref.measurements.model_under_test import ModelUnderTest
@@ -31,7 +32,7 @@ from emad_ref.replay import TraceReplayer, replay
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem, DocumentOf
 from emad_ref.sweep.losses import full_flops, net_saving
-from emad_ref.tasks.continuations import layers_read
+from emad_ref.tasks.continuations import ForcedInput, layers_read, score_by_decoding
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.logging import lm_eval_quiet
 from emad_ref.tasks.sandbox import sandbox_obstacle
@@ -46,6 +47,7 @@ from emad_ref.tasks.scoring import (
     encode_item,
     item_clusters,
     majority_accuracy,
+    mark_items,
     passes_asserts,
     token_sequences,
 )
@@ -361,6 +363,7 @@ def _merge_results(task: PublishedTask, results: list[TaskResult]) -> TaskResult
 
 
 VALIDATED_ITEMS = 400  # per task for choosing a margin: steps of 0.25 points, against a bound of 0.5
+DECODED_ITEMS = 100  # per task, where every option is decoded token by token
 ROWS = 32  # programs decoded together
 GENERATED_LINE = 24  # new tokens of a one-line program
 
@@ -475,6 +478,27 @@ class TaskScores:
         if key not in self._generated:
             self._generated[key] = played.of(self._run_programs(played.items, point))
         return self._generated[key]
+
+    def decoded(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
+        """[items] bool, right at full depth and at ``point``, of at most ``DECODED_ITEMS``.
+
+        Our own decoder reads every option token by token, so that points count whose states replay does not have: a
+        lens, copied K and V.
+        """
+        played = self._played[task]
+        items = played.items[:DECODED_ITEMS]
+        sequences = token_sequences(items)
+        inputs = [
+            ForcedInput(tuple(each.tokens[:-1].tolist()), each.adaptive_from, (int(each.tokens[-1]),))
+            for each in sequences
+        ]
+        decoder = WalkedDecoder(self._subject.stepper, point, max_rows=ROWS)
+        batches = [inputs[start : start + ROWS] for start in range(0, len(inputs), ROWS)]
+        answers = [answer for batch in batches for answer in score_by_decoding(decoder, batch)]
+        likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
+        kept = np.arange(len(played.items)) < len(items)
+        full = played.right(self._subject.full).among(kept)
+        return full, full.like(mark_items(items, likelihood, greedy))
 
     def guess(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""

@@ -258,8 +258,15 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
     likelihood = -sequence_sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
-    per_token = likelihood / trace.lengths
-    hit = sequence_sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths
+    return mark_items(items, likelihood, sequence_sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths)
+
+
+def mark_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
+    """[items] whether each is right, given of every continuation log p in nats, and whether greedy decoding writes it.
+
+    Raises:
+        BadArgument: an item whose program has to be generated.
+    """
     verdicts = np.zeros(len(items), dtype=bool)
     at = 0
     for i, item in enumerate(items):
@@ -267,9 +274,10 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
         if item.example.scoring == "choice":
             verdicts[i] = int(np.argmax(likelihood[options])) == item.example.answer_index
         elif item.example.scoring == "mean_choice":
-            verdicts[i] = int(np.argmax(per_token[options])) == item.example.answer_index
+            per_token = likelihood[options] / [len(continuation) for continuation in item.continuations]
+            verdicts[i] = int(np.argmax(per_token)) == item.example.answer_index
         elif item.example.scoring == "exact":
-            verdicts[i] = bool(hit[options][0])
+            verdicts[i] = bool(greedy[options][0])
         else:
             remedy = "generate the program and use passes_asserts()"
             raise BadArgument("scoring", item.example.scoring, "choice, mean_choice or exact", remedy)

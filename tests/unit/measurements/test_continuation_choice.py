@@ -14,6 +14,7 @@ import torch
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.exit_rules.rules import default_probes, fixed_entropy_point
+from emad_ref.measurements import task_scores
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
@@ -132,6 +133,17 @@ def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
     assert "not exercised" in run.scored.at(CONTINUATION_CHOICE, FULL).standing
     assert f"{COUNTS['evaluate']} items, one per document" in run.scored.note
     assert len(run.scored.sequences) == 4 * COUNTS["evaluate"], "what replay is checked on"
+
+
+@pytest.mark.parametrize("point", [FIRST, fixed_entropy_point(LAYERS, (1, 2), 1.0)], ids=lambda point: point.name)
+def test_decoded_option_by_option_it_is_what_replay_says(
+    run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch, point
+) -> None:
+    monkeypatch.setattr(task_scores, "DECODED_ITEMS", 12)
+    decoded = run.scored.decoded(CONTINUATION_CHOICE, point)
+    for found, at in zip(decoded, (FULL, point), strict=True):
+        assert found.values.tolist() == run.scored.correct(CONTINUATION_CHOICE, at).values[:12].tolist()
+    assert (decoded[0].values != decoded[1].values).any() or point is not FIRST, "layer 1 loses none of these"
 
 
 def test_heads_are_read_where_a_point_asks(run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,24 @@ def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) 
     assert evidence.learned_exit.exact is evidence.learned_exit.point
 
 
+@pytest.mark.parametrize("schedule", ["copying", "free_eager"])
+def test_what_tasks_lose_at_the_exits_point_stands_beside_its_verdict(tmp_path: Path, schedule: ScheduleName) -> None:
+    """Continuation choice, which random weights do not solve, decoded through the lens; it judges nothing."""
+    evidence = evidence_with(tmp_path, found_exit(schedule))
+    evidence.subject.window = 64
+    tokens = np.random.default_rng(1).integers(1, 101, (34, 60))
+    evidence.subject.documents = lambda split: list(tokens)
+    verdict = answered(evidence, "EMAD-X1").verdict
+    (leg,) = (
+        leg for leg in verdict.legs if leg.name == f"{evidence.learned_exit.exit.point.name}: continuation choice"
+    )
+    full, adaptive = evidence.scored.decoded("continuation choice", evidence.learned_exit.exit.point)
+    assert (leg.outcome, leg.n, leg.p_falsify) == ("measured", 34, None)
+    assert leg.estimate == full.values.mean() - adaptive.values.mean()
+    assert leg.reason.startswith("not solved: ")
+    assert leg.reason.endswith("% right, 25.0 % by guessing"), "a point that was chosen is exercised"
+
+
 def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> None:
     held = evidence_with(tmp_path, found_exit()).learned_exit
     exact = held.exact
