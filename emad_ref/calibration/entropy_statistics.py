@@ -234,7 +234,7 @@ def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
 def trace_statistics(
     trace: Trace, spec: BinSpec, first_probe: int | None, document: Ints | None = None
 ) -> EntropyStatistics:
-    """Statistics of one trace (or batch of it) in the bins of ``spec``.
+    """Statistics of one trace (or batch of it) in the bins of ``spec``, after the layers that it has read.
 
     ``first_probe``: the layer at which confidence and predicted token are read; None if ``spec`` needs neither.
     ``document``: [tokens] the text of each token, if known.
@@ -245,7 +245,8 @@ def trace_statistics(
     require_first_probe(spec, first_probe)
     column = (first_probe or 1) - 1
     top1, probability = trace.top1[:, column], trace.top1_probability[:, column]
-    read = BatchEntropies(trace.entropy_nats, trace.position, top1, probability, trace.sequences, document)
+    entropy = trace.entropy_nats[:, np.array(trace.layers_read) - 1]
+    read = BatchEntropies(entropy, trace.position, top1, probability, trace.sequences, document)
     return count_entropies(read, spec)
 
 

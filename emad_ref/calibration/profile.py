@@ -482,7 +482,7 @@ def profile_of(
         statistics,
         probes,
         layers=trace.layers,
-        read=tuple(range(1, trace.layers + 1)),
+        read=trace.layers_read,
         model=model,
         fingerprint=fingerprint,
         corpora={corpus: len(trace)},

@@ -242,6 +242,11 @@ class Trace:
     def layers(self) -> int:
         return self.nll_nats.shape[1]
 
+    @property
+    def layers_read(self) -> tuple[int, ...]:
+        """Layers after which a head was read, ascending."""
+        return tuple(range(1, self.layers + 1)) if self.read_layers is None else self.read_layers
+
     @cached_property
     def target_int32(self) -> NDArray[np.int32]:
         """[tokens] ``target`` in the dtype of ``top1``, which compares in a fifth of the time."""

@@ -37,8 +37,26 @@ class LensTraces:
 
     @cached_property
     def calibration(self) -> Trace:
+        """Lens trace of the calibration text, after ``_calibrated_layers`` and the last."""
+        return self._take_calibration(self._calibrated_layers)
+
+    @cached_property
+    def _every_layer_calibration(self) -> Trace:
+        """Lens trace of the calibration text after every layer, for probes that an ablation chooses."""
+        return self._take_calibration(None)
+
+    def _take_calibration(self, layers: tuple[int, ...] | None) -> Trace:
         self._require_plain()
-        return self.subject.trace(self.calibrated_on, f"calibrate, {self.subject.corpus}")
+        return self.subject.trace(self.calibrated_on, f"calibrate, {self.subject.corpus}", layers=layers)
+
+    @cached_property
+    def _calibrated_layers(self) -> tuple[int, ...] | None:
+        """Layers to calibrate at if a head costs more FLOPs than a block: the probes. None: every layer."""
+        geometry, given = self.subject.loaded.geometry, self.subject.study.profile
+        if geometry.head_flops() <= geometry.block_flops():
+            return None
+        further = () if given is None else self.profile.probes
+        return tuple(sorted({*default_probes(self.subject.stepper.layers), *further}))
 
     @cached_property
     def calibrated_on(self) -> list[TokenSequence]:
@@ -103,18 +121,20 @@ class LensTraces:
     def calibrated(self, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
         """The profile of the calibration text at ``probes`` (default: METHODS'), thresholds by ``features``."""
         frequency = b""
+        probes = default_probes(self.subject.stepper.layers) if probes is None else probes
+        trace = self.calibration if set(probes) <= set(self.calibration.layers_read) else self._every_layer_calibration
         if "frequency" in features:
-            counts = np.bincount(self.calibration.target, minlength=self.subject.stepper.vocabulary)
+            counts = np.bincount(trace.target, minlength=self.subject.stepper.vocabulary)
             frequency = frequency_buckets(counts)
         return profile_of(
-            self.calibration,
-            default_probes(self.subject.stepper.layers) if probes is None else probes,
+            trace,
+            probes,
             model=self.subject.name,
             fingerprint=self.subject.fingerprint,
             corpus=self.subject.corpus,
             dtype=self.subject.dtype,
             bins=BinSpec(features, frequency=frequency),
-            document=tokens_of(self.calibration, self.calibrated_on).number,
+            document=tokens_of(trace, self.calibrated_on).number,
         )
 
 

@@ -1,0 +1,71 @@
+"""Lens traces of the splits: after which layers the calibration text is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.exit_rules.rules import default_probes
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.traces import LensTraces
+from emad_ref.models.causal import CausalStepper
+from tests.small import LAYERS, VOCABULARY
+from tests.small_evidence import small_evidence
+
+COSTLY = {"vocabulary": 100_000}  # of the geometry alone: a head of so many rows costs more than a block
+
+
+def fresh_evidence(monkeypatch: pytest.MonkeyPatch, costly: bool, **study: Any) -> tuple[ModelMeasurements, list[int]]:
+    """Evidence before it has read anything, and the rows of every head that it reads from then on."""
+    made, rows, logits = small_evidence(**study), [], CausalStepper.logits
+    made.loaded.geometry = replace(made.loaded.geometry, **(COSTLY if costly else {}))
+    made.traces = LensTraces(made.subject)
+    monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: rows.append(len(hidden)) or logits(self, hidden))
+    return made, rows
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_where_a_head_costs_more_than_a_block_calibration_reads_probes_and_the_end(
+    monkeypatch: pytest.MonkeyPatch, costly: bool
+) -> None:
+    made, rows = fresh_evidence(monkeypatch, costly)
+    expected = (*default_probes(LAYERS), LAYERS) if costly else tuple(range(1, LAYERS + 1))
+    trace, profile = made.traces.calibration, made.traces.calibrated()
+    assert trace.layers_read == profile.read == expected
+    assert sum(rows) == len(trace) * len(expected)
+
+
+def test_thresholds_are_the_same_whichever_other_layers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (fresh_evidence(monkeypatch, costly)[0].traces.calibrated() for costly in (True, False))
+    for margin in (0.0, 0.1):
+        assert few.point(margin) == many.point(margin)
+    assert few.mean_nats == tuple(many.mean_nats[layer - 1] for layer in few.read)
+
+
+def test_other_probes_take_a_trace_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, rows = fresh_evidence(monkeypatch, costly=True)
+    tokens, before = len(made.traces.calibration), sum(rows)
+    other = next(layer for layer in range(1, LAYERS) if layer not in default_probes(LAYERS))
+    profile = made.traces.calibrated((other,))
+    assert profile.read == tuple(range(1, LAYERS + 1))
+    assert sum(rows) - before == tokens * LAYERS
+    made.traces.calibrated((other,), ("position",))
+    assert sum(rows) - before == tokens * LAYERS, "one such trace serves every choice of probes"
+
+
+def test_probes_of_a_given_profile_are_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = next(layer for layer in range(1, LAYERS) if layer not in default_probes(LAYERS))
+    small_evidence().traces.calibrated((other,)).save(tmp_path / "p.json")
+    made, _ = fresh_evidence(monkeypatch, costly=True, profile=tmp_path / "p.json")
+    assert made.traces.calibration.layers_read == tuple(sorted({other, *default_probes(LAYERS), LAYERS}))
+    assert np.isfinite(made.traces.calibration.entropy_nats[:, other - 1]).all()
+
+
+def test_a_vocabulary_of_the_tests_is_cheap() -> None:
+    geometry = small_evidence().loaded.geometry
+    assert geometry.vocabulary == VOCABULARY
+    assert geometry.head_flops() <= geometry.block_flops() < replace(geometry, **COSTLY).head_flops()
