@@ -39,6 +39,19 @@ class ModelLens:
         return lens_logits(self.stepper, tokens, first, self.source)
 
     @torch.inference_mode()
+    def at_depths(self, tokens: Ints, depths: Ints) -> Floats:
+        """Logits float64 [n, V] of the last n positions, each after its own layer in ``depths`` int64 [n].
+
+        Heads run after those layers alone, over all positions: the numbers are those of ``__call__``.
+        """
+        states, first = lens_states(self.stepper, tokens, source=self.source), len(tokens) - len(depths)
+        read = np.empty((len(depths), self.stepper.vocabulary))
+        for layer in np.unique(depths).tolist():
+            rows = np.flatnonzero(depths == layer)
+            read[rows] = to_host(self.stepper.logits(states[layer - 1][None])[0])[first + rows]
+        return read
+
+    @torch.inference_mode()
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         """As ``audit.lens.Lens``, for every rule whose parameters fit this model.
 

@@ -101,15 +101,14 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
     """
     subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
     tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary, PROMPT + len(depths))
-    reference = subject.lens(tokens)
+    reference = subject.lens.at_depths(tokens, np.append(subject.stepper.layers, depths))
     with subject.open(subject.full) as decoder:
         session, step = decoder.start([Prompt(tokens[:PROMPT])])
         seen = [step.logits[0, 0]]
         for token, depth in zip(tokens[PROMPT:], depths, strict=True):
             seen.append(session.feed(token[None, None], np.array([[depth]])).logits[0, 0])
         session.close()
-    read = reference[np.arange(PROMPT - 1, len(tokens)), np.append(subject.stepper.layers, depths) - 1]
-    differences: Floats = np.abs(np.array(seen) - read).max(axis=1)
+    differences: Floats = np.abs(np.array(seen) - reference).max(axis=1)
     return differences
 
 
