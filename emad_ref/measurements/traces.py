@@ -184,7 +184,8 @@ class EntropyEstimates:
     def linear(self) -> Estimator:
         """Ours: a ridge regression from the head's input to entropy, per probe."""
         probes = LinearProbeFit(self._subject.stepper, self.probes)
-        take_trace(self._subject.stepper, self._subject.sequences("calibrate", FITTED), observe=probes)
+        sequences = self._subject.sequences("calibrate", FITTED)
+        take_trace(self._subject.stepper, sequences, observe=probes, layers=self.probes)
         return probes.estimator()
 
     def corrected(self, estimators: Sequence[Estimator]) -> list[Estimator]:
@@ -205,6 +206,7 @@ class EntropyEstimates:
             subject.stepper,
             sequences,
             estimators=dict.fromkeys(estimators, self.probes),
+            layers=self.probes,
             progress=f"{subject.name}: estimators, {split}",
             file=subject.progress_stream(),
         )

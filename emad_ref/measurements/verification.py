@@ -56,9 +56,9 @@ class ReplayValidity:
         average and rounding decides hardly any signal. Probes are shallow, where depth changes the emitted token.
         """
         short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.sequences("validate", PROBED)]
-        trace = take_trace(self.subject.stepper, short)
         layers = self.subject.stepper.layers
         probes = tuple(range(1, layers, max(1, layers // 6)))
+        trace = take_trace(self.subject.stepper, short, layers=probes)
         entropy = trace.entropy_nats[:, np.array(probes, dtype=np.int64) - 1]
         candidates = []
         for quantile in PROBING_QUANTILES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.exit_rules.rules import default_probes
+from emad_ref.measurements import traces, verification
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.causal import CausalStepper
-from tests.small import LAYERS, VOCABULARY
-from tests.small_evidence import small_evidence
+from emad_ref.point import Estimator
+from tests.small import LAYERS, VOCABULARY, small_config, small_model
+from tests.small_evidence import PROBES, small_evidence
 
 COSTLY = {"vocabulary": 100_000}  # of the geometry alone: a head of so many rows costs more than a block
 
@@ -63,6 +67,37 @@ def test_probes_of_a_given_profile_are_read_too(monkeypatch: pytest.MonkeyPatch,
     made, _ = fresh_evidence(monkeypatch, costly=True, profile=tmp_path / "p.json")
     assert made.traces.calibration.layers_read == tuple(sorted({other, *default_probes(LAYERS), LAYERS}))
     assert np.isfinite(made.traces.calibration.entropy_nats[:, other - 1]).all()
+
+
+def deep_evidence() -> ModelMeasurements:
+    """Of a model of 12 layers, whose probing point leaves layers out."""
+    config = small_config("gpt_neox")
+    config.num_hidden_layers = 2 * LAYERS
+    return small_evidence(CausalStepper(small_model("gpt_neox", config=config)))
+
+
+@pytest.mark.parametrize(
+    ("read", "layers"),
+    [
+        (lambda made: made.estimates.linear, (*PROBES, 2 * LAYERS)),
+        (lambda made: made.estimates.read("validate", 5, [Estimator("topk", k=4)]), (*PROBES, 2 * LAYERS)),
+        (lambda made: made.replay_validity.probing_point, (1, 3, 5, 7, 9, 11, 2 * LAYERS)),
+    ],
+    ids=["linear probes", "estimators", "probing point"],
+)
+def test_what_compares_probes_alone_reads_heads_there_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, read: Callable[[ModelMeasurements], Any], layers: tuple[int, ...]
+) -> None:
+    made, taken = deep_evidence(), []
+
+    def recorded(*given: Any, **asked: Any) -> Trace:
+        taken.append(take_trace(*given, **asked))
+        return taken[-1]
+
+    for module in (traces, verification):
+        monkeypatch.setattr(module, "take_trace", recorded)
+    read(made)
+    assert [trace.layers_read for trace in taken] == [layers]
 
 
 def test_a_vocabulary_of_the_tests_is_cheap() -> None:
