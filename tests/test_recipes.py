@@ -33,6 +33,9 @@ BLOCK = re.compile(
 )
 
 
+MODULES = {"pytest": ["pytest", "-p", "no:cacheprovider"], "emad": ["emad_ref"]}
+
+
 @dataclass(frozen=True)
 class Step:
     """``text`` goes into ``path``: as a new file, or above or below the only line that reads ``line``."""
@@ -105,8 +108,8 @@ def check(recipe: Recipe, root: Path) -> str:
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
     for command in recipe.commands:
         program, *words = shlex.split(command)
-        module = {"pytest": ["pytest", "-p", "no:cacheprovider"], "emad": ["emad_ref"]}[program]
-        done = run_forked([*module, *words], cwd=root, env=environment)
+        words = words[1:] if program == "python" else [*MODULES[program], *words]  # python -m MODULE …
+        done = run_forked(words, cwd=root, env=environment)
         if done.returncode or (program == "pytest" and not re.search(r"\b[1-9]\d* passed", done.stdout)):
             return f"{command}\nexit status {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
     return ""
