@@ -332,9 +332,8 @@ class Trace:
             return self.column(point.signal)
         if point.estimator not in self.estimates:
             names = ", ".join(estimator.name for estimator in self.estimates) or "none"
-            raise BadArgument(
-                "point.estimator", point.estimator.name, f"full or one this trace records ({names})", "trace it too"
-            )
+            expected = f"full or one this trace records ({names})"
+            raise BadArgument("point.estimator", point.estimator.name, expected, "trace it too")
         return self.estimates[point.estimator]
 
     def _agreement(self, probes: Sequence[int]) -> NDArray[np.float32]:
@@ -430,9 +429,8 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
             raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
         last = len(sequence.tokens) - 2
         if not 0 <= sequence.adaptive_from <= last:
-            raise BadArgument(
-                "adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", "nothing is decided in the sequence"
-            )
+            remedy = "nothing is decided in the sequence"
+            raise BadArgument("adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", remedy)
         n_decided, read = last + 1 - sequence.adaptive_from, sequence.input
         rows = len(inputs) + (read not in inputs)
         if batch and max(max(widest, sequence.size) * rows, decided + n_decided) > tokens:

@@ -112,11 +112,16 @@ def _source_of(name: str) -> ModelSource:
 def require_available(name: str) -> None:
     """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
 
+    A name that leads nowhere is left to the loader, which refuses it with the list of names.
+
     Raises:
-        BadArgument: as ``source_and_revision``; a GGUF file that is none, or that no installed package reads.
+        BadArgument: a GGUF file that is none, or that no installed package reads.
         ModelUnavailable: a model that was not fetched yet, or not completely; one of a hub that does not answer.
     """
-    source, revision = source_and_revision(name, None)
+    try:
+        source, revision = source_and_revision(name, None)
+    except BadArgument:
+        return
     if source.kind == "fetched":
         require_fetched(name)
     elif source.kind == "gguf":

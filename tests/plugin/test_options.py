@@ -168,7 +168,10 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-device", "meta"], "--emad-device='meta', but expected a torch device that computes"),
         (["--emad-device", "cpu:99"], "--emad-device='cpu:99', but expected a torch device that computes"),
         (["--emad-dtype", "float8"], "--emad-dtype='float8', but expected one of float32"),
-        (["--emad-decoder", "udp:1"], "--emad-decoder='udp:1', but expected exec:COMMAND or tcp:HOST:PORT"),
+        (
+            ["--emad-decoder", "udp:1"],
+            "--emad-decoder='udp:1', but expected exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT",
+        ),
         (["--emad-decoder", "exec:"], "--emad-decoder='exec:', but expected a command behind exec:"),
         (["--emad-decoder", "exec:./nowhere --fast"], "a program that is there and can be run; looked at"),
         (["--emad-decoder", "exec:./profile.json"], "a program that is there and can be run; looked at"),

@@ -73,7 +73,9 @@ def test_a_decoder_elsewhere_is_asked_in_place_of_ours(reader: Path, capsys: pyt
     assert f"emad: decoder={where}: call 'hello': no connection" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*asked, "--decoder", "udp:1"])
-    assert "--decoder='udp:1', but expected exec:COMMAND or tcp:HOST:PORT" in capsys.readouterr().err
+    assert (
+        "--decoder='udp:1', but expected exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT" in capsys.readouterr().err
+    )
 
 
 def test_the_record_is_asked_as_the_suites_ask_it(

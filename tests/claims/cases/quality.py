@@ -128,8 +128,8 @@ def names_a(verdict: Verdict) -> None:
 def open_for_want_of_tasks(verdict: Verdict) -> None:
     """Never survived: one task that falls, or none, beside tasks that cannot."""
     assert verdict.verdict == "inconclusive", verdict.reason
-    (leg,) = (leg for leg in verdict.legs if leg.outcome == "unmeasured")
-    assert "not exercised: saves 0.4 %" in leg.reason
+    (leg,) = (leg for leg in verdict.legs if "not exercised: saves 0.4 %" in leg.reason)
+    assert leg.outcome in ("unmeasured", "inconclusive")  # none counts; one does
     assert "the criterion speaks of two" in leg.reason
 
 

@@ -474,9 +474,9 @@ def test_a_server_is_a_host_and_a_port(folder, text, host, port):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "but expected exec:COMMAND or tcp:HOST:PORT"),
-        ("./decoder", "but expected exec:COMMAND or tcp:HOST:PORT"),
-        ("udp:127.0.0.1:7007", "but expected exec:COMMAND or tcp:HOST:PORT"),
+        ("", "but expected exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT"),
+        ("./decoder", "but expected exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT"),
+        ("udp:127.0.0.1:7007", "but expected exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT"),
         ("exec:", "a command behind exec:"),
         ("exec:  ", "a command behind exec:"),
         ("exec:''", "a command behind exec:"),

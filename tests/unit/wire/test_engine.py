@@ -104,7 +104,7 @@ def one_token_more(prompt: list[int], max_new: int, *rest: Any) -> tuple[list[in
 def another_temperature(
     prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
 ) -> tuple[list[int], bool]:
-    return complete(prompt, max_new, stop, temperature / 4, seed)
+    return complete(prompt, max_new, stop, temperature / 12, seed)
 
 
 def greedy_always(
