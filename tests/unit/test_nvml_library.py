@@ -156,8 +156,11 @@ def test_energy_per_token_is_judged_end_to_end(standin, tmp_path, faults, reason
     checkout = Path(__file__).parents[2]
     command = [sys.executable, *run, *options]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:]
-    (claim,) = json.loads((tmp_path / "report" / "report.json").read_text())["claims"]
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    (claim,) = report["claims"]
+    assert "1 passed" in done.stdout, done.stdout[-2000:]
+    assert done.returncode == 1, "a run with a replaced judge proves nothing"
+    assert "FAILED: replaced: emad_ref.claims.energy.device_uuid" in done.stdout
     if reason is None:
         assert claim["verdict"] in ("survived", "falsified", "inconclusive")
         assert claim["estimate"] > 0
