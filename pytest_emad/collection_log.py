@@ -1,14 +1,14 @@
 """Which tests were collected, deselected, skipped and attempted; registered in every process of a run.
 
-A run of our suites must not lose a test in silence: a keyword in an environment variable, a mark from a conftest or a
-``pytest.skip`` inside a decoder look like success to pytest. What a process saw travels on test reports and, when a
-worker ends, with its output; ``emad_ref.report.gaps`` says what of it is a fault.
+A run of our suites must not lose a test silently. A keyword in an environment variable, a mark from a conftest or a
+``pytest.skip`` inside a decoder looks like success to pytest. Each process logs what it saw; the log travels on test
+reports and with a worker's output. ``emad_ref.report.gaps`` decides which of it is a fault.
 
-A plugin may run a test again until it passes, and a hook may turn a failure into a pass. So ``AttemptLog`` records each
-attempt where it happens, and ``emad_ref.report.verification`` compares that with what is reported.
+A plugin may rerun a test until it passes, and a hook may turn a failure into a pass. So ``AttemptLog`` records each
+attempt where it happens, and ``emad_ref.report.verification`` compares the attempts with the reported outcomes.
 
 An error that makes every test impossible (a model that cannot be loaded, a corpus without text) travels on a report as
-``STOP``: the process that collects reports ends the run, once, with exit status 4.
+``STOP``. The process that collects reports then ends the run once, with exit status 4.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from emad_ref.report.schema import Outcome, SkipKind
 from pytest_emad import decoder_providers, environment, selection
 from pytest_emad.recorder import ATTEMPT, RAISED, REPLACED
 
-FEATURES = "emad_features"  # attribute of a report: what was asked for when the decoder declined it
+FEATURES = "emad_features"  # attribute of a report: features of the request that the decoder declined
 SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist carries attributes across
 WORKER_OUTPUT_KEY = "emad.attendance"  # entry of a worker's output
 STOP = "emad_stop"  # attribute of a report: why the run ends
 DESELECTED = "deselected"
 OUR_FIXTURES = frozenset({"emad_evidence", "emad_model", "emad_pair", "emad_record"})
-MAX_REASON_LENGTH = 300  # letters of what an attempt raised
+MAX_REASON_LENGTH = 300  # characters of the error of an attempt
 SKIP_EXCEPTIONS = (pytest.skip.Exception, unittest.SkipTest)
 ABORT_EXCEPTIONS = (pytest.exit.Exception, KeyboardInterrupt, SystemExit)
 
@@ -42,12 +42,12 @@ _BODIES = pytest.StashKey[int]()  # how often the body ran in this attempt
 
 
 def note_refusal(item: pytest.Item, features: tuple[str, ...] | None) -> None:
-    """The decoder under test declined what ``item`` asked: a request with these ``features``, or a call (None)."""
+    """Note that the decoder declined a request of ``item`` with these ``features``, or a call of a method (None)."""
     item.stash[_REFUSED] = None if features is None else [*features]
 
 
 class CollectionLog:
-    """``collected``: node id → name of each shipped test. ``deselected``: as ``report.json`` has it."""
+    """``collected``: node id → name of each shipped test. ``deselected``: entries of ``report.json``."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -56,7 +56,7 @@ class CollectionLog:
         self.deselected: list[dict[str, Any]] = []
 
     def take(self, items: Iterable[pytest.Item], not_asked: Mapping[str, str]) -> None:
-        """All ``items`` there are, before anybody leaves some out; of those ``not_asked``, by node id, why."""
+        """Log all ``items`` before any deselection; ``not_asked``: node id → reason for deselecting it."""
         self._not_asked |= not_asked
         named = {item.nodeid: environment.shipped_test_name(item) for item in items}
         self.collected |= {nodeid: name for nodeid, name in named.items() if name is not None}
@@ -76,7 +76,7 @@ class CollectionLog:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        raised_by = _raising_file(call)  # before pytest puts an exception of its own in the place of unittest's
+        raised_by = _raising_file(call)  # before pytest replaces unittest's exception by its own
         report = yield
         _shorten_error(item, call, report)
         name = environment.shipped_test_name(item)
@@ -88,8 +88,8 @@ class CollectionLog:
             if name is not None and kind == "left out" and report.when == "call":
                 report.outcome = "failed"
                 report.longrepr = (
-                    f"{raised_by} skipped this test: expected the test's own file to, or the decoder to raise "
-                    "emad_ref.protocol.Unsupported(reason) where it declines"
+                    f"{raised_by} skipped this test. Only the test's own file may skip it; a decoder that declines a "
+                    "request must raise emad_ref.protocol.Unsupported(reason)"
                 )
         return report
 
@@ -97,7 +97,7 @@ class CollectionLog:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """A file of ours that skips itself as a whole: an extra is absent."""
+        """Log a shipped file that skips itself as a whole because an extra is absent."""
         report = yield
         if report.skipped and isinstance(collector, pytest.File):
             vars(report)[SHIPPED] = environment.shipped_file(collector.path)
@@ -107,7 +107,7 @@ class CollectionLog:
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A worker sends home what only it saw."""
+        """Send a worker's log to the controller."""
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output[WORKER_OUTPUT_KEY] = self.to_json()
@@ -121,7 +121,7 @@ class CollectionLog:
 
 
 def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    """Show an error of ours as its message, which names value, expectation and remedy; ``--tb`` shows its frames."""
+    """Show an error of ours by its message, which names value, expectation and remedy; ``--tb`` shows the frames."""
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, RunStopped):
         vars(report)[STOP] = report.longrepr = str(error)
@@ -135,7 +135,7 @@ def _uses_ours(item: pytest.Item) -> bool:
 
 
 def _raising_file(call: pytest.CallInfo[Any]) -> Path | None:
-    """The file whose code raised what ended ``call``; of ``pytest.skip`` and its like, the file that called it."""
+    """The file whose code raised the exception of ``call``; for ``pytest.skip`` and the like, the calling file."""
     if call.excinfo is None:
         return None
     files = [entry.path for entry in call.excinfo.traceback if isinstance(entry.path, Path)]
@@ -150,7 +150,7 @@ def _skip_kind(item: pytest.Item, when: str | None, raised_in: Path | None) -> S
 
 
 class AttemptLog:
-    """Records how often each of our tests was attempted, and how each attempt ended."""
+    """Records the number of attempts of each of our tests, and the outcome of each attempt."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -177,7 +177,7 @@ class AttemptLog:
         finally:
             _add_record(pyfuncitem, RAISED, {"outcome": outcome, "reason": reason})
             if environment.is_shipped(pyfuncitem):
-                from pytest_emad import integrity  # it parses our own source
+                from pytest_emad import integrity  # parses our own source
 
                 for part in integrity.find_replacements(pyfuncitem):
                     _add_record(pyfuncitem, REPLACED, part)
@@ -186,7 +186,7 @@ class AttemptLog:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Of setup and teardown: where no body runs, no wrapper of its call sees what was raised."""
+        """Record errors of setup and teardown, which no wrapper of the call sees."""
         error = None if call.excinfo is None else call.excinfo.value
         not_run = isinstance(error, (*ABORT_EXCEPTIONS, pytest.xfail.Exception))  # pytest raises ``xfail(run=False)``
         if _ATTEMPTS in item.stash and call.when != "call" and error is not None and not not_run:
@@ -206,7 +206,7 @@ def _is_skip(error: BaseException) -> bool:
         return True
     if not isinstance(error, EmadError):
         return False
-    from emad_ref.protocol import Unsupported  # it brings NumPy
+    from emad_ref.protocol import Unsupported  # imports NumPy
 
     return isinstance(error, Unsupported)
 
@@ -214,7 +214,7 @@ def _is_skip(error: BaseException) -> bool:
 def _error_text(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as other:  # a text that raises must not keep the attempt off the record
+    except Exception as other:  # an error without a readable text is recorded, too
         text = f"its text raises {type(other).__name__}"
     return f"{type(error).__name__}: {text}"[:MAX_REASON_LENGTH]
 

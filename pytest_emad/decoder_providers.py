@@ -1,8 +1,8 @@
 """Which plugin makes the decoder under test, how often it answered, and how reports name it.
 
-The provider is ours, the one foreign plugin, the one that ``--emad-backend`` names, or the process of
-``--emad-decoder``. A run that judged our decoder where another was meant must not pass for a run of that other one, so
-every answer and refusal is counted, and providers that nobody loaded are looked for.
+The provider is ours, the only foreign plugin, the one that ``--emad-backend`` names, or the process of
+``--emad-decoder``. A run that judged the reference decoder by mistake must not look like a run of yours. So every
+answer and refusal is counted, and a run reports providers that are present but not loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOOK = "pytest_emad_make_decoder"
 OUR_PROVIDER = "emad-walked"
 REMOTE_PROVIDER = "emad-distant"
 
-# fields that every point with exits sets, or that are said with the schedule
+# fields that every point with exits sets, or that the schedule implies
 PLAIN_FIELDS = frozenset({"probes", "thresholds", "schedule", "margin_nats", "period"})
 
 COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
@@ -44,22 +44,22 @@ class NoDecoder(EmadError):
 
 
 class ReferenceProvider:
-    """Our own provider, asked last: ``emad_ref.decoding.reference`` over the judge's own model, which it leaves
-    alone."""
+    """Our own provider, called last: ``emad_ref.decoding.reference`` over the judge's model, which it does not
+    change."""
 
     emad_origin = "reference (ours)"
 
     @pytest.hookimpl(trylast=True)
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
         from emad_ref.measurements.run_resources import (
-            make_judge_decoder,  # imports torch: only when a decoder is really wanted
+            make_judge_decoder,  # imports torch, so import it only for a request
         )
 
         return make_judge_decoder(request)
 
 
 class RemoteProvider:
-    """The provider of ``--emad-decoder``: one connection for the run, made when the first decoder is wanted."""
+    """The provider of ``--emad-decoder``: one connection per run, opened at the first request."""
 
     def __init__(self, address: Address, seconds: float) -> None:
         self._address, self._seconds = address, seconds
@@ -69,7 +69,7 @@ class RemoteProvider:
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
         if self._distant is None:
             from emad_ref.measurements.run_resources import (
-                RemoteDecoders,  # imports torch, as the model that is asked about has
+                RemoteDecoders,  # imports torch, so import it only for a request
             )
 
             self._distant = RemoteDecoders(self._address, self._seconds)
@@ -81,7 +81,7 @@ class RemoteProvider:
 
 
 def register_providers(config: pytest.Config) -> None:
-    """Our provider and, with ``--emad-decoder``, the one of the other process, which ends with the run."""
+    """Register our provider and, with ``--emad-decoder``, that of the other process, which ends with the run."""
     config.pluginmanager.register(ReferenceProvider(), OUR_PROVIDER)
     asked_for = settings(config)
     if asked_for.decoder is not None:
@@ -91,7 +91,7 @@ def register_providers(config: pytest.Config) -> None:
 
 
 def providers(config: pytest.Config) -> dict[str, object]:
-    """Every registered provider by plugin name, ours included, the next to be asked first."""
+    """Every registered provider by plugin name, ours included, in calling order."""
     found = reversed(getattr(config.hook, HOOK).get_hookimpls())
     return {implementation.plugin_name: implementation.plugin for implementation in found}
 
@@ -109,7 +109,7 @@ def check_providers(config: pytest.Config) -> None:
 
 
 def provider_choice(config: pytest.Config) -> str | None:
-    """The provider that the command line names, by address, by name or by how ours walks; None: the usual order."""
+    """The provider that the command line names by address, plugin name or variant of ours; None: calling order."""
     asked_for = settings(config)
     if asked_for.decoder is not None:
         return REMOTE_PROVIDER
@@ -117,20 +117,22 @@ def provider_choice(config: pytest.Config) -> str | None:
 
 
 def _sole_provider(config: pytest.Config) -> str | None:
-    """The provider that alone is asked, or None for the usual order."""
+    """The only provider to call, or None for calling order."""
     known, wanted = list(providers(config)), provider_choice(config)
     if wanted == REMOTE_PROVIDER:
         return wanted
     foreign = [name for name in known if name != OUR_PROVIDER]
     if wanted is None and len(foreign) > 1:
-        raise BadArgument("--emad-backend", None, f"a choice between {', '.join(foreign)}", "name one of them")
+        raise BadArgument(
+            "--emad-backend", None, f"one of {', '.join(foreign)}", "several plugins provide a decoder: choose one"
+        )
     if wanted is not None and wanted not in known:
         raise BadArgument("--emad-backend", wanted, f"a plugin with {HOOK}: {', '.join(known)}", "load it with -p NAME")
     return wanted
 
 
 def requested_features(request: Request) -> tuple[str, ...]:
-    """What ``request`` asks beyond a greedy run at full depth: exits, sampling, and fields of the point by name."""
+    """Features that ``request`` needs beyond greedy full depth: exits, sampling, and fields of the point by name."""
     point = request.point
     if point.fixed and point.ceiling == point.layers:
         exits: list[str] = []
@@ -149,12 +151,12 @@ def _count_features(config: pytest.Config, name: str, request: Request, declined
 
 
 def make_decoder(config: pytest.Config, request: Request) -> Decoder:
-    """The decoder under test for ``request``; the caller closes it.
+    """Make the decoder under test for ``request``; the caller closes it.
 
     Raises:
-        pytest.UsageError: as ``check``.
+        pytest.UsageError: as ``check_providers``.
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
-        NoDecoder: every provider that is asked, the one of ``--emad-backend`` or all, returned None.
+        NoDecoder: every provider that was called, the one of ``--emad-backend`` or all, returned None.
     """
     from emad_ref.protocol import Unsupported
 
@@ -182,7 +184,7 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
 
 
 def provider_counts(config: pytest.Config) -> list[dict[str, Any]]:
-    """The providers that may be asked in this process, each with what came of it so far: JSON values only."""
+    """The callable providers of this process with their counts of answers and refusals: JSON values only."""
     counts, offered, wanted = (
         config.stash.get(COUNTS, {}),
         config.stash.get(COUNTED_FEATURES, {}),
@@ -213,9 +215,9 @@ def provider_name(config: pytest.Config, name: str, plugin: object) -> str:
 
 
 def unloaded_providers(config: pytest.Config) -> list[str]:
-    """Who offers a decoder beside this run and was not loaded: a conftest.py on the way, an installed plugin.
+    """Providers that exist but were not loaded: conftest.py files on the way, installed plugins.
 
-    Nobody where a decoder was chosen by name, or a foreign one answers anyhow. Nothing is imported.
+    Empty if the user chose a decoder by name, or if a foreign provider is loaded. This imports nothing.
     """
     if provider_choice(config) is not None or set(providers(config)) != {OUR_PROVIDER}:
         return []
@@ -234,7 +236,7 @@ def unloaded_providers(config: pytest.Config) -> list[str]:
 
 
 def _module_source(module: str) -> Path | None:
-    """Where the source of an installed module lies; only its outermost package is looked up."""
+    """The source file of an installed module; only its outermost package is looked up."""
     first, *rest = module.split(".")
     spec = find_spec(first)
     if spec is None:
@@ -250,7 +252,7 @@ def _defines_hook(file: Path) -> bool:
     """Whether source defines, imports or assigns the hook."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # not there, or nothing that pytest could have loaded
+    except (OSError, SyntaxError, ValueError):  # absent, or not loadable by pytest either
         return False
     names = [
         getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)

@@ -1,9 +1,9 @@
-"""Conditions of a run: one installation, our suites, caches, one GPU per process, a command line pytest understood.
+"""Preconditions of a run: one installation, collected suites, caches, one GPU per process, a valid command line.
 
-A run that checks nothing must not look like a run in which nothing failed: a user's ``python_files`` can make our
-suites collect no test at all, and pytest then exits with status 0. pytest looks for its root folder before plugins add
-options: the value of ``--emad-data DIR`` is a test path to it, and so are our installed suites. Its caches would go
-there, and the configuration of the user's project would not be read.
+A run without tests must not look like a run without failures: a user's ``python_files`` can make our suites collect no
+test, and pytest then exits with status 0. pytest determines its root folder before plugins add options, so it takes
+the value of ``--emad-data DIR``, and our installed suites, for test paths. It would then put its caches there and
+ignore the configuration of the user's project.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-EXTRA = "suites"  # what they need beside the reference
+EXTRA = "suites"  # the extra whose packages the suites need
 
 SOURCE_ROOT = Path(pytest_emad.__file__).resolve().parents[1]
 SUITES = suites_source.SUITES
@@ -40,7 +40,7 @@ INSTALLED_SUITES = SOURCE_ROOT / "pytest_emad" / "suites"
 
 
 def check_installation() -> None:
-    """``pytest_emad`` and ``emad_ref`` must come from one tree: their versions are never mixed.
+    """Require that ``pytest_emad`` and ``emad_ref`` come from one tree, so that versions cannot mix.
 
     Raises:
         pytest.UsageError: they come from two places.
@@ -54,7 +54,7 @@ def check_installation() -> None:
 
 
 def check_requirements() -> None:
-    """Our metadata against our code, and installed versions against its bounds, which ``--no-deps`` can bypass.
+    """Compare our metadata with our code, and installed versions with its bounds, which ``--no-deps`` bypasses.
 
     Raises:
         pytest.UsageError: metadata of another version; a dependency that is missing or outside its bounds.
@@ -64,11 +64,11 @@ def check_requirements() -> None:
     try:
         declared = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return  # run from a tree that is not installed: there are no declared bounds to hold
+        return  # run from a tree that is not installed: it declares no bounds
     if (there := installed_version(DISTRIBUTION)) != emad_ref.__version__:
         raise pytest.UsageError(
             f"{DISTRIBUTION}={there} is installed, but the code in {SOURCE_ROOT} is {emad_ref.__version__}; "
-            "install it again: pip install -e ."
+            "reinstall: pip install -e ."
         )
     needed = [(requirement, who) for requirement in map(Requirement, declared) if (who := _requirer(requirement))]
     unfit = [(requirement, who) for requirement, who in needed if not _is_satisfied(requirement)]
@@ -87,14 +87,14 @@ def _is_satisfied(requirement: Requirement) -> bool:
 
 
 def _requirer(requirement: Requirement) -> str:
-    """In words: everything here, or our suites; "" where neither does."""
-    needs = {"": f"{DISTRIBUTION} needs", EXTRA: f"{DISTRIBUTION}[{EXTRA}], which the suites are run with, needs"}
+    """The part of this project that needs ``requirement``, in words; "" if none does here."""
+    needs = {"": f"{DISTRIBUTION} needs", EXTRA: f"{DISTRIBUTION}[{EXTRA}], which the suites need, needs"}
     marker = requirement.marker
     return next((words for extra, words in needs.items() if marker is None or marker.evaluate({"extra": extra})), "")
 
 
 def requested_suites(config: pytest.Config) -> list[str]:
-    """Those command-line arguments that name our suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
+    """Command-line arguments that name our suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
     return [argument for argument in config.args if _suite_path(argument, config) is not None]
 
 
@@ -103,7 +103,7 @@ def _suite_path(argument: str, config: pytest.Config) -> Path | None:
 
 
 def suite_path(argument: str, folder: Path, pyargs: bool) -> Path | None:
-    """The file or folder below one of our suite folders that ``argument``, typed in ``folder``, names."""
+    """The file or folder of our suites that ``argument``, typed in ``folder``, names; None: another path."""
     name = argument.split("::")[0]
     if pyargs and name.split(".")[:2] == ["pytest_emad", "suites"]:
         inside = SOURCE_ROOT.joinpath("pytest_emad", "suites")
@@ -118,32 +118,32 @@ def is_shipped(item: pytest.Item) -> bool:
 
 
 def shipped_file(path: Path) -> str | None:
-    """``suites/…`` for a file of ours."""
+    """``suites/…`` for a shipped file, else None."""
     return _shipped_name(path, SUITES)
 
 
 @cache
 def _shipped_name(path: Path, suites: tuple[Path, ...]) -> str | None:
-    """Asked for every phase of every test of whatever run this plugin is installed for."""
+    """Cached, because every phase of every test asks for it, also in runs without our tests."""
     return shipped_name(path.resolve(), suites)
 
 
 def shipped_test_name(item: pytest.Item) -> str | None:
-    """``suites/…/test_x.py::test_y`` for a test of ours, whatever its parameters."""
+    """``suites/…/test_x.py::test_y`` for a shipped test, without its parameters."""
     file = shipped_file(item.path)
     return None if file is None else f"{file}::{getattr(item, 'originalname', None) or item.name}"
 
 
 def shipped_tests() -> list[str]:
-    """All of them, collected or not."""
+    """Every shipped test, collected or not."""
     return suites_source.shipped_tests(SUITES)
 
 
 def check_waivers(config: pytest.Config) -> None:
-    """Every waiver must name something that can be missing.
+    """Require that every waiver names a claim, decoder or shipped test that can stay undecided.
 
     Raises:
-        pytest.UsageError: one does not.
+        pytest.UsageError: a waiver names anything else.
     """
     if not (waivers := settings(config).waive):
         return
@@ -180,7 +180,7 @@ def check_models(config: pytest.Config) -> None:
 
 
 def requested_tests(config: pytest.Config) -> list[str]:
-    """What the command line asks of our suites, as ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
+    """The parts of our suites on the command line: ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
     asked = []
     for argument in config.args:
         home = _suite_path(argument, config)
@@ -191,15 +191,15 @@ def requested_tests(config: pytest.Config) -> list[str]:
 
 
 def is_cost_test(item: pytest.Item) -> bool:
-    """Whether ``item`` is one of our measuring tests, marked or not."""
+    """Whether ``item`` is a shipped test of ``suites/cost``."""
     return (shipped_file(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")
 
 
 def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
-    """Every argument that names our suites must have given at least one test; call it before deselection.
+    """Require at least one collected test per argument that names our suites; call it before deselection.
 
     Raises:
-        pytest.UsageError: one gave none although nothing failed to import.
+        pytest.UsageError: an argument gave no test although every module was imported.
     """
     if session.testsfailed:  # pytest reports the broken module itself
         return
@@ -211,18 +211,21 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
         if home is not None and not any(path.is_relative_to(home) for path in found):
             files, functions = (session.config.getini(name) for name in ("python_files", "python_functions"))
             raise pytest.UsageError(
-                f"{argument} was asked for, but none of its tests were collected: python_files={files} and "
+                f"{argument}: pytest collected none of its tests: python_files={files} and "
                 f"python_functions={functions} must match test_*.py and test_*; add "
                 "-o python_files='test_*.py' -o python_functions='test_*'"
             )
 
 
 STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
-BENCHMARKS = "file://./.benchmarks"  # where pytest-benchmark stores, unless told
+BENCHMARKS = "file://./.benchmarks"  # pytest-benchmark's default storage
 
 
 def use_pytest_cache(config: pytest.Config) -> None:
-    """Before pytest-benchmark is configured, and before Hypothesis is imported. What a user chose stays as it is."""
+    """Point pytest-benchmark and Hypothesis to pytest's cache, unless the user chose folders.
+
+    Call it before pytest-benchmark is configured and before Hypothesis is imported.
+    """
     options = config.option
     stores = any(getattr(options, f"benchmark_{name}", None) for name in ("save", "autosave", "compare"))
     if getattr(options, "benchmark_storage", None) == BENCHMARKS and not stores:
@@ -250,10 +253,10 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def select_gpu(worker: int) -> None:
-    """Of the GPUs that this process sees the one of number ``worker``, counted round. Before anything starts CUDA.
+    """Make one visible GPU, number ``worker`` modulo their count, the only one. Call it before CUDA starts.
 
     Raises:
-        BadArgument: CUDA was started here before, and sees what it saw then.
+        BadArgument: CUDA runs in this process already, and its list of devices is fixed.
     """
     import torch
 
@@ -264,7 +267,7 @@ def select_gpu(worker: int) -> None:
     names = given.split(",") if given else [str(number) for number in range(count)]
     os.environ[VISIBLE_DEVICES] = mine = names[worker % count].strip()
     if torch.cuda.device_count() != 1:
-        remedy = "somebody started CUDA too early, say a conftest.py; leave that to the tests, or use one process"
+        remedy = "a conftest.py or plugin started CUDA; let the tests start it, or use one process"
         raise BadArgument("device", "cuda", f"that worker {worker} sees GPU {mine} alone, and not all {count}", remedy)
 
 
@@ -272,10 +275,12 @@ def select_gpu(worker: int) -> None:
 
 
 def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
-    """Before conftest files are looked for; ``arguments`` as given, those of ini file and environment first.
+    """Check the command line before pytest searches conftest files.
+
+    ``arguments`` includes those of the ini file and of the environment.
 
     Raises:
-        pytest.UsageError: pytest misread them, and only the user can correct the command.
+        pytest.UsageError: pytest misread an argument.
     """
     _check_dashes(arguments)
     given, folder = config.known_args_namespace, config.invocation_params.dir
@@ -286,15 +291,14 @@ def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
 
 
 def _check_dashes(arguments: Sequence[str]) -> None:
-    """An option that starts with another dash than the keyboard's is a test path to pytest, and not found."""
+    """Refuse typographic dashes: pytest takes such an option for a test path and does not find it."""
     for argument in arguments:
         option, equals, value = argument.partition("=")
         name = option.translate(DASH_VARIANTS).replace("—", "-").lstrip("-")
         dashed = option.translate(DASH_VARIANTS).replace("—", "-").startswith("-")
         if dashed and name.startswith("emad-") and not option.isascii():
             raise pytest.UsageError(
-                f"{argument}: its dashes are not those of a keyboard, as text pasted from a page has them; "
-                f"write --{name}{equals}{value}"
+                f"{argument}: its dashes are typographic, as in copied text; write --{name}{equals}{value}"
             )
 
 
@@ -309,8 +313,8 @@ def _check_workers(config: pytest.Config, arguments: Sequence[str]) -> None:
 
 
 def _keep_root(config: pytest.Config, arguments: Sequence[str]) -> None:
-    """pytest's root folder as it would be had it known our options, and without our installed suites."""
-    from _pytest.config.findpaths import determine_setup  # pytest's own way, to which no public name leads
+    """Set pytest's root folder to the one that it finds without values of our options and our installed suites."""
+    from _pytest.config.findpaths import determine_setup  # pytest has no public name for it
 
     given, folder = config.known_args_namespace, config.invocation_params.dir
     if given.inifilename or given.rootdir:
@@ -325,7 +329,7 @@ def _keep_root(config: pytest.Config, arguments: Sequence[str]) -> None:
         if given.confcutdir == str(config.rootpath):
             given.confcutdir = str(root)
         config._rootpath = root
-        if config.rootpath != root:  # a pytest that keeps it elsewhere
+        if config.rootpath != root:  # a pytest version that keeps it elsewhere
             raise pytest.UsageError(
                 _misread_message(arguments, folder, f"its root is {config.rootpath} and not {root}")
             )
@@ -336,7 +340,7 @@ def _is_installed_suite(path: Path) -> bool:
 
 
 def _misread_message(arguments: Sequence[str], folder: Path, so: str) -> str:
-    """The option whose value pytest took for a test path, and how to write it."""
+    """Name the option whose value pytest took for a test path, and the spelling that works."""
     for option, value in pairwise(arguments):
         if option.startswith("--emad-") and "=" not in option and (folder / value).exists():
             return f"{option} {value}: pytest took {value} for a test path, and {so}; write {option}={value}"

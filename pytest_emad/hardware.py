@@ -1,4 +1,4 @@
-"""What matters most on a machine never seen before, in minutes, with whatever it has installed and no network.
+"""Measure a new machine in minutes, with what it has installed and without a network.
 
     python -m pytest_emad.hardware --out golden/hardware/NAME [--device cuda] [--minutes 8] [MODEL …]
 
@@ -9,11 +9,11 @@ For every model, in float32 and bfloat16:
     decoders                invariants and fidelity suites: every decoder, every schedule, on this device
     cost                    time (EMAD-F2) and energy (EMAD-N1)
 
-Each of them is a step of its own. What one finds is written to OUT/record.json before the next begins, so that a
-machine that is taken away loses one step; a step that takes too long is ended and says so. Suites run as pytest runs of
-their own, their reports beside the record.
+Each is one step. The command writes the result of a step to OUT/record.json before the next begins, so an interrupted
+command loses one step. A step that takes too long is stopped, and the record says so. Suites run as separate pytest
+runs; their reports lie beside the record.
 
-Exit status: 0 every step came to its end, or does not apply to this device, and no suite failed; 1 otherwise.
+Exit status: 0 if every step finished or does not apply to this device, and no suite failed; else 1.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ from pytest_emad import subprocesses
 
 MODELS = ("emad-tiny", "random:pythia-410m")
 DTYPES = ("float32", "bfloat16")
-SHARES = {"decoders": 0.3, "cost": 0.5}  # of what time is left, for a suite run of one model and dtype
-STEPS = ("tolerances", "bandwidth", "graphs", *SHARES)  # cheap ones first: what ends early has the most in it
-LEAST = 20.0  # seconds, whatever is left: less would end a run before it has loaded its model
+SHARES = {"decoders": 0.3, "cost": 0.5}  # of the remaining time, for a suite run of one model and dtype
+STEPS = (
+    "tolerances",
+    "bandwidth",
+    "graphs",
+    *SHARES,
+)  # cheap ones first, so that an interrupted command has most steps
+LEAST = 20.0  # seconds: a shorter run would end before it has loaded its model
 FACTS, NOT_APPLICABLE = "machine", "not applicable"
 
 
@@ -60,18 +65,20 @@ class HardwareStep:
 
 def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.hardware", description="Measure this machine.")
-    parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=f"{', '.join(MODELS)} by default")
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=f"(default: {', '.join(MODELS)})")
     parser.add_argument("--out", type=Path, required=True, help="folder of record.json and reports")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtypes", nargs="+", choices=(*DTYPES, "float16"), default=DTYPES)
     parser.add_argument("--suites", default="pytest_emad.suites", help="package or path of the suites")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all steps together; 8 by default")
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="which, in order; all by default")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for all steps together (default: 8)")
+    parser.add_argument(
+        "--steps", nargs="+", choices=STEPS, default=STEPS, help="steps to run, in order (default: all)"
+    )
     return parser
 
 
 def planned_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
-    """Those that were asked for, in that order."""
+    """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
     from emad_ref.measurements.hardware import captured_steps, logit_tolerances, weight_bandwidth
 
@@ -89,12 +96,12 @@ def planned_steps(chosen: argparse.Namespace) -> Iterator[HardwareStep]:
 def _measure_untimed(
     measure: Callable[..., dict[str, Any]], model: str, dtype: str, device: str, left: float
 ) -> dict[str, Any]:
-    """Seconds of work, whatever is ``left``."""
+    """Run a step that takes seconds, without a time limit."""
     return measure(model, dtype, device)
 
 
 def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
-    """All steps, each on record before the next."""
+    """Run all steps and write the record after each."""
     from emad_ref.benchmark.machine import copy_bandwidth, machine_facts
 
     ends = clock() + 60 * chosen.minutes
@@ -103,7 +110,7 @@ def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.mono
         began = clock()
         print(f"{step.name} …", flush=True)
         if ends - began < LEAST and step.what in SHARES:
-            found: dict[str, Any] = {"status": "not begun", "reason": f"{chosen.minutes:g} minutes were used up"}
+            found: dict[str, Any] = {"status": "not begun", "reason": f"the {chosen.minutes:g} minutes are used up"}
         else:
             try:
                 found = {"status": "done", **step.measure(ends - began)}
@@ -129,7 +136,7 @@ def suite_command(what: str, model: str, dtype: str, chosen: argparse.Namespace,
 
 
 def run_suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
-    """One suite run, ended when its share of the time ``left`` is used up."""
+    """One suite run, stopped after its share of the time ``left``."""
     folder = chosen.out / f"{what}-{model.replace(':', '-')}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     seconds = max(LEAST, SHARES[what] * left)
@@ -141,7 +148,7 @@ def run_suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, lef
 
 
 def _report_summary(folder: Path) -> dict[str, Any]:
-    """What a run's report says: outcomes of its tests, and its verdicts."""
+    """Outcomes of tests, and verdicts, of a run's report."""
     try:
         report = read_report(folder)
     except BadReport as error:
@@ -160,7 +167,7 @@ def _report_summary(folder: Path) -> dict[str, Any]:
 
 
 def failed_steps(record: dict[str, Any]) -> list[str]:
-    """Steps that did not come to a good end."""
+    """Steps that failed, were refused, were stopped or did not begin."""
     return [
         name
         for name, found in record.items()
@@ -174,12 +181,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argument_parser()
     chosen = parser.parse_args(argv)
     if chosen.minutes <= 0:
-        parser.error(f"--minutes={chosen.minutes}, but expected a time > 0")
+        parser.error(f"--minutes={chosen.minutes}, but expected a number above 0")
     if chosen.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
-            parser.error("--device=cuda, but torch sees none here; expected a CUDA device, or --device cpu")
+            parser.error("--device=cuda, but torch sees no CUDA device; use --device cpu")
     try:
         require_writable(chosen.out / "record.json", "--out")
     except EmadError as error:
@@ -194,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for leg in claim["legs"]:
                     print(f"    {leg['name']}: {leg['estimate']:.3g}, {leg['outcome']}")
     bad = failed_steps(record)
-    print(f"{len(record) - 1 - len(bad)} of {len(record) - 1} steps came to a good end; {chosen.out / 'record.json'}")
+    print(f"{len(record) - 1 - len(bad)} of {len(record) - 1} steps succeeded; see {chosen.out / 'record.json'}")
     return 1 if bad else 0
 
 

@@ -1,6 +1,6 @@
-"""The one hook of this plugin: who provides the decoder under test.
+"""The hook of this plugin: it provides the decoder under test.
 
-Usable as it stands, in a ``conftest.py`` or in a plugin of an accelerator team::
+Implement it in a ``conftest.py`` or in a plugin of your own::
 
     from emad_ref.protocol import Unsupported
     from mylib import MyDecoder          # offers emad_ref.protocol.Decoder
@@ -10,7 +10,7 @@ Usable as it stands, in a ``conftest.py`` or in a plugin of an accelerator team:
             raise Unsupported("mylib only lowers depth")   # the claim becomes: not applicable (mylib only lowers depth)
         return MyDecoder(request.model.name, request.point, seed=request.seed, max_rows=request.max_rows)
 
-Packaged, it is chosen by the name of its entry point, ``pytest suites/ --emad-backend mylib``::
+A packaged decoder is selected by the name of its entry point, ``pytest suites/ --emad-backend mylib``::
 
     [project.entry-points.pytest11]
     mylib = "mylib.pytest_plugin"
@@ -22,21 +22,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # it brings NumPy, which a run that judges nothing need not wait for
+if TYPE_CHECKING:  # imports NumPy, which a run without these tests does not need
     from emad_ref.protocol import Decoder, Request
 
 
 @pytest.hookspec(firstresult=True)
 def pytest_emad_make_decoder(config: pytest.Config, request: Request) -> Decoder | None:
-    """A decoder for ``request.model`` at ``request.point``, or None to leave the request to the next provider.
+    """Return a decoder for ``request.model`` at ``request.point``, or None to pass the request to the next provider.
 
-    ``request.model.load()`` is a copy for the decoder alone; the judge's own model is held against its seal whenever a
-    decoder is closed, and a change of it fails the test.
+    ``request.model.load()`` returns a copy that the decoder may change. The plugin checks its own copy whenever a
+    decoder is closed; a change fails the test.
 
-    Ours answers last, and a run in which it answered for somebody else fails (unless ``--emad-waive decoder=REASON``):
-    raise Unsupported for what cannot be served. Two foreign providers in one run are a usage error unless
-    ``--emad-backend`` names one; then only that one is asked, and None from it is an error.
+    The reference decoder answers last. If it answers in place of yours, the run fails, unless it has
+    ``--emad-waive decoder=REASON``; so raise Unsupported for a request that you cannot serve. Two foreign providers in
+    one run are a usage error unless ``--emad-backend`` names one. Then only that provider is called, and None from it
+    is an error.
 
-    Raises:
-        emad_ref.protocol.Unsupported: the decoder cannot serve this request; the claim becomes ``not applicable``.
+    Raises
+    ------
+    emad_ref.protocol.Unsupported
+        The decoder cannot serve this request. The claim becomes ``not applicable``.
     """

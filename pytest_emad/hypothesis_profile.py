@@ -1,8 +1,8 @@
 """Hypothesis settings under which our suites' properties run.
 
-A profile that the user loaded may ask for more examples and longer programs, or print more. It cannot weaken a gate:
-fewer examples than the budget has, phases left out, or a deadline that ends an example early do not apply to ours.
-Imports Hypothesis, so only runs of our suites import this module.
+A profile of the user may set more examples, longer programs or more output. It cannot weaken a gate: our properties
+ignore fewer examples than the budget has, missing phases and deadlines. This module imports Hypothesis, so only runs
+of our suites import it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from emad_ref.measurements.study import Budget
 from emad_ref.protocol import Unsupported
 
 PROFILE = "emad"
-BUILT_IN = ("default", "ci")  # profiles that Hypothesis itself puts in force
+BUILT_IN = ("default", "ci")  # profiles that Hypothesis loads itself
 STEPS = 50  # Hypothesis's own default of operations per program of a state machine
 
 
@@ -31,7 +31,7 @@ def property_settings(budget: Budget, steps: int = STEPS) -> settings:
         max_examples=max(budget.examples, user.max_examples if chosen else 0),
         stateful_step_count=max(steps, user.stateful_step_count if chosen else 0),
         phases=tuple(Phase),
-        deadline=None,  # a loaded machine is no bug in a decoder
+        deadline=None,  # a slow machine is no bug of a decoder
         derandomize=True,
         database=None,
         print_blob=True,
@@ -39,9 +39,9 @@ def property_settings(budget: Budget, steps: int = STEPS) -> settings:
 
 
 class DecoderDeclined(BaseException):
-    """A decoder's ``refusal``, as no ``Exception``: Hypothesis lets it through at once.
+    """Carries a decoder's ``refusal`` past Hypothesis, which passes on what is no ``Exception``.
 
-    Any other it takes for a counterexample, looks for a smaller one, and has the decoder decline again and again.
+    Hypothesis would shrink an ``Exception`` as a counterexample and make the decoder decline again and again.
     """
 
     def __init__(self, refusal: Unsupported):
@@ -51,7 +51,7 @@ class DecoderDeclined(BaseException):
 
 @contextmanager
 def stop_search_on_refusal() -> Iterator[None]:
-    """Around one step of a property: what the decoder declines ends all examples."""
+    """Wrap one step of a property: a refusal of the decoder ends all examples."""
     try:
         yield
     except Unsupported as refusal:
@@ -60,7 +60,7 @@ def stop_search_on_refusal() -> Iterator[None]:
 
 @contextmanager
 def raise_refusal() -> Iterator[None]:
-    """Around the whole property. Raises Unsupported, where a step was declined."""
+    """Wrap the whole property. Raises Unsupported if the decoder declined a step."""
     try:
         yield
     except DecoderDeclined as declined:
@@ -68,7 +68,7 @@ def raise_refusal() -> Iterator[None]:
 
 
 def weaker_profile(budget: Budget) -> str | None:
-    """What the user's profile asks for that does not apply to our suites, in words; None where it asks for no less."""
+    """The weaker settings of the user's profile, which our suites ignore, in words; None if there are none."""
     user, name = settings(), settings.get_current_profile_name()
     if name in (*BUILT_IN, PROFILE):
         return None

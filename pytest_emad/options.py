@@ -27,23 +27,23 @@ from emad_ref.wire.address import ADDRESS_FORMS, Address, parse_address
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What this run was asked to do, validated. Plain data: comparable, printable, free of torch.
+    """The validated options of this run. Plain data: comparable, printable, free of torch.
 
-    ``study``: what evidence is gathered on and with; the other fields say what becomes of it.
+    ``study`` holds the options of the measurements; the other fields select tests and decide what fails the run.
     """
 
     study: Study
     models: tuple[str, ...]
-    only: frozenset[str]  # ids of the claims that alone are asked; empty: all
+    only: frozenset[str]  # ids of the only claims to judge; empty: all
     pair: tuple[str, str] | None  # small, large; None: the models are the user's, and no pair was named
-    pair_named: bool  # by the user: then its claims are asked at every budget
+    pair_named: bool  # by the user: then its claims are judged at every budget
     all_claims: bool
     backend: str | None
     decoder: Address | None
     decoder_timeout: float
     process_timeout: float
     expect_decoder: str | None
-    waive: tuple[tuple[str, str], ...]  # what may stay undecided → why
+    waive: tuple[tuple[str, str], ...]  # (what may stay undecided, the reason)
     report: Path | None
     gating: GateOptions
     gate_claims: frozenset[str]
@@ -120,7 +120,7 @@ OPTIONS: tuple[PluginOption, ...] = (
         "only",
         option_values.patterns,
         (),
-        "ask these claims alone, by id or pattern, e.g. EMAD-F1,EMAD-R*: nothing else of the suites runs; repeatable",
+        "judge only these claims, by id or pattern, e.g. EMAD-F1,EMAD-R*; no other test of the suites runs; repeatable",
         "IDS",
         many=True,
     ),
@@ -128,15 +128,16 @@ OPTIONS: tuple[PluginOption, ...] = (
         "pair",
         option_values.two_models,
         None,
-        "small and large model, with one tokenizer, that the claims about a pair are judged on (default: "
-        f"{','.join(BUNDLED_PAIR)} beside bundled models; none beside a model of yours, and those claims are not "
-        "asked)",
+        "small and large model for the claims about a pair; they share a tokenizer (default: "
+        f"{','.join(BUNDLED_PAIR)} if every --emad-model is bundled; else none, and no claim about a pair is judged)",
         "SMALL,LARGE",
     ),
     PluginOption(
-        "small-model", option_values.model, None, "the small model of --emad-pair alone, for names with a comma"
+        "small-model", option_values.model, None, "the small model of --emad-pair, where a name contains a comma"
     ),
-    PluginOption("large-model", option_values.model, None, "the large one"),
+    PluginOption(
+        "large-model", option_values.model, None, "the large model of --emad-pair, where a name contains a comma"
+    ),
     PluginOption(
         "corpus",
         option_values.corpus,
@@ -154,15 +155,15 @@ OPTIONS: tuple[PluginOption, ...] = (
         "backend",
         option_values.name,
         None,
-        "plugin that makes the decoder under test (default: the one installed, else ours); fast, eager or walked: "
-        "ours, by fused steps where a block has one, on CUDA as captured graphs, as by default, by such steps with "
-        "nothing captured, or by the model's modules alone",
+        "plugin that makes the decoder under test (default: the installed one, else the reference decoder). The "
+        "reference decoder has three variants: fast uses fused blocks, and CUDA graphs on a GPU (its default); eager "
+        "uses fused blocks without CUDA graphs; walked runs the model's own modules",
     ),
     PluginOption(
         "decoder",
         parse_address,
         None,
-        f"decoder in another process: {ADDRESS_FORMS} (docs/wire.md), in place of any plugin",
+        f"decoder in another process instead of a plugin: {ADDRESS_FORMS} (docs/wire.md)",
         "ADDRESS",
     ),
     PluginOption(
@@ -176,23 +177,23 @@ OPTIONS: tuple[PluginOption, ...] = (
         "process-timeout",
         option_values.seconds,
         START_S,
-        "seconds that a fresh process of a race may take to start and load, beside ten times those of its requests "
-        f"(default: {START_S:.0f})",
+        "time limit for a fresh process to start and load the model; its timed requests get ten times their own time "
+        f"on top (default: {START_S:.0f})",
         "SECONDS",
     ),
     PluginOption(
         "expect-decoder",
         option_values.name,
         None,
-        "whose decoder must have been judged, else the run fails: foreign, ours or the name of a plugin",
+        "fail the run unless it judged this decoder: foreign, ours or the name of a plugin",
         "WHOSE",
     ),
     PluginOption(
         "waive",
         option_values.reasoned,
         (),
-        "let EMAD-E2, E5, F1 or F2, a shipped test or its file, or the word decoder stay undecided, for a reason; "
-        "repeatable",
+        "allow NAME to stay undecided, with a reason that the report shows. NAME: EMAD-E2, E5, F1 or F2, a shipped "
+        "test or its file, or the word decoder; repeatable",
         "NAME=REASON",
         many=True,
     ),
@@ -203,15 +204,15 @@ OPTIONS: tuple[PluginOption, ...] = (
         "margin",
         option_values.pasted(option_values.nats),
         None,
-        "also judge EMAD at this margin, in nats; a pasted minus sign (U+2212) will do",
+        "also judge EMAD at this margin, in nats; U+2212 counts as a minus sign",
         "NATS",
     ),
     PluginOption(
         "exit",
         option_values.file,
         None,
-        "exit that `emad screen` wrote for this model, in place of one found in the run: EMAD-X1 to X6 are asked of it "
-        "at any budget, and audits of its points",
+        "exit that `emad screen` wrote for this model; the run judges EMAD-X1 to X6 on it at every budget, audits its "
+        "points, and searches no exit itself",
         "FILE",
     ),
     PluginOption(
@@ -221,62 +222,74 @@ OPTIONS: tuple[PluginOption, ...] = (
         "gate",
         option_values.one_of(GATES),
         "paper",
-        "which rows fail the run: paper, the papers' falsifiers and the identities; decoder, the identities and every "
-        "audit, so that a right decoder passes whatever exits cost on the model; known, a change of a known verdict",
+        "which results fail the run. paper: the papers' falsifiers and the identities. decoder: the identities and "
+        "every audit, so a correct decoder passes even where exits lose quality. known: a verdict that differs from "
+        "the recorded one (default: paper)",
     ),
     PluginOption(
-        "gate-claims", option_values.names, frozenset(), "comma list of further claims that gate, e.g. EMAD-E1,EMAD-E3"
+        "gate-claims",
+        option_values.names,
+        frozenset(),
+        "further claims that fail the run when falsified, e.g. EMAD-E1,EMAD-E3",
     ),
-    PluginOption(
-        "claims", option_values.file, None, "TOML file with other thresholds or gates for rows of the register", "FILE"
-    ),
+    PluginOption("claims", option_values.file, None, "TOML file that changes thresholds or gates of claims", "FILE"),
     PluginOption(
         "inconclusive",
         option_values.one_of(INCONCLUSIVE),
         "warn",
-        "what an inconclusive gating claim does: warn or fail",
+        "what an inconclusive gating claim does: warn or fail (default: warn)",
     ),
     PluginOption(
-        "require", option_values.some_of(REQUIREMENTS), frozenset(), f"what must be decided: {', '.join(REQUIREMENTS)}"
+        "require",
+        option_values.some_of(REQUIREMENTS),
+        frozenset(),
+        f"fail the run unless these are decided: {', '.join(REQUIREMENTS)}",
     ),
     PluginOption(
         "evidence",
         option_values.one_of(FLOP_EVIDENCE),
         FLOP_EVIDENCE[0],
-        f"what FLOP counts must stand on at least: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
+        f"weakest accepted source of FLOP counts: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
     ),
     PluginOption(
-        "budget", option_values.one_of(tuple(BUDGETS)), "smoke", f"one of {', '.join(BUDGETS)} (default: smoke)"
+        "budget",
+        option_values.one_of(tuple(BUDGETS)),
+        "smoke",
+        f"how much text and time a run takes: {', '.join(BUDGETS)} (default: smoke)",
     ),
     PluginOption(
         "all-claims",
         option_values.switch,
         False,
-        "also ask the claims that take long, gate nothing and else wait for a larger --emad-budget",
+        "also judge slow claims that gate nothing; without this option they need a larger --emad-budget",
         switch=True,
     ),
-    PluginOption("seed", option_values.seed, 0, "seed of all sampling (default: 0)", "N"),
+    PluginOption("seed", option_values.seed, 0, "seed of all random draws (default: 0)", "N"),
     PluginOption(
-        "golden", option_values.folder, None, "golden data read before the shipped; where updates are written", "DIR"
+        "golden",
+        option_values.folder,
+        None,
+        "folder of golden data, read before the shipped one; --emad-update-golden writes here",
+        "DIR",
     ),
     PluginOption(
         "update-golden",
         option_values.switch,
         False,
-        "write goldens and known verdicts to --emad-golden; fails",
+        "write goldens and verdicts to --emad-golden; the run fails if anything changed",
         switch=True,
     ),
-    PluginOption("data", option_values.folder, None, "folder with data sets, for machines without a network", "DIR"),
+    PluginOption("data", option_values.folder, None, "folder of data sets, for machines without a network", "DIR"),
     PluginOption(
         "tasks",
         option_values.task_names,
         frozenset(),
-        "comma list of lm-eval tasks to score, e.g. wikitext,gsm8k",
+        "lm-eval tasks to score, e.g. wikitext,gsm8k",
         "NAMES",
     ),
     PluginOption("limit", option_values.count, None, "documents per task (default: all)", "N"),
     PluginOption(
-        "allow-code-execution", option_values.switch, False, "run generated programs, in a sandbox", switch=True
+        "allow-code-execution", option_values.switch, False, "run generated programs in a sandbox", switch=True
     ),
 )
 
@@ -302,7 +315,7 @@ def settings(config: pytest.Config) -> RunSettings:
     """The run's settings, built and validated on the first call.
 
     Raises:
-        pytest.UsageError: a value that cannot be accepted; the message names option, value, expectation and remedy.
+        pytest.UsageError: an invalid value; the message names option, value, expectation and remedy.
     """
     if _SETTINGS not in config.stash:
         try:
@@ -313,7 +326,7 @@ def settings(config: pytest.Config) -> RunSettings:
 
 
 def claims_register(config: pytest.Config) -> dict[str, Claim]:
-    """The claims register with ``--emad-claims`` applied. Raises pytest.UsageError if that file cannot be accepted."""
+    """The claims register with ``--emad-claims`` applied. Raises pytest.UsageError if that file is invalid."""
     if _REGISTER not in config.stash:
         try:
             config.stash[_REGISTER] = _register_under_gate(
@@ -325,7 +338,7 @@ def claims_register(config: pytest.Config) -> dict[str, Claim]:
 
 
 def _register_under_gate(rows: dict[str, Claim], gate: str) -> dict[str, Claim]:
-    """``rows`` as they gate under ``gate``; what ``--emad-gate-claims`` names gates in any case."""
+    """``rows`` with the gates of ``gate``; ``--emad-gate-claims`` adds to them under every gate."""
     if gate != "decoder":
         return rows
     return {name: replace(row, gate=row.gate and name not in METHOD_ROWS) for name, row in rows.items()}
@@ -384,23 +397,25 @@ def _check_claims(built: RunSettings) -> None:
 
 
 def _check_provider(built: RunSettings) -> None:
-    """One decoder is judged: there or here."""
+    """A run judges one decoder, so ``--emad-backend`` and ``--emad-decoder`` exclude each other."""
     if built.decoder is not None and built.backend is not None:
-        raise BadArgument("--emad-backend", built.backend, "none beside --emad-decoder", "leave one of them out")
+        raise BadArgument(
+            "--emad-backend", built.backend, "no --emad-backend beside --emad-decoder", "leave one of them out"
+        )
 
 
 def _check_update(built: RunSettings, config: pytest.Config, environment: Mapping[str, str]) -> None:
-    """An update is a person's decision: never in CI, never by several processes, never into the installed package."""
+    """Refuse an update in CI, by several processes, or into the installed package: a person decides on updates."""
     if not built.update_golden:
         return
     where = "--emad-update-golden"
     if environment.get("CI"):
-        raise BadArgument(where, True, "a run outside CI", "update on your machine, read the diff, commit it")
+        raise BadArgument(where, True, "a run outside CI", "update on your machine, read the diff and commit it")
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
-        raise BadArgument(where, True, "one process", "run it again with -n 0")
+        raise BadArgument(where, True, "one process", "run again with -n 0")
     if built.golden is None:
         raise BadArgument(
-            where, True, "a place to write", "add --emad-golden DIR (in a checkout: --emad-golden golden)"
+            where, True, "a folder to write to", "add --emad-golden DIR (in a checkout: --emad-golden golden)"
         )
 
 

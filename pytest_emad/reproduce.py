@@ -1,21 +1,21 @@
-"""The papers' whole plan for a list of models in one command: resumable, in parallel where that disturbs no clock.
+"""Judge every claim on a list of models in one command: resumable, and parallel where nothing is timed.
 
     python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
-A unit of work is a model and a folder of the suites; ``emad_ref.report.parts`` describes DIR. A folder in which some
-tests measure and others do not is cut in two. A unit that was judged for the same version, budget and options is not
-judged again: an interrupted command continues. A falsified claim is a result, not a failure of the command.
+A unit of work is a model and a folder of the suites; ``emad_ref.report.parts`` describes DIR. A folder with measuring
+and other tests is split in two. A unit that was judged for the same version, budget and options is skipped, so an
+interrupted command continues. A falsified claim is a result, not a failure of the command.
 
-``--executor`` gives units to workers, which must all see DIR, data, suites and the folder of the call. Units that
-measure time or energy run where no other unit of ours runs beside them. Verdicts do not depend on the partition: each
-is what one run of all suites says (``report.parts``).
+``--executor`` gives units to workers; all of them must see DIR, data, suites and the current folder. No other unit runs
+beside one that measures time or energy. Verdicts do not depend on the partition: they equal those of one run of all
+suites (``report.parts``).
 
 Its child processes load this module as a plugin (``-p pytest_emad.reproduce``), which adds two options:
 
     --emad-cut FILE                  write the parts of this run as JSON and run nothing (with --collect-only)
     --emad-part measuring | rest     run only the tests that take time or energy, or all but those
 
-Exit status: 0 all claims decided as the gates ask, 1 some gate says no, 4 some model could not be judged.
+Exit status: 0 if no gate failed, 1 if a gate failed, 4 if a model could not be judged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Results of a run on the process that reports: gathered, laid out as ``report.json``, shown, and failed.
+"""The controller's part: collect the records of all tests, write ``report.json``, print the summary, fail the run.
 
-``report.json`` is begun before the first test and says ``running`` until the run is over: a process that ends itself,
-by ``os._exit`` or by a signal, leaves that word behind. A run that could not start replaces no finished report.
+``report.json`` is written before the first test with the state ``running``, and again at the end. A process that dies
+by ``os._exit`` or a signal leaves that state behind. A run that could not start replaces no finished report.
 
 JUnit keeps short flat properties of our tests in place of their records: ``emad.claim``, ``emad.model``,
 ``emad.verdict``, ``emad.gate`` and, where there is such a number, ``emad.estimate``, ``emad.low``, ``emad.high``,
@@ -53,23 +53,24 @@ from pytest_emad.terminal import claim_lines, drop_own_warnings, verdict_colour,
 if TYPE_CHECKING:
     from emad_ref.report.page import WrittenPages
 
-NOT_REPORTED: Outcome = "not reported"  # a test whose body did not run, or not to its end
-SHOWN_KINDS = (TABLE, POINT, NOTE)  # facts that a test may be there to show
+NOT_REPORTED: Outcome = "not reported"  # a test whose body did not run to its end
+SHOWN_KINDS = (TABLE, POINT, NOTE)  # facts that a test without a verdict may show
 FACTS = {NOTE: "notes", GOLDEN: "goldens", KNOWN: "known", TABLE: "tables"}  # kept once: kind → key of report.json
 RECORDS = ("points", "claims", "tables", "goldens", "notes", "known", "models", "audits")
-MAX_REASON_LENGTH = 1000  # letters; the whole of it stands in the log
+MAX_REASON_LENGTH = 1000  # characters; the log has the whole text
 
 
 class RunRecord:
-    """One run, on the process that reports: what its tests recorded, and the report as data.
+    """The records of one run on the controller, and its report as data.
 
-    A claim has one verdict a model and run: that of the first attempt of the first test that gives one. What else is
-    said of it goes to ``repeats``, and so do all later attempts: they are counted, and decide nothing.
+    A claim has one verdict per model and run: that of the first attempt of the first test that gives one. Further
+    verdicts and later attempts go to ``repeats``; they are counted and decide nothing.
 
-    ``records``   key of ``report.json`` → its list, in the order in which the tests finished.
+    ``records``   key of ``report.json`` → its list, in the order in which tests finished.
     ``tests``     node id → its entry of ``report.json``. ``state``: how far the run came.
-    ``failures``  why it fails as a whole although no test may. ``waivers``: what may stay undecided, and was it needed.
-    ``workers``   what each worker of xdist sent home when it ended.
+    ``failures``  reasons why the run fails even if every test passed.
+    ``waivers``   the user's waivers, and whether each was needed.
+    ``workers``   the logs of the xdist workers that ended.
     """
 
     def __init__(self, config: pytest.Config, log: collection_log.CollectionLog) -> None:
@@ -90,7 +91,7 @@ class RunRecord:
     # ------------------------------------------------------------ records of tests
 
     def take(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        """Add how a phase of a test went, and what the test has put on record since the phase before."""
+        """Add the outcome of one phase of a test, and the records that the test made since the phase before."""
         outcome, reason = _phase_outcome(report)
         entry = self.tests.setdefault(report.nodeid, _test_entry(report.nodeid, None))
         entry["shipped"] = getattr(report, SHIPPED, entry["shipped"])
@@ -103,19 +104,19 @@ class RunRecord:
             self._take_records(entry, report)
 
     def _take_records(self, entry: dict[str, Any], report: pytest.TestReport) -> None:
-        """Every phase carries the records of those before it; facts that several tests record alike are kept once."""
+        """Add new records: each phase repeats those of earlier phases, and equal facts of several tests count once."""
         worker = report.nodeid, str(getattr(report, "worker_id", ""))
         found = list(read_properties(report.user_properties))
         known, self._taken[worker] = self._taken.get(worker, 0), max(len(found), self._taken.get(worker, 0))
         attempts, repeated = entry.get("attempts", []), False
         for kind, value in found[known:]:
             if kind == ATTEMPT:
-                times = max(value, len(attempts) + 1) - len(attempts)  # more than one where others were kept from us
+                times = max(value, len(attempts) + 1) - len(attempts)  # more than one if reports are missing
                 attempts = [*attempts, *({"outcome": NOT_REPORTED, "reason": ""} for _ in range(times))]
                 entry["attempts"] = attempts
             elif kind == RAISED:
                 if TEST_OUTCOMES.index(value["outcome"]) > TEST_OUTCOMES.index(attempts[-1]["outcome"]):
-                    attempts[-1] |= value  # the worst of what body, setup and teardown came to
+                    attempts[-1] |= value  # the worst outcome of setup, body and teardown
             elif kind == REPLACED:
                 self._add_once("replaced", value)
             elif kind == AUDIT:
@@ -129,7 +130,7 @@ class RunRecord:
                     entry["shown"] = entry.get("shown", 0) + 1
 
     def _take_claim(self, nodeid: str, attempt: int, value: dict[str, Any]) -> bool:
-        """Whether it is a further verdict of a claim that has one."""
+        """Add a verdict; True if the claim has one already and this is a repeat."""
         claims = self.records["claims"]
         first = next((c for c in claims if (c["id"], c["model"]) == (value["id"], value["model"])), None)
         if first is None and attempt < 2:
@@ -165,24 +166,24 @@ class RunRecord:
 
     @property
     def is_judging(self) -> bool:
-        """Whether this run judges anything with us: other test runs are none of our business."""
+        """Whether this run uses the plugin; test runs that do not are left alone."""
         if self.has_records or self._requested_tests or self.settings.expect_decoder:
             return True
         return any(provider[what] for provider in self._providers for what in (ANSWERED, DECLINED))
 
     @property
     def _requested_tests(self) -> list[str]:
-        """Which of our tests were asked for; all of them where a folder around ours was."""
+        """The parts of our suites on the command line; all of them if it names a folder around ours."""
         return environment.requested_tests(self.config) or ([PREFIX] if self._collected else [])
 
     @property
     def _logs(self) -> list[dict[str, Any]]:
-        """What each process of the run saw, this one first."""
+        """The log of each process of the run, this one first."""
         return [self._log.to_json(), *self.workers]
 
     @property
     def _providers(self) -> list[dict[str, Any]]:
-        """Who was asked for decoders, here and on workers."""
+        """Providers that were called, in this process and on workers."""
         return merge_providers(log["providers"] for log in self._logs)
 
     @property
@@ -190,13 +191,13 @@ class RunRecord:
         return {nodeid: name for log in self._logs for nodeid, name in log["collected"].items()}
 
     def require_consistency(self, exit_status: int) -> None:
-        """Verdicts, audits and reported outcomes must agree, however far the run came."""
+        """Fail the run if verdicts, audits and reported outcomes contradict each other, even in an incomplete run."""
         from emad_ref.report.verification import contradictions  # not at the start of every run
 
         self.failures += contradictions(self.report(exit_status))
 
     def require_decisions(self, exit_status: int) -> None:
-        """Not decided is not green: what of the tests that were asked for the decoder under test left open."""
+        """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
         from emad_ref.report.gaps import is_waived, undecided_reasons  # not at the start of every run
 
         reasons, gaps = undecided_reasons(self.report(exit_status), environment.shipped_tests())
@@ -205,7 +206,7 @@ class RunRecord:
             waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in gaps)
 
     def report(self, exit_status: int | None) -> dict[str, Any]:
-        """``report.json`` so far, as data (``report.schema``). Models with no record are listed by name."""
+        """The current content of ``report.json`` (``report.schema``). A model without a record is listed by name."""
         done, providers, requested = exit_status is not None, self._providers, self._requested_tests
         # workers deselect alike: each test once
         deselected = list({entry["nodeid"]: entry for log in self._logs for entry in log["deselected"]}.values())
@@ -258,7 +259,7 @@ class RunRecord:
 
     @cached_property
     def _claims_file(self) -> dict[str, str] | None:
-        """The user's register as it was when the run began: what is changed since judged nothing."""
+        """Path and digest of the user's register as read at the start of the run."""
         path = self.settings.claims
         if path is None:
             return None
@@ -270,7 +271,7 @@ class RunRecord:
 
 
 def _test_entry(nodeid: str, shipped: str | None) -> dict[str, Any]:
-    """A test that did not run, as an entry of ``report.json``."""
+    """The entry of ``report.json`` for a test that has not run."""
     return {
         "nodeid": nodeid,
         "shipped": shipped,
@@ -282,12 +283,12 @@ def _test_entry(nodeid: str, shipped: str | None) -> dict[str, Any]:
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
-    """``report.json`` alone. Raises OSError."""
+    """Write ``report.json`` only. Raises OSError."""
     write_atomically(folder / REPORT_FILE, json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def _phase_outcome(report: pytest.TestReport | pytest.CollectReport) -> tuple[Outcome, str]:
-    """The outcome of one phase, and why it did not simply pass."""
+    """The outcome of one phase, and the reason if it did not pass."""
     expected = getattr(report, "wasxfail", None)
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -297,15 +298,16 @@ def _phase_outcome(report: pytest.TestReport | pytest.CollectReport) -> tuple[Ou
     if report.skipped:
         said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
         return "skipped", said.removeprefix("Skipped: ")
-    if report.when != "call" or not report.passed:  # of another plugin's outcome, say a rerun, another report follows
+    if (
+        report.when != "call" or not report.passed
+    ):  # after another plugin's outcome, such as a rerun, another report follows
         return NOT_REPORTED, ""
     return ("xpassed", str(expected)) if expected is not None else ("passed", "")
 
 
-JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file that a step of GitHub's appends Markdown to
+JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file to which a step of a GitHub workflow appends Markdown
 USAGE_ERROR_NODE = "emad usage error"  # node id of a worker's usage error
-# options under which pytest runs no test's body, by the name of their value; those of ``FIXTURES_ONLY`` run its
-# fixtures
+# pytest's options, by the name of their value, that run no test; those of ``FIXTURES_ONLY`` still run fixtures
 FIXTURES_ONLY = {"setupplan": "--setup-plan", "setuponly": "--setup-only"}
 NO_TEST_OPTIONS = FIXTURES_ONLY | {
     "collectonly": "--collect-only",
@@ -316,19 +318,19 @@ NO_TEST_OPTIONS = FIXTURES_ONLY | {
 
 
 class ReportPlugin:
-    """Gathers results where reports end up, prints the summary, writes ``report.json``. Not registered on workers."""
+    """Collects results on the controller, prints the summary and writes ``report.json``. Not registered on workers."""
 
     def __init__(self, config: pytest.Config, log: collection_log.CollectionLog) -> None:
         self.config, self.settings = config, settings(config)
         self.run = RunRecord(config, log)
         self.report: Path | None = None
-        self._pages: WrittenPages | None = None  # what shows the report, once written
+        self._pages: WrittenPages | None = None  # the readable pages, once written
         self._started = self._stopped = self._stays = False
         self._without_tests = next((name for name in NO_TEST_OPTIONS if config.getoption(name, False)), None)
-        self._session: pytest.Session | None = None  # once it is over
-        self._status = 0  # as this run found it
-        self._kept: str | None = None  # a finished report that stood where this run writes
-        self._last: dict[str, Any] | None = None  # the run at its end, as the summary shows it
+        self._session: pytest.Session | None = None  # set when it is over
+        self._status = 0  # the exit status that this plugin set
+        self._kept: str | None = None  # the finished report that this run overwrote
+        self._last: dict[str, Any] | None = None  # the report at the end of the run
 
     # ------------------------------------------------------------ while it runs
 
@@ -341,12 +343,12 @@ class ReportPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self) -> None:
-        """The first test is about to begin."""
+        """Begin the report before the first test."""
         self._begin()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """The same under xdist, whose controller hears of a test when a worker has begun it."""
+        """Begin the report under xdist, whose controller otherwise learns of a test only once it runs."""
         if ids:
             self._begin()
 
@@ -364,7 +366,7 @@ class ReportPlugin:
 
     @pytest.hookimpl(tryfirst=True)  # before JUnit writes the properties
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """What makes every test impossible ends the run, before the terminal counts a failure: one error, not many."""
+        """Take a report; end the run with one error if no further test can succeed."""
         if (stop := getattr(report, STOP, None)) is not None:
             pytest.exit(stop, returncode=int(pytest.ExitCode.USAGE_ERROR))
         self.run.take(report)
@@ -373,7 +375,7 @@ class ReportPlugin:
             self._name_class(report)
 
     def _name_class(self, report: pytest.TestReport) -> None:
-        """In JUnit ``suites.claims.test_model`` for a test of ours, also where it lies in an installed package."""
+        """Set JUnit's class name of a shipped test to ``suites.claims.test_model``, also in an installed package."""
         xml, shipped = self.config.stash.get(xml_key, None), getattr(report, SHIPPED, None)
         if xml is not None and shipped is not None:
             file = shipped.partition("::")[0]
@@ -383,7 +385,7 @@ class ReportPlugin:
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-        """In place of its dot, what a test decided: the first verdict is seen when it is reached, in a log as well."""
+        """Print verdicts in place of the test's dot, so that the first one shows as soon as it is reached."""
         if report.when != "call" or report.skipped or hasattr(report, "wasxfail") or self.config.get_verbosity() != 0:
             return None
         records = list(read_properties(report.user_properties))
@@ -406,7 +408,7 @@ class ReportPlugin:
             self.run.workers.append(output[collection_log.WORKER_OUTPUT_KEY])
 
     def pytest_keyboard_interrupt(self) -> None:
-        """A person's, or ``pytest.exit`` from anywhere: a decoder's own code among it."""
+        """Note an interrupt by a person, or by ``pytest.exit`` from any code, a decoder's included."""
         self._stopped = True
 
     # ------------------------------------------------------------ when it is over
@@ -419,11 +421,11 @@ class ReportPlugin:
                 and session.exitstatus == pytest.ExitCode.OK
                 and self.run.is_judging
             ):
-                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # pytest's word for a run without tests
+                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # pytest's status for a run without tests
             return
         self.run.state = self._ended(session)
         if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.is_judging:
-            # pytest.exit(returncode=0), from anywhere: what was stopped did not pass
+            # pytest.exit(returncode=0) from any code: a stopped run did not pass
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
         if (self.run.has_records or gate.require) and self.run.state != "usage error":
@@ -450,7 +452,7 @@ class ReportPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """After every ``pytest_sessionfinish``: one of them may have changed the exit status of a run that failed."""
+        """Restore the exit status if a later ``pytest_sessionfinish`` hook cleared it."""
         session, status = self._session, self._status
         if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.is_judging:
             session.exitstatus = status
@@ -464,7 +466,7 @@ class ReportPlugin:
         return "interrupted" if self._stopped or broken or session.shouldfail or session.shouldstop else "complete"
 
     def _write(self, session: pytest.Session) -> None:
-        """Where the run did not start, a finished report stays, or comes back."""
+        """Write the report and its pages; keep or restore a finished report if this run did not start."""
         folder = self.settings.report
         if folder is None:
             return
@@ -486,7 +488,7 @@ class ReportPlugin:
             session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED
 
     def _append_job_summary(self, session: pytest.Session) -> None:
-        """Where a job of continuous integration says where: the same lines as Markdown. Nothing else is lost for it."""
+        """Append the summary as Markdown to the file that a GitHub job names."""
         path = os.environ.get(JOB_SUMMARY)
         if not path or not self._last or not self.run.is_judging:
             return
@@ -500,7 +502,7 @@ class ReportPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
-        """After pytest's own failures, so that the verdicts are the last thing on the screen."""
+        """Print the summary after pytest's own failures, so that verdicts stand last on the screen."""
         yield
         if self._without_tests:
             if self.run.is_judging and (self._without_tests in FIXTURES_ONLY or self.config.get_verbosity() >= 0):
@@ -513,7 +515,7 @@ class ReportPlugin:
             write_summary(terminalreporter, self._last, list(self._places()), self.config.get_verbosity())
 
     def _places(self) -> Iterator[str]:
-        """Where the report lies; a path below the folder of the call from there, as a person would type it."""
+        """A sentence per file of the report; paths are relative to the folder of the call if they lie below it."""
         if self.report is not None:
             yield f"report written to {_display_path(self.report, self.config)}"
         elif self._stays and self.settings.report is not None:
@@ -529,7 +531,10 @@ def _display_path(path: Path, config: pytest.Config) -> Path:
 
 
 def _finished_report(folder: Path) -> str | None:
-    """The report in ``folder`` if its run came to an end; schema 1 was written by no other. Raises OSError."""
+    """The text of the report in ``folder`` if its run is complete, else None. Raises OSError.
+
+    Schema 1 has no state: only complete runs wrote it.
+    """
     path = folder / REPORT_FILE
     if not path.is_file():
         return None
@@ -542,7 +547,7 @@ def _finished_report(folder: Path) -> str | None:
 
 
 def shorten_properties(report: pytest.TestReport) -> None:
-    """Replace our records among the properties of ``report`` by the short form, after the last use of the full one."""
+    """Replace our records among the properties of ``report`` by their short form; call it after their last use."""
     claims = [value for kind, value in first_attempt_records(report.user_properties) if kind == CLAIM]
     others = [entry for entry in report.user_properties if not is_record(entry)]
     short = [entry for number, claim in enumerate(claims, start=1) for entry in _short_properties(number, claim)]

@@ -1,8 +1,8 @@
 """Which collected tests run, and in which order.
 
-``--emad-only`` selects by claim. Tests about a pair or an exit need one; tests marked with a larger budget wait for it
-unless they gate or were asked for by name. Correctness runs before quality and quality before time, and of each model
-the gates first: a decoder whose K/V cache is wrong need not be timed. Tests of other plugins keep their places.
+``--emad-only`` selects by claim. Tests about a pair or an exit need one. Tests with a larger budget are deselected
+unless they gate or the user named them. Correctness runs before quality, quality before time, and gates first within
+each model: timing a decoder with a wrong K/V cache is useless. Tests of other plugins keep their places.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pytest_emad import environment
 from pytest_emad.environment import is_shipped, shipped_file
 from pytest_emad.options import RunSettings
 
-EXIT_FIXTURE = "emad_exit"  # the fixture that holds one
-PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
+EXIT_FIXTURE = "emad_exit"  # the fixture with the exit of --emad-exit
+PAIR_FIXTURES = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures with the pair of --emad-pair
 
 
 def marker_arguments(item: pytest.Item) -> dict[str, Any]:
@@ -30,23 +30,23 @@ def marker_arguments(item: pytest.Item) -> dict[str, Any]:
 
 
 def is_measuring(item: pytest.Item) -> bool:
-    """Whether ``item`` takes time or energy, and so needs the machine to itself."""
+    """Whether ``item`` measures time or energy; then no other test may run beside it."""
     return bool(marker_arguments(item)["measures"]) or environment.is_cost_test(item)
 
 
 def is_related(item: pytest.Item) -> bool:
-    """Whether ``item`` has to do with us: one of our tests, or one that asks for a claim or a fixture of ours."""
+    """Whether ``item`` belongs to this plugin: a shipped test, a test of a claim, or a user of our fixtures."""
     fixtures = getattr(item, "fixturenames", ())
     marked = environment.is_shipped(item) or item.get_closest_marker("emad") is not None
     return marked or any(name.startswith("emad_") for name in fixtures)
 
 
 def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> str:
-    """Why ``item`` is not asked, in a word of ``report.gaps``; "" where it is."""
+    """Why ``item`` is deselected, as one of ``report.deselection``'s reasons; "" if it runs."""
     arguments, ours = marker_arguments(item), environment.is_shipped(item)
     claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
     if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not _is_requested(claim, of_pair, chosen, register):
-        return ABOVE_BUDGET  # first: what belongs to a larger budget is no part of this run's proof either
+        return ABOVE_BUDGET  # first: such a test is not part of this run's proof, whatever else holds
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
     if ours and EXIT_FIXTURE in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
@@ -55,7 +55,7 @@ def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping
 
 
 def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, register: Mapping[str, Claim]) -> bool:
-    """Whether a claim is asked whatever it takes: it gates, or somebody wants to know."""
+    """Whether a claim runs at every budget: it gates, or the user asked for it."""
     if claim is None:
         return False
     wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
@@ -67,24 +67,24 @@ FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
 
 
 def sort_by_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """``items``, ours by the folder of ``suites`` they stand in and within one as they were collected."""
+    """``items`` with shipped tests ordered by folder of ``suites``, and within a folder as collected."""
     ours = {place: file for place, item in enumerate(items) if (file := shipped_file(item.path)) is not None}
     moved = iter(sorted(ours, key=lambda place: folder_rank(ours[place].split("/")[1])))
     return [items[next(moved)] if place in ours else item for place, item in enumerate(items)]
 
 
 def folder_rank(folder: str) -> int:
-    """When the tests of a folder of ``suites`` run, before or after those of others."""
+    """The rank of a folder of ``suites`` in running order."""
     return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
 def sort_gates_first(
     items: Sequence[pytest.Item], gating: Collection[str], exact: Collection[str]
 ) -> list[pytest.Item]:
-    """``items``, first those of ``gating`` claims without a model, then of each model the gates, the ``exact`` first.
+    """``items`` with ``gating`` claims without a model first, then per model its gates, ``exact`` ones first.
 
-    What measures time keeps its place: it is asked when nothing else is left to do. Models stay in their order, so that
-    one is freed before the next is loaded.
+    Tests that measure time keep their place at the end. Models keep their order, so pytest frees one before it loads
+    the next.
     """
     parts: list[list[pytest.Item]] = []
     model = None

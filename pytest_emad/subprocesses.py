@@ -1,8 +1,8 @@
 """Pytest in processes of its own: replicates of this run for timing, and whole suite runs for commands.
 
-A run that times hands shares of its pairs to processes started with the same command line plus ``--emad-afresh FILE``.
-Such a process loads the same plugins, conftest files and decoder, collects nothing, carries out the task in FILE and
-ends. Commands that judge many models start one pytest per run: a model that cannot be loaded stops no other run.
+A timing run starts processes with its own command line plus ``--emad-afresh FILE`` and gives each a share of the timed
+pairs. Such a process loads the same plugins, conftest files and decoder, collects nothing, runs the task in FILE and
+ends. Commands that judge many models start one pytest per run, so a model that cannot be loaded stops no other run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 REPLICATE_FLAG = "--emad-afresh"
-PROVIDERS_FILE = "providers"  # beside the task: who made decoders in the run that asks
+PROVIDERS_FILE = "providers"  # beside the task: names of the decoder providers of the run that starts it
 RESTART_CODE = """import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 import pytest
@@ -47,15 +47,15 @@ def is_replicate(config: pytest.Config) -> bool:
 
 
 def note_providers(config: pytest.Config) -> None:
-    """Before anything is collected: whoever makes decoders by now is found by any process that starts as this one."""
+    """Note the providers that exist before collection: a process with the same command line has them, too."""
     config.stash[_INITIAL_PROVIDERS] = _provider_names(config)
 
 
-# ---------------------------------------------------------------- the run that asks
+# ---------------------------------------------------------------- the timing run
 
 
 def subprocess_runner(config: pytest.Config) -> SubprocessRunner:
-    """What this run can start."""
+    """The starter of replicates of this run, or the reason why it can start none."""
     from emad_ref.measurements.run_resources import SubprocessRunner
 
     if without := _obstacle(config):
@@ -64,22 +64,22 @@ def subprocess_runner(config: pytest.Config) -> SubprocessRunner:
 
 
 def _obstacle(config: pytest.Config) -> str:
-    """Why no process can be started that has the same decoder; "" where one can."""
+    """Why a new process could not have the same decoder; "" if it can."""
     decoder = settings(config).decoder
     if hasattr(config, "workerinput"):
-        return "a worker of pytest-xdist; -n 0 starts others"
+        return "this is a worker of pytest-xdist; with -n 0 the run starts fresh processes"
     if isinstance(decoder, ServerAddress | UrlAddress):
-        return f"the decoder at {decoder} is one process, whoever asks it; exec: starts it anew"
+        return f"the decoder at {decoder} is one running process; with exec: each fresh process starts its own"
     if any(not isinstance(plugin, str) for plugin in config.invocation_params.plugins or ()):
-        return "pytest was handed plugins as objects, which reach no other process"
+        return "pytest was called with plugin objects, which cannot be passed to another process"
     if config.stash.get(_INITIAL_PROVIDERS, None) != _provider_names(config):
-        return "the decoder's provider is found at collection; a conftest.py of the root folder, or -p, is found before"
+        return "the decoder's provider is loaded during collection; load it by a root conftest.py or -p"
     return ""
 
 
 def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:
-    """With this run's import path, whoever started it."""
-    from emad_ref.workers.child_process import run_command  # of runs that race, not of every run's start
+    """Run ``task`` in a new process with this run's command line and import path; its exit status."""
+    from emad_ref.workers.child_process import run_command  # imported by timing runs only
 
     task.with_name(PROVIDERS_FILE).write_text(json.dumps(_provider_names(config)), encoding="utf-8")
     given = config.invocation_params
@@ -99,17 +99,17 @@ def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: f
 
 
 def _provider_names(config: pytest.Config) -> list[str]:
-    """Who makes decoders, by name; by class where pytest made up a name, which is another one in every process."""
+    """Names of the decoder providers; the class name where pytest invented a name, which differs by process."""
     known = decoder_providers.providers(config).items()
     return [type(plugin).__qualname__ if name.isdecimal() else name for name, plugin in known]
 
 
-# ---------------------------------------------------------------- the process that is asked
+# ---------------------------------------------------------------- the replicate
 
 
 def run_replicate(config: pytest.Config) -> int:
-    """Carry out the task of ``FLAG``; the exit status. An error is said on standard error, which its caller shows."""
-    config._do_configure()  # no session, so that nobody writes a report: pytest configures itself only for one
+    """Run the task of ``REPLICATE_FLAG`` and return the exit status. The caller shows standard error."""
+    config._do_configure()  # pytest configures itself in a session only, and a session would write a report
     try:
         from emad_ref.measurements.process_replicates import run_task_file
         from emad_ref.measurements.run_resources import RunResources
@@ -128,30 +128,30 @@ def run_replicate(config: pytest.Config) -> int:
 def _require_same_providers(config: pytest.Config, theirs: list[str]) -> None:
     if (mine := _provider_names(config)) != theirs:
         raise EmadError(
-            f"this process has the providers {', '.join(mine)}, and the run that started it {', '.join(theirs)}: "
-            "provide the decoder in a conftest.py of the root folder or a plugin, for every process alike"
+            f"this process has the providers {', '.join(mine)}, but the run that started it has {', '.join(theirs)}; "
+            "provide the decoder in a conftest.py of the root folder or in a plugin, so that every process loads it"
         )
 
 
 def suite_arguments(suites: str, parts: Sequence[str] = ()) -> list[str]:
-    """The words that name ``parts`` of ``suites``, folders of a path or of a package; all of it where none is named."""
+    """Pytest arguments for ``parts`` (folders) of ``suites``, a path or a package; all of it by default."""
     if Path(suites).exists():
         return [str(Path(suites, part)) for part in parts] or [suites]
     return ["--pyargs", *([f"{suites}.{part}" for part in parts] or [suites])]
 
 
 def pytest_words(asked: Sequence[str], options: Mapping[str, object]) -> list[str]:
-    """The words of a pytest that is ``asked`` these, with ``--emad-NAME=VALUE`` for each of ``options``.
+    """Pytest arguments: ``asked``, then ``--emad-NAME=VALUE`` for each of ``options``.
 
-    One word each: pytest takes a folder that stands alone for a test path.
+    Name and value are one word, because pytest takes a folder in a word of its own for a test path.
     """
     return [*asked, *(f"--emad-{name}={value}" for name, value in options.items())]
 
 
 def run_pytest(words: Sequence[str], log: Path, seconds: float | None = None) -> int:
-    """Exit status of a pytest of these ``words``; all that it says goes to ``log``.
+    """Run pytest with the arguments ``words``, its output in ``log``; its exit status.
 
     Raises:
-        subprocess.TimeoutExpired: it was ended after ``seconds``.
+        subprocess.TimeoutExpired: it took longer than ``seconds`` and was stopped.
     """
     return child_process.run_module("pytest", words, log, seconds)

@@ -1,7 +1,7 @@
-"""What a run prints of ours: the header, a line as each claim is decided, progress bars, the summary at the end.
+"""Terminal output of a run: the header, a line per decided claim, progress bars, and the summary.
 
-pytest captures standard error while tests run. Where standard error is a terminal, a second descriptor of it, opened
-before capture starts, shows progress bars as they move; elsewhere bars stay in the captured output.
+pytest captures standard error while tests run. If standard error is a terminal, a second descriptor, opened before
+capture starts, shows progress bars live. Elsewhere bars stay in the captured output.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  
 
 
 def header(settings: RunSettings, decoder: str) -> list[str]:
-    """``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and whatever else departs from the defaults.
+    """Header lines: ``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and other non-default options.
 
-    Then whose decoder is about to be judged, and what may stay undecided.
+    Then a line for the decoder under test, and a line per waiver.
     """
     parts = [
         f"model{'s' if len(settings.models) > 1 else ''} {', '.join(settings.models)}",
@@ -55,11 +55,14 @@ def header(settings: RunSettings, decoder: str) -> list[str]:
 def write_summary(
     terminal: pytest.TerminalReporter, report: Mapping[str, Any], places: Sequence[str], verbosity: int
 ) -> None:
-    """The summary of at most forty lines; before it, with ``-v``, every row, and with ``-vv`` legs and tables too.
+    """Write the summary of at most forty lines. ``-v`` adds every row before it; ``-vv`` adds legs and tables.
 
-    Args:
-        report: as ``report.json`` holds it.
-        places: where it lies, a sentence each.
+    Parameters
+    ----------
+    report
+        The content of ``report.json``.
+    places
+        A sentence per file of the report, saying where it is.
     """
     from emad_ref.console import replace_unencodable
     from emad_ref.report.summary import (
@@ -81,11 +84,11 @@ def write_summary(
 
 
 def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
-    """(title, text) of what does not go into the summary."""
+    """(title, text) of each section that stands before the summary."""
     from emad_ref.report.tables import leg_rows, note_text, sections, text_table
 
     updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
-    if updated:  # who asks for an update reads what it did
+    if updated:  # shown at every verbosity: the user asked for this update
         yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
     if verbosity < 1:
         return
@@ -99,7 +102,7 @@ def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> 
 
 
 def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
-    """Warnings of ours that the summary says in a line of its own; ``-v`` shows them with their places."""
+    """Drop warnings that the summary repeats in a line of its own; ``-v`` keeps them with their places."""
     warnings = terminal.stats.pop("warnings", [])
     others = [warning for warning in warnings if f"{EmadWarning.__name__}: " not in warning.message]
     if others:
@@ -107,9 +110,9 @@ def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
 
 
 def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
-    """What a test decided, a line per claim of at most ``width`` letters: id, verdict, what was found. "" for nothing.
+    """One line of at most ``width`` characters per claim that a test decided: id, verdict, estimate; "" without any.
 
-    Claims whose premise or instrument is absent decided nothing: a dot says enough.
+    Claims without a verdict (``not applicable``, ``unmeasured``) get no line.
     """
     from emad_ref.statistics.number_format import quantity
 
@@ -124,7 +127,7 @@ def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def verdict_colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """That of the worst verdict among ``claims``."""
+    """The colour of the worst verdict among ``claims``."""
     found = {claim["verdict"] for claim in claims}
     return next((COLOURS[tone] for verdict, tone in TONES if verdict in found), {})
 
@@ -133,7 +136,7 @@ _streams: list[TextIO | None] = []  # a stack: pytester runs a pytest inside a p
 
 
 def open_stream(worker: bool) -> None:
-    """Called at ``pytest_configure``, when capture is suspended; ``worker`` says that others share the terminal."""
+    """Open the stream for progress bars at ``pytest_configure``, while capture is suspended; not in xdist workers."""
     visible = not worker and os.isatty(2)
     _streams.append(
         open(os.dup(2), "w", encoding="utf-8", errors="replace") if visible else None  # noqa: SIM115  # close_stream
@@ -141,22 +144,22 @@ def open_stream(worker: bool) -> None:
 
 
 def close_stream() -> None:
-    """Called at ``pytest_unconfigure``."""
+    """Close the stream for progress bars at ``pytest_unconfigure``."""
     stream = _streams.pop() if _streams else None
     if stream is not None:
         stream.close()
 
 
 def progress_stream() -> TextIO | None:
-    """Where bars go, at the start of a line; None: wherever standard error leads."""
+    """The stream for progress bars, starting on a new line; None: use standard error."""
     current = _streams[-1] if _streams else None
     return None if current is None else cast(TextIO, _NewLineStream(current))
 
 
 class _NewLineStream:
-    """``stream``, on a new line from the first word on: pytest stands in the middle of one, behind a file's name.
+    """``stream`` with a line break before its first text, because pytest has just printed a file's name.
 
-    Bars of work that ends soon are never drawn, and leave no line behind.
+    A bar that is never drawn leaves no empty line.
     """
 
     def __init__(self, stream: TextIO):

@@ -39,7 +39,7 @@ def test_two_foreign_providers_are_a_usage_error(project: pytest.Pytester, run: 
     project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ASK.format(expected=2))
     result = run("-p", "one", "-p", "two")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--emad-backend=None, but expected a choice between" in result.stderr.str()
+    assert "--emad-backend=None, but expected one of" in result.stderr.str()
     run("-p", "one", "-p", "two", "--emad-backend", "two").assert_outcomes(passed=1)
 
 
@@ -103,7 +103,7 @@ def test_the_example_of_the_hook_works_as_printed(project: pytest.Pytester, run:
     from pytest_emad import hookspecs
 
     assert hookspecs.__doc__ is not None
-    lines = hookspecs.__doc__.split("::\n\n")[1].split("\n\nPackaged")[0].splitlines()
+    lines = hookspecs.__doc__.split("::\n\n")[1].split("\n\nA packaged")[0].splitlines()
     project.makeconftest("\n".join(line[4:] for line in lines))
     project.makepyfile(
         mylib="def MyDecoder(name, point, seed, max_rows): return [name, seed, max_rows]",

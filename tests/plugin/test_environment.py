@@ -112,7 +112,7 @@ def test_a_run_of_the_suites_leaves_nothing_beside_pytests_cache(
 def test_pasted_dashes_are_named(run: Run, pasted: str, meant: str) -> None:
     result = run(pasted)
     assert result.ret == USAGE
-    assert f"{pasted}: its dashes are not those of a keyboard" in said(result)
+    assert f"{pasted}: its dashes are typographic" in said(result)
     assert f"write {meant}" in said(result)
 
 

@@ -171,7 +171,7 @@ def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         hardware.main(["emad-nano", "--out", str(tmp_path)])
-    assert "--device=cuda, but torch sees none here" in capsys.readouterr().err
+    assert "--device=cuda, but torch sees no CUDA device" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- the machine

@@ -181,7 +181,7 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-decoder-timeout", "soon"], "a number of seconds"),
         (
             ["--emad-decoder", "tcp:127.0.0.1:7007", "--emad-backend", "emad-walked"],
-            "--emad-backend='emad-walked', but expected none beside --emad-decoder; leave one of them out",
+            "--emad-backend='emad-walked', but expected no --emad-backend beside --emad-decoder; leave one of them out",
         ),
         (["-o", "emad_decoder=exec:"], "ini emad_decoder='exec:', but expected a command"),
         (["--emad-profile", "nowhere.json"], "--emad-profile='nowhere.json', but expected an existing file"),
@@ -208,7 +208,7 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-seed", "-1"], "--emad-seed='-1', but expected a whole number"),
         (["--emad-golden", "nowhere"], "--emad-golden='nowhere', but expected an existing folder"),
         (["--emad-data", "nowhere"], "--emad-data='nowhere', but expected an existing folder"),
-        (["--emad-update-golden"], "a place to write; add --emad-golden DIR"),
+        (["--emad-update-golden"], "a folder to write to; add --emad-golden DIR"),
         (["-o", "emad_budget=huge"], "ini emad_budget='huge', but expected one of smoke"),
         (["-o", "emad_update_golden=perhaps"], "ini emad_update_golden='perhaps', but expected true or false"),
     ],

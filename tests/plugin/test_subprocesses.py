@@ -66,7 +66,7 @@ def test_failures(emad_host, then, said):
 
 def test_another_decoder(emad_host, monkeypatch):
     monkeypatch.setenv("NOT_HERE", "1")
-    with pytest.raises(SubprocessFailed, match="this process has the providers emad-walked, and the run .*conftest.py"):
+    with pytest.raises(SubprocessFailed, match="this process has the providers emad-walked, but the run .*conftest.py"):
         run_in_subprocess(emad_host.runner, Asking(), 1.0)
 """
 
@@ -114,13 +114,13 @@ WITHOUT = "def test(emad_host): assert {} in emad_host.runner.without"
 
 def test_plugins_that_are_objects_reach_no_other_process(project: pytest.Pytester, run: Run) -> None:
     """As pytester's own are."""
-    project.makepyfile(WITHOUT.format("'handed plugins as objects'"))
+    project.makepyfile(WITHOUT.format("'with plugin objects'"))
     run().assert_outcomes(passed=1)
 
 
 def test_a_decoder_behind_a_port_is_one_process(project: pytest.Pytester, run: Run) -> None:
     """A program is started anew by every process: there this run's own plugins are what stands in the way."""
-    for address, why in (("tcp:127.0.0.1:9", "is one process"), (f"exec:{sys.executable}", "plugins as objects")):
+    for address, why in (("tcp:127.0.0.1:9", "is one running process"), (f"exec:{sys.executable}", "plugin objects")):
         project.makepyfile(WITHOUT.format(repr(why)))
         run("--emad-decoder", address).assert_outcomes(passed=1)
 
@@ -135,7 +135,7 @@ def test_a_provider_that_is_found_at_collection_is_found_by_no_start(project: py
     """Our own decoder, timed in its place, would pass for it."""
     folder = project.mkpydir("judged")
     (folder / "conftest.py").write_text("def pytest_emad_make_decoder(config, request): pass")
-    (folder / "test_it.py").write_text(WITHOUT.format("'found at collection'"))
+    (folder / "test_it.py").write_text(WITHOUT.format("'loaded during collection'"))
     run_apart().assert_outcomes(passed=1)
 
 

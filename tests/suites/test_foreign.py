@@ -97,7 +97,7 @@ def test_the_provider_must_be_chosen_where_there_are_two(pytester: pytest.Pytest
     pytester.syspathinsert()
     result = judge("invariants", more=(".", "-p", "second"), model=tiny)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--emad-backend=None, but expected a choice between" in text_of(result)
+    assert "--emad-backend=None, but expected one of" in text_of(result)
 
 
 def test_a_decoder_that_declines_is_not_applicable(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
