@@ -111,6 +111,21 @@ class Step:
     signal: Floats
 
 
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """One row that a decoder completed greedily, with log-probabilities of softmax(logits), in nats.
+
+    ``tokens`` int64 [m]: the new ones. ``ids`` int64 [m, k], ``log_probs`` float64 [m, k]: the k likeliest tokens at
+    each of them, the likeliest first. ``prompt`` float64 [n − 1]: log-probability of each prompt token after those
+    before it; None: the decoder does not report it.
+    """
+
+    tokens: Ints
+    ids: Ints
+    log_probs: Floats
+    prompt: Floats | None = None
+
+
 class Session(Protocol):
     """Rows of one batch with their caches."""
 
@@ -158,6 +173,12 @@ class Session(Protocol):
 
 
 class Decoder(Protocol):
+    """What every decoder offers.
+
+    One that reports log-probabilities without sessions also has ``log_probs(prompts, max_new, top)``, which returns a
+    ``TokenLogProbs`` for each prompt, or raises Unsupported. Sessions show logits and need no such method.
+    """
+
     @property
     def capabilities(self) -> Capabilities: ...
 

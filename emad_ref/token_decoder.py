@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Capabilities, Prompt, Request, Session, Step, Unsupported
+from emad_ref.protocol import Capabilities, Prompt, Request, Session, Step, TokenLogProbs, Unsupported
 from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Tokens
 
 
@@ -49,6 +49,10 @@ class TokenDecoder:
         vocabulary, and a row's tokens depend on ``row_seed(row)`` and its prompt alone.
         """
         raise NotImplementedError
+
+    def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
+        """``max_new`` greedy tokens of each prompt, with log-probabilities. A subclass may offer it."""
+        raise Unsupported("the engine reports no log-probabilities")
 
     def row_seed(self, row: int) -> int:
         """A seed below 2³¹ of one row, from the request's seed."""

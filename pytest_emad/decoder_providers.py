@@ -8,19 +8,20 @@ answer and refusal is counted, and a run reports providers that are present but 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.families import BACKENDS
-from emad_ref.report.provenance import ANSWERED, DECLINED, EXITS, FEATURES, NONE, PROVIDER_OUTCOMES, SAMPLING
+from emad_ref.report.provenance import ANSWERED, DECLINED, EXITS, FEATURES, NONE, PROVIDER_OUTCOMES, RETRIES, SAMPLING
 from emad_ref.wire.address import UrlAddress
-from pytest_emad.options import settings
+from pytest_emad.options import HOOK_TIMEOUT_S, REMOTE_TIMEOUT_S, settings
 
 if TYPE_CHECKING:
     from emad_ref.measurements.run_resources import RemoteDecoders
@@ -61,8 +62,8 @@ class ReferenceProvider:
 class RemoteProvider:
     """The provider of ``--emad-decoder``: one connection per run, opened at the first request."""
 
-    def __init__(self, address: Address, seconds: float) -> None:
-        self._address, self._seconds = address, seconds
+    def __init__(self, address: Address, seconds: float, dtype: str | None) -> None:
+        self._address, self._seconds, self._dtype = address, seconds, dtype
         self.emad_origin = f"{'server' if isinstance(address, UrlAddress) else 'process'} {address}"
         self._distant: RemoteDecoders | None = None
 
@@ -72,8 +73,13 @@ class RemoteProvider:
                 RemoteDecoders,  # imports torch, so import it only for a request
             )
 
-            self._distant = RemoteDecoders(self._address, self._seconds)
+            self._distant = RemoteDecoders(self._address, self._seconds, self._dtype)
         return self._distant.make(request)
+
+    @property
+    def retries(self) -> int:
+        """Requests that the server put off and that were sent again."""
+        return 0 if self._distant is None else self._distant.retries
 
     def close(self) -> None:
         if self._distant is not None:
@@ -85,7 +91,9 @@ def register_providers(config: pytest.Config) -> None:
     config.pluginmanager.register(ReferenceProvider(), OUR_PROVIDER)
     asked_for = settings(config)
     if asked_for.decoder is not None:
-        distant = RemoteProvider(asked_for.decoder, asked_for.decoder_timeout)
+        distant = RemoteProvider(
+            asked_for.decoder, asked_for.decoder_timeout or REMOTE_TIMEOUT_S, asked_for.decoder_dtype
+        )
         config.pluginmanager.register(distant, REMOTE_PROVIDER)
         config.add_cleanup(distant.close)
 
@@ -150,6 +158,26 @@ def _count_features(config: pytest.Config, name: str, request: Request, declined
     return asked
 
 
+def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | None], request: Request) -> Decoder:
+    """``make_decoder``, under the time limit of a call where the decoder is foreign. Raises as it does.
+
+    ``stream`` gives standard error past capture, for the stack of a call that cannot be interrupted.
+    """
+    name, decoder = _make_decoder(config, request)
+    if name == OUR_PROVIDER:
+        return decoder
+    from pytest_emad.guarded_decoder import CallLimit, GuardedDecoder  # it brings NumPy
+
+    counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
+
+    def count(feature: str, declined: bool) -> None:
+        counted.setdefault(feature, [0, 0])[declined] += 1
+
+    seconds = None if name == REMOTE_PROVIDER else settings(config).decoder_timeout or HOOK_TIMEOUT_S
+    said = provider_name(config, name, providers(config)[name])
+    return GuardedDecoder(decoder, CallLimit(said, seconds, stream()), count)
+
+
 def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     """Make the decoder under test for ``request``; the caller closes it.
 
@@ -158,6 +186,11 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
         NoDecoder: every provider that was called, the one of ``--emad-backend`` or all, returned None.
     """
+    return _make_decoder(config, request)[1]
+
+
+def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder]:
+    """Name of the provider that answered, and its decoder."""
     from emad_ref.protocol import Unsupported
 
     check_providers(config)
@@ -176,7 +209,7 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
         count[NONE if decoder is None else ANSWERED] += 1
         if decoder is not None:
             _count_features(config, name, request, declined=False)
-            return decoder
+            return name, decoder
     raise NoDecoder(
         f"--emad-backend={wanted or ', '.join(known)} returned no decoder for {request.model.name} at "
         f"{request.point.name!r}; expected a Decoder or Unsupported(reason)"
@@ -194,6 +227,7 @@ def provider_counts(config: pytest.Config) -> list[dict[str, Any]]:
         {"name": provider_name(config, name, plugin), "plugin": name, "foreign": name != OUR_PROVIDER}
         | {FEATURES: offered.get(name, {})}
         | counts.get(name, dict.fromkeys(PROVIDER_OUTCOMES, 0))
+        | ({RETRIES: retries} if (retries := getattr(plugin, RETRIES, 0)) else {})
         for name, plugin in providers(config).items()
         if wanted in (None, name)
     ]

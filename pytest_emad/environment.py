@@ -190,6 +190,22 @@ def requested_tests(config: pytest.Config) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
+def typed_selection(config: pytest.Config) -> str:
+    """How the command line selects less than whole folders of our suites, as typed; "" where it does not.
+
+    A selection from elsewhere (an ini file, an environment variable) is none: nobody sees it.
+    """
+    words = [str(word) for word in config.invocation_params.args]
+    flags = ("-k", "-m", "--deselect")
+    typed = [flag for flag in flags if any(word.split("=")[0] == flag or _is_joined(word, flag) for word in words)]
+    return " and ".join([*typed, *(name for name in requested_tests(config) if ".py" in name)])
+
+
+def _is_joined(word: str, flag: str) -> bool:
+    """Whether ``word`` is a short ``flag`` with its value, such as ``-kname``."""
+    return len(flag) == 2 and word.startswith(flag) and len(word) > 2
+
+
 def is_cost_test(item: pytest.Item) -> bool:
     """Whether ``item`` is a shipped test of ``suites/cost``."""
     return (shipped_file(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")

@@ -14,7 +14,7 @@ from emad_ref.report.provenance import provenance
 from emad_ref.statistics.goldens import KnownVerdicts, golden_folder, known_verdicts, require_known_verdicts
 from emad_ref.statistics.verdicts import Claim
 from pytest_emad import subprocesses, terminal
-from pytest_emad.decoder_providers import make_decoder
+from pytest_emad.decoder_providers import make_guarded_decoder
 from pytest_emad.options import RunSettings, claims_register, settings
 from pytest_emad.recorder import Recorder
 
@@ -115,7 +115,7 @@ def emad_host(pytestconfig: pytest.Config) -> RunResources:
     from emad_ref.measurements.run_resources import RunResources
 
     return RunResources(
-        partial(make_decoder, pytestconfig),
+        partial(make_guarded_decoder, pytestconfig, terminal.uncaptured_stream),
         terminal.progress_stream,
         runner=subprocesses.subprocess_runner(pytestconfig),
     )

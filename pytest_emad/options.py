@@ -20,6 +20,7 @@ from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S, Budget, Study, select_pair
 from emad_ref.models.bundled import BUNDLED_PAIR
 from emad_ref.models.families import BACKENDS, FAST
+from emad_ref.report.tiers import TIERS
 from emad_ref.statistics.gate import GATES, INCONCLUSIVE, METHOD_ROWS, REQUIREMENTS, GateOptions
 from emad_ref.statistics.verdicts import Claim, load_register, select_ids
 from emad_ref.wire.address import ADDRESS_FORMS, Address, parse_address
@@ -40,7 +41,9 @@ class RunSettings:
     all_claims: bool
     backend: str | None
     decoder: Address | None
-    decoder_timeout: float
+    decoder_timeout: float | None
+    decoder_dtype: str | None
+    tier: str | None
     process_timeout: float
     expect_decoder: str | None
     waive: tuple[tuple[str, str], ...]  # (what may stay undecided, the reason)
@@ -74,6 +77,7 @@ def _json_value(value: Any) -> Any:
 
 
 DEFAULT_MODEL = "emad-tiny"
+REMOTE_TIMEOUT_S, HOOK_TIMEOUT_S = 120.0, 600.0  # seconds; a plugin's decoder may compile in its first call
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,26 @@ OPTIONS: tuple[PluginOption, ...] = (
     PluginOption(
         "decoder-timeout",
         option_values.seconds,
-        120.0,
-        "time limit of each call to --emad-decoder (default: 120)",
+        None,
+        "time limit of each call to a decoder under test that is not ours (default: "
+        f"{REMOTE_TIMEOUT_S:.0f} for --emad-decoder, {HOOK_TIMEOUT_S:.0f} for a plugin's)",
         "SECONDS",
+    ),
+    PluginOption(
+        "decoder-dtype",
+        option_values.one_of(option_values.DTYPES),
+        None,
+        "precision that the server of --emad-decoder http(s)://… states, whose noise is allowed (default: that of "
+        "--emad-dtype)",
+        "DTYPE",
+    ),
+    PluginOption(
+        "tier",
+        option_values.one_of(tuple(TIERS)),
+        None,
+        f"judge the decoder at this tier, one of {', '.join(TIERS)}: run its tests alone, under --emad-gate decoder "
+        "unless given, and fail on less than the tier promises (docs/engines.md)",
+        "TIER",
     ),
     PluginOption(
         "process-timeout",
@@ -346,6 +367,8 @@ def _register_under_gate(rows: dict[str, Claim], gate: str) -> dict[str, Claim]:
 
 def _read_settings(config: pytest.Config) -> RunSettings:
     given = {option.field: _option_value(config, option) for option in OPTIONS}
+    if given["tier"] and not any((config.getoption("--emad-gate"), config.getini("emad_gate"))):
+        given["gate"] = "decoder"
     given["budget"] = BUDGETS[given["budget"]]
     given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
     given["models"] = models = given.pop("model")

@@ -66,6 +66,7 @@ class Recorder:
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
         options = [*study.departures, *departures(register, settings.gate_claims)]
+        self._model = ""  # that the test is about: the first on record
         self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
 
     def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
@@ -124,6 +125,7 @@ class Recorder:
         """Record facts about a model (``name`` and, say, fingerprint, layers) for ``report.json``."""
         if not facts.get("name"):
             raise BadArgument("model['name']", facts.get("name"), "the name it is reported under")
+        self._model = self._model or str(facts["name"])
         self._add(MODEL, dict(facts))
 
     def table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]], figure: str = "") -> None:
@@ -160,7 +162,8 @@ class Recorder:
                 "detail": finding.detail,
                 "n": int(finding.n),
                 "ties": int(finding.ties),
-            },
+            }
+            | ({"model": self._model, "live": dict(finding.live)} if finding.live else {}),
         )
 
     def note(self, text: str) -> None:

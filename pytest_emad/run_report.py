@@ -29,6 +29,7 @@ from emad_ref.files import BadFile, append_text, read_bytes, write_atomically
 from emad_ref.report.deselection import PREFIX, deselection_lines
 from emad_ref.report.provenance import ANSWERED, DECLINED, decoder_names, merge_providers, project_facts, provenance
 from emad_ref.report.schema import REPORT_FILE, SCHEMA, TEST_OUTCOMES, Outcome, State
+from emad_ref.report.tiers import tier_facts
 from pytest_emad import collection_log, decoder_providers, environment
 from pytest_emad.collection_log import FEATURES, KIND, SHIPPED, STOP
 from pytest_emad.options import claims_register, settings
@@ -214,7 +215,7 @@ class RunRecord:
         left_out = {entry["nodeid"] for entry in deselected} | self.tests.keys()
         unseen = [_test_entry(n, name) for n, name in self._collected.items() if done and n not in left_out]
         threads = self._provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
-        return {
+        made: dict[str, Any] = {
             "schema": SCHEMA,
             "state": self.state,
             "run": {
@@ -225,6 +226,7 @@ class RunRecord:
                 "exit_status": exit_status,
                 "failures": self.failures,
                 "asked": requested,
+                "partial": environment.typed_selection(self.config),
                 "claims_file": self._claims_file,
                 "project": self._project,
             },
@@ -248,6 +250,7 @@ class RunRecord:
             **{key: self.records[key] for key in ("audits", "repeats", "replaced")},
             "provenance": self._provenance | {"torch_threads": threads},
         }
+        return made | {"tier": tier_facts(made)}
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:

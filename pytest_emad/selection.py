@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from emad_ref.measurements.study import BUDGETS
-from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR
+from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
+from emad_ref.report.tiers import is_of_tier, parameters_of
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim
 from pytest_emad import environment
 from pytest_emad.environment import is_shipped, shipped_file
@@ -49,6 +50,9 @@ def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping
         return ABOVE_BUDGET  # first: such a test is not part of this run's proof, whatever else holds
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
+    name = environment.shipped_test_name(item)
+    if chosen.tier and name and not is_of_tier(chosen.tier, name, parameters_of(item.nodeid, chosen.models)):
+        return NOT_OF_TIER
     if ours and EXIT_FIXTURE in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
         return NO_EXIT
     return NO_PAIR if ours and of_pair and chosen.pair is None else ""

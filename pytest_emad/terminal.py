@@ -44,6 +44,8 @@ def header(settings: RunSettings, decoder: str) -> list[str]:
         parts.append(f"backend {settings.backend}")
     if settings.decoder:
         parts.append(f"decoder {settings.decoder}")
+    if settings.tier:
+        parts.append(f"tier {settings.tier}")
     if settings.gating.require:
         parts.append(f"require {', '.join(sorted(settings.gating.require))}")
     if settings.update_golden:
@@ -132,28 +134,30 @@ def verdict_colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     return next((COLOURS[tone] for verdict, tone in TONES if verdict in found), {})
 
 
-_streams: list[TextIO | None] = []  # a stack: pytester runs a pytest inside a pytest
+_streams: list[tuple[TextIO, bool]] = []  # a stack: pytester runs a pytest inside a pytest
 
 
 def open_stream(worker: bool) -> None:
-    """Open the stream for progress bars at ``pytest_configure``, while capture is suspended; not in xdist workers."""
-    visible = not worker and os.isatty(2)
-    _streams.append(
-        open(os.dup(2), "w", encoding="utf-8", errors="replace") if visible else None  # noqa: SIM115  # close_stream
-    )
+    """Open a copy of standard error at ``pytest_configure``, while capture is suspended; in xdist workers unseen."""
+    stream = open(os.dup(2), "w", encoding="utf-8", errors="replace")  # noqa: SIM115  # close_stream
+    _streams.append((stream, not worker and os.isatty(2)))
 
 
 def close_stream() -> None:
-    """Close the stream for progress bars at ``pytest_unconfigure``."""
-    stream = _streams.pop() if _streams else None
-    if stream is not None:
-        stream.close()
+    """Close the copy of standard error at ``pytest_unconfigure``."""
+    if _streams:
+        _streams.pop()[0].close()
+
+
+def uncaptured_stream() -> TextIO | None:
+    """Standard error as it was before capture started; None outside of a run."""
+    return _streams[-1][0] if _streams else None
 
 
 def progress_stream() -> TextIO | None:
-    """The stream for progress bars, starting on a new line; None: use standard error."""
-    current = _streams[-1] if _streams else None
-    return None if current is None else cast(TextIO, _NewLineStream(current))
+    """Where bars go, at the start of a line; None: wherever standard error leads."""
+    stream, visible = _streams[-1] if _streams else (None, False)
+    return cast(TextIO, _NewLineStream(stream)) if stream is not None and visible else None
 
 
 class _NewLineStream:

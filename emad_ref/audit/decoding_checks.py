@@ -122,6 +122,7 @@ def judge_record(
     """
     point = judge.point
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, point)
+    count_answer(judge.tally, record, prompts)
     looked_at = range(len(prompts)) if rows is None else rows
     if len(looked_at) < len(prompts) and not is_read_from_logits(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
@@ -162,6 +163,12 @@ def read_record(
         )
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
+
+
+def count_answer(tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False) -> None:
+    """Count the rows of one answer of ``generate`` among what is live."""
+    stopped = sum(reason == "stop token" for reason in record.stop)
+    tally.count_rows([len(prompt.tokens) for prompt in prompts], list(map(len, record.emitted)), stopped, drawn=drawn)
 
 
 def _row_trajectory(

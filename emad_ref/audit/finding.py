@@ -12,26 +12,32 @@ otherwise at about half of the positions with a possible tie.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from emad_ref.errors import EmadError
 
 TIE_LIMIT = 0.01
+WINDOW_END = 8  # positions from the end of the window that still count as its end
 MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no power (DESIGN, "Four black-box checks")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them."""
+    """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.
+
+    ``live``: what the decoder answered for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
+    """
 
     check: str
     passed: bool | None
     detail: str
     n: int
     ties: int
+    live: Mapping[str, int | list[int]] = field(default_factory=dict, compare=False)
 
     def require(self) -> None:
         """Raise AuditRefutedError if the check failed."""
@@ -69,7 +75,11 @@ def prefix_complaints(prefix: str) -> Iterator[None]:
 
 @dataclass
 class Tally:
-    """Counts of one check in progress; as a context manager it ends the check at the first complaint."""
+    """Counts of one check in progress; as a context manager it ends the check at the first complaint.
+
+    ``live`` counts what the decoder answered, by the names that ``report.tiers`` promises; ``prompt_lengths`` holds the
+    lengths of its prompts. ``window``: positions of the model, 0 if unknown.
+    """
 
     check: str
     needed: int = MIN_DISCRIMINATING
@@ -81,6 +91,23 @@ class Tally:
     noisy: bool = False
     complaint: str | None = None
     notes: list[str] = field(default_factory=list)
+    window: int = 0
+    live: Counter[str] = field(default_factory=Counter)
+    prompt_lengths: set[int] = field(default_factory=set)
+
+    def count_rows(self, lengths: Sequence[int], new: Sequence[int], stopped: int, *, drawn: bool = False) -> None:
+        """Count one answered request: ``lengths`` of its prompts, numbers of ``new`` tokens, rows that ``stopped``.
+
+        ``drawn``: the tokens are samples.
+        """
+        self.prompt_lengths.update(lengths)
+        ends = [length + emitted for length, emitted in zip(lengths, new, strict=True)]
+        self.live["positions"] += sum(new)
+        self.live["ragged_rows"] += sum(length < max(lengths) for length in lengths)
+        self.live["stop_hits"] += stopped
+        self.live["samples"] += sum(new) if drawn else 0
+        self.live["window_ends"] += sum(end >= self.window - WINDOW_END for end in ends) if self.window else 0
+        self.live["rows_together"] = max(self.live["rows_together"], len(lengths))
 
     def allow(self, tolerance: float, declared: float) -> float:
         """``tolerance``, raised to the noise that the decoder has ``declared``."""
@@ -110,6 +137,12 @@ class Tally:
         return False  # a crash of the decoder or of the lens propagates
 
     def finding(self) -> Finding:
+        live: dict[str, int | list[int]] = {name: count for name, count in self.live.items() if count}
+        if self.prompt_lengths:
+            live["prompt_lengths"] = sorted(self.prompt_lengths)
+        return replace(self._outcome(), live=live)
+
+    def _outcome(self) -> Finding:
         counts = f"{self.n} positions compared, {self.discriminating} discriminating, {self.ties} ties"
         if self.notes:
             counts += "; " + "; ".join(self.notes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.finding import WINDOW_END, Finding, Tally
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
@@ -14,7 +14,6 @@ from emad_ref.record import Floats, Ints
 
 MAX_SHORT_LENGTH = 40  # tokens per row of a cheap audit of many rows
 EDGE_MARGIN = 4  # positions at most before the end of a buffer of 2ⁿ
-WINDOW_END = 8  # positions from the end of the window that still count as its end
 
 
 def short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_LENGTH) -> list[int]:
@@ -156,4 +155,5 @@ def _compare_logits(
         f"row {row}, position {first + at}, depth {depth}: logits off by {off[at]:.2g}, more than {tolerance:g}",
     )
     tally.n += len(logits)
+    tally.live["session_positions"] += len(logits)
     tally.discriminating += len(logits)

@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 
 from emad_ref.audit.answers import AnsweredRequest
-from emad_ref.audit.decoding_checks import judge_work, read_record
+from emad_ref.audit.decoding_checks import count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import Lens, ProbeReadouts, RuleReadings
-from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript, emitted_logits
+from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -68,6 +68,7 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
         request = answer.record, answer.prompts, answer.max_new, answer.stop
         trajectories = read_record(judge.tally, *request, judge.point)
         read.append(trajectories)
+        count_answer(judge.tally, answer.record, answer.prompts)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
@@ -354,8 +355,7 @@ def interleaved(
 
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
     answers requests of ``generate``, one of which is aborted. Then the first sessions are closed, and new ones are
-    opened beside the others. Discriminating are rows whose last logits differ from those of their last token alone,
-    since they show whose K and V a session reads.
+    opened beside the others. Discriminating are positions as ``Judge.count_reading_context`` counts them.
 
     Raises:
         BadArgument: too few rows or tokens.
@@ -418,11 +418,9 @@ def interleaved(
         step(second, groups[1], 5)
         close(second)
         requests(groups[1])
-        for each, judge, answered, trajectories in zip(decoders, judges, answers, session_rows, strict=True):
+        for judge, answered, trajectories in zip(judges, answers, session_rows, strict=True):
             judge_answers(judge, answered)
             for trajectory in trajectories:
-                last_shown = emitted_logits(judge.trajectory(trajectory), trajectory)[-1]
-                forgetful = each.lens(trajectory.tokens[-1:])[0, trajectory.depth[-1] - 1]
-                tally.discriminating += int(np.abs(last_shown - forgetful).max() > judge.tolerance)
+                tally.discriminating += judge.count_reading_context(trajectory, judge.trajectory(trajectory))
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
     return tally.finding()

@@ -34,7 +34,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax
 
-from emad_ref.audit.decoding_checks import read_record
+from emad_ref.audit.decoding_checks import count_answer, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import Lens, emission_noise
 from emad_ref.audit.trajectory import Judge, emitted_logits
@@ -127,6 +127,7 @@ def _rows(
     """The rows of one record, with depths checked against the rule."""
     seed, record = sampled
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
+    count_answer(judge.tally, record, prompts, drawn=True)
     return [
         SampledRow(seed, row, emitted, emitted_logits(judge.trajectory(trajectory), trajectory))
         for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))

@@ -49,10 +49,11 @@ def forced(
     ``prompts`` are followed by ``continuations`` int64 [rows, n] at depths drawn from ``rng``; on the way one row is
     dropped. Depths above a row's cap, above the ceiling and below 1 must raise InadmissibleDepth and leave the session
     unchanged. Discriminating are positions whose logits differ from full depth's by more than ``tolerance`` (logits;
-    raised to the decoder's declared noise). A point at full depth gives the depths most room.
+    raised to the decoder's declared noise). A point at full depth gives the depths most room. A decoder that takes no
+    forced depth (``DecoderUnderTest.forces``) is fed the same tokens at full depth.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("forced", under_test, _needed(needed, point))
+    judge = Judge.of("forced", under_test, _needed(needed, under_test))
     with judge.tally, Transcript(judge, decoder, prompts) as transcript:
         depth = falling_depths(rng, transcript.session.cap, continuations.shape[1], point.schedule)
         for turn, columns in enumerate(feed_slices(continuations.shape[1], decoder.capabilities.max_feed)):
@@ -66,8 +67,8 @@ def forced(
     return judge.tally.finding()
 
 
-def _needed(needed: int, point: OperatingPoint) -> int:
-    return needed if point.layers > 1 else 0  # one layer leaves no depth to choose
+def _needed(needed: int, under_test: DecoderUnderTest) -> int:
+    return needed if under_test.point.layers > 1 or not under_test.forces else 0  # one layer leaves no depth to choose
 
 
 def _inadmissible(cap: Ints, point: OperatingPoint) -> list[Ints]:
@@ -92,10 +93,11 @@ def rollback(
     Rows fall to shallow depths over the first half of ``continuations`` int64 [rows, n], n ≥ 6, and are rolled back by
     different amounts. Then they are fed the second half at the deepest depths that the restored caps allow, which run
     the layers that the forgotten tokens skipped. Finally the rows are committed and continue. Discriminating are
-    forgotten positions whose depth lay below the restored cap.
+    forgotten positions whose depth lay below the restored cap. Where no depth is forced, every token runs all layers,
+    and discriminating are forgotten positions that are fed another token instead.
     """
     decoder, point = under_test.decoder, under_test.point
-    judge = Judge.of("rollback", under_test, _needed(needed, point))
+    judge = Judge.of("rollback", under_test, _needed(needed, under_test))
     tally, half = judge.tally, continuations.shape[1] // 2
     with tally, Transcript(judge, decoder, prompts) as transcript:
         for at, depth in enumerate(np.linspace(transcript.session.cap, 1, half).round().astype(np.int64)):
@@ -105,7 +107,11 @@ def rollback(
         spent, before = _executed_tokens(transcript.session.work), transcript.session.cap.copy()
         lengths = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
         transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + lengths)
-        tally.discriminating += int(((half - lengths) * (transcript.session.cap > before)).sum())
+        if under_test.forces:
+            tally.discriminating += int(((half - lengths) * (transcript.session.cap > before)).sum())
+        for row, kept in enumerate(lengths if not under_test.forces else ()):
+            again = continuations[row, half : half + half - kept]
+            tally.discriminating += int((continuations[row, kept:half][: len(again)] != again).sum())
         _require_grown(judge, spent, _executed_tokens(transcript.session.work), 0, "rolling back")
         for at in range(half, continuations.shape[1]):
             spent = _executed_tokens(transcript.session.work)
@@ -162,7 +168,7 @@ def sessions(
     if phase < MIN_PHASE_TOKENS:
         expected = f"at least {SESSION_PHASES * MIN_PHASE_TOKENS} tokens for each row"
         raise BadArgument("continuations", continuations.shape, expected)
-    judge = Judge.of("sessions", under_test, _needed(needed, point))
+    judge = Judge.of("sessions", under_test, _needed(needed, under_test))
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]
     with judge.tally, Transcript(judge, decoder, prompts) as transcript:

@@ -25,12 +25,14 @@ from emad_ref.audit.lens import (
     signal_noise,
     tied_gap,
 )
+from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
 WIDEST_FEED = 3  # tokens
+LAST_POSITIONS = 3  # of a row, whose logits are held against those of their token alone
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,11 @@ class DecoderUnderTest:
 
     ``tolerance`` in logits and nats; a check raises it to the decoder's declared noise. ``exact_context`` False
     requires of the ``work.context`` of one row only the causal minimum: for decoders that attend over padded keys, or
-    run the prompt in other pieces, and count so.
+    run the prompt in other pieces, and count so. ``window``: positions that the model holds, 0 if unknown. ``forces``
+    False: sessions are fed without a depth, so a point at full depth judges a decoder that takes none.
+
+    Raises:
+        BadArgument: ``forces`` False at a point with exits, whose depths would then be the rule's.
     """
 
     decoder: Decoder
@@ -78,6 +84,12 @@ class DecoderUnderTest:
     point: OperatingPoint
     tolerance: float
     exact_context: bool = False
+    window: int = 0
+    forces: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.forces and (not self.point.fixed or self.point.ceiling < self.point.layers):
+            raise BadArgument("forces", False, "a point at full depth", f"{self.point.name!r} has exits")
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class Judge:
     """Compares a decoder at ``point`` with ``lens`` (None: with replay); complaints end ``tally``'s check.
 
     ``tolerance``: in logits and nats, the decoder's declared noise included. ``counted``: the decoder counts its work.
-    ``exact_context`` as in ``DecoderUnderTest``.
+    ``exact_context``, ``forces`` as in ``DecoderUnderTest``.
     """
 
     tally: Tally
@@ -94,17 +106,20 @@ class Judge:
     tolerance: float
     counted: bool = False
     exact_context: bool = False
+    forces: bool = True
 
     @classmethod
     def of(
         cls, check: str, under_test: DecoderUnderTest, needed: int = MIN_DISCRIMINATING, *, judges_work: bool = False
     ) -> Judge:
         """Begin ``check``; ``judges_work``: add a note if the decoder does not count its work."""
-        tally, capabilities = Tally(check, needed), under_test.decoder.capabilities
+        capabilities = under_test.decoder.capabilities
+        tally = Tally(check, needed, window=under_test.window)
         if judges_work and not capabilities.counted:
             tally.notes.append("ledger not checked: the decoder does not count its work")
         tolerance = tally.allow(under_test.tolerance, capabilities.logit_noise)
-        return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, under_test.exact_context)
+        exactness = under_test.exact_context, under_test.forces
+        return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, *exactness)
 
     def trajectory(self, trajectory: Trajectory) -> LensReference:
         """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
@@ -120,10 +135,29 @@ class Judge:
         return consult(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
     def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
-        """Judge all; discriminating are positions whose logits differ from full depth's."""
+        """Judge all; discriminating are positions whose logits differ from full depth's.
+
+        Where no depth is forced, discriminating are positions as ``count_reading_context`` counts them.
+        """
         for trajectory in trajectories:
             reference = self.trajectory(trajectory)
-            self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
+            if self.forces:
+                self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
+            else:
+                self.tally.discriminating += self.count_reading_context(trajectory, reference)
+
+    def count_reading_context(self, trajectory: Trajectory, reference: LensReference) -> int:
+        """Number of a row's last positions whose expected logits differ from those of their token alone.
+
+        They show whose K and V a session reads.
+        """
+        assert self.lens is not None, "only replay is judged without a lens"
+        expected, first = emitted_logits(reference, trajectory)[-LAST_POSITIONS:], len(trajectory.tokens)
+        count = 0
+        for at, logits in enumerate(expected, start=first - len(expected)):
+            alone = self.lens(trajectory.tokens[at : at + 1])[0, trajectory.depth[at - first] - 1]
+            count += int(np.abs(logits - alone).max() > self.tolerance)
+        return count
 
     def depths(self, trajectory: Trajectory, reference: Floats, rows: tuple[Ints, ...] = ()) -> None:
         """Judge depths: within 1 … cap, signals as in ``reference`` [m, probes] and read if required, the rule obeyed.
@@ -250,7 +284,7 @@ class Transcript:
     def __init__(
         self, judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], names: Sequence[str] | None = None
     ) -> None:
-        self.tally, self.point, self.stage = judge.tally, judge.point, ""
+        self.tally, self.point, self.forces, self.stage = judge.tally, judge.point, judge.forces, ""
         self.names = names or [f"row {row}" for row in range(len(prompts))]
         self.rows = list(range(len(prompts)))
         self.tokens = [[int(token) for token in prompt.tokens] for prompt in prompts]
@@ -270,7 +304,11 @@ class Transcript:
         self.session.close()
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> None:
-        """Feed ``tokens`` [rows, n] at ``depth`` [rows, n] (None: the rule's), as ``Session.feed``."""
+        """Feed ``tokens`` [rows, n] at ``depth`` [rows, n] (None: the rule's), as ``Session.feed``.
+
+        Where the judge forces no depth, ``depth`` is left out.
+        """
+        depth = depth if self.forces else None
         for row, fed in zip(self.rows, tokens, strict=True):
             self.tokens[row].extend(int(token) for token in fed)
         try:
@@ -281,7 +319,9 @@ class Transcript:
         self._write(step, tokens.shape[1], tokens.shape[1] if last is None else last, depth)
 
     def refuse(self, tokens: Ints, depth: Ints) -> None:
-        """Require that inadmissible ``depth`` [rows, n] is refused and the state stays unchanged."""
+        """Require, where depths are forced, that inadmissible ``depth`` [rows, n] is refused and changes no state."""
+        if not self.forces:
+            return
         length, cap = self.session.length.copy(), self.session.cap.copy()
         try:
             self.session.feed(tokens, depth)
@@ -294,6 +334,7 @@ class Transcript:
     def rollback(self, length: Ints) -> None:
         """Roll back to ``length`` [rows], and require the lengths and caps at that point."""
         self.session.rollback(length)
+        self.tally.live["rollbacks"] += len(self.rows)
         for row, row_length in zip(self.rows, length, strict=True):
             del self.tokens[row][row_length:], self.steps[row][row_length - self.first[row] :]
         self._require_state("after rollback")
@@ -301,6 +342,7 @@ class Transcript:
     def drop(self, *indices: int) -> None:
         """Drop the rows at ``indices`` among the present ones, in one call and in that order."""
         self.session.drop(np.array(indices))
+        self.tally.live["dropped_rows"] += len(indices)
         self.rows = [row for index, row in enumerate(self.rows) if index not in indices]
         self._require_state("after drop")
 
@@ -323,6 +365,8 @@ class Transcript:
     def _write(self, step: Step, n: int, last: int, depth: Ints | None) -> None:
         rows, probes = len(self.rows), len(self.point.probes)
         self._calls += 1
+        self.tally.live["session_positions"] += rows * n
+        self.tally.live["forced_positions"] += rows * n if depth is not None else 0
         parts = {part: getattr(step, part) for part in ("logits", "depth", "signal")}
         step = Step(**{part: self._keep(f"step.{part} of call {self._calls}", array) for part, array in parts.items()})
         fed = f"{rows} rows × {n} tokens were fed" + (f" with last={last}" if last < n else "")

@@ -43,6 +43,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import require_writable_folder
 from emad_ref.report.deselection import PREFIX, shipped_tests, suite_names
 from emad_ref.report.schema import read_report, unfinished_since
+from emad_ref.report.tiers import TIERS, tier_line
 from emad_ref.report.verification import faults
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def verify(args: argparse.Namespace) -> int:
     if report["schema"] == 1:
         raise BadArgument("report", str(args.report), "schema 2", "schema 1 does not say which tests ran: run again")
     shipped = shipped_tests()
-    found = list(faults(report, required_suites(args.require_suite, shipped), shipped, args.require_decoder))
+    suites = required_suites(args.require_suite, shipped)
+    found = list(faults(report, suites, shipped, args.require_decoder, args.require_tier))
     if when := unfinished_since(args.report):
         found.insert(0, f"a run that began later ({when}) never told how it ended; this is not its report: run again")
     for fault in found:
@@ -119,6 +121,8 @@ def verify(args: argparse.Namespace) -> int:
     passed = sum(entry["outcome"] == "passed" for entry in report["tests"])
     waivers = "".join(f"; waived {waiver['of']}: {waiver['reason']}" for waiver in report["waivers"])
     print(f"{args.report}: complete, {passed} tests passed; decoder: {report['decoder']['name']}{waivers}")
+    if report["decoder"]["foreign"]:
+        print(tier_line(report))
     return 0
 
 
@@ -142,7 +146,13 @@ def verify_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--require-suite", type=_comma_list, default=(), metavar="NAMES",
                      help="all, or a comma list of suites that must have run, e.g. invariants,fidelity")  # fmt: skip
     sub.add_argument("--require-decoder", metavar="WHOSE", help="foreign, ours or the name of a plugin")
-    add_examples(sub, "emad verify report/ --require-suite all --require-decoder foreign")
+    sub.add_argument("--require-tier", choices=TIERS, metavar="TIER",
+                     help=f"tier at which the decoder must have been judged: {', '.join(TIERS)}")  # fmt: skip
+    add_examples(
+        sub,
+        "emad verify report/ --require-suite all --require-decoder foreign",
+        "emad verify report/ --require-tier tokens",
+    )
 
 
 def _comma_list(text: str) -> tuple[str, ...]:

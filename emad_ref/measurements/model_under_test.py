@@ -432,16 +432,16 @@ class ModelUnderTest:
 
     @contextmanager
     def open_drawn(
-        self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int
+        self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
         """A decoder under test for as many rows as ``lengths``, with ``drawn_rows``. Raises as ``open``."""
         prompts, continuation = self.drawn_rows(rng, lengths, fed)
         with self.open(point, max_rows=len(prompts)) as decoder:
-            yield self.under_test(decoder, point), prompts, continuation
+            yield self.under_test(decoder, point, forces=forces), prompts, continuation
 
-    def under_test(self, decoder: Decoder, point: OperatingPoint) -> DecoderUnderTest:
+    def under_test(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
         """``decoder`` at ``point`` with this model's lens and tolerance, as audits take it."""
-        return DecoderUnderTest(decoder, self.lens, point, self.tolerance)
+        return DecoderUnderTest(decoder, self.lens, point, self.tolerance, window=self.window, forces=forces)
 
     @cached_property
     def lens(self) -> ModelLens:

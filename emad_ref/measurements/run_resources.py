@@ -19,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
+from emad_ref.audit.tolerances import tolerance
+from emad_ref.calibration.trace import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
 from emad_ref.models.loading import LoadedModel
@@ -181,10 +183,12 @@ class RemoteDecoders:
     """Decoders at ``address``, made by ``make``; ``seconds`` limit each call.
 
     A decoder of the wire protocol gets a folder of the model; one without safetensors files is saved once, in a
-    temporary folder that is removed with the run. A server at a URL has its own copy of the model.
+    temporary folder that is removed with the run. A server at a URL has its own copy of the model, in the precision
+    ``dtype``; None: that of the judge.
     """
 
-    def __init__(self, address: Address, seconds: float):
+    def __init__(self, address: Address, seconds: float, dtype: str | None = None):
+        self._dtype = dtype
         self._engine = EngineClient(address, seconds) if isinstance(address, UrlAddress) else None
         self._remote = None if isinstance(address, UrlAddress) else DecoderClient(address, seconds)
         self._saved: dict[str, TemporaryDirectory[str]] = {}  # by fingerprint
@@ -193,12 +197,21 @@ class RemoteDecoders:
         """Open a decoder. Raises Unsupported, BadArgument, DecoderFailed as ``wire.client.DecoderClient.open``."""
         loaded = judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
         if self._engine is not None:
-            return self._engine.open(request, loaded.geometry.vocabulary)
+            window = window_size(loaded.stepper.max_positions)
+            return self._engine.open(request, loaded.geometry.vocabulary, window, self._noise(loaded))
         assert self._remote is not None, "an address is a URL or speaks the wire protocol"
         folder = str(stored_folder(loaded) or self._save(loaded))
         facts = loaded.provenance
         model = ServedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
         return self._remote.open(request, model, loaded.geometry.vocabulary)
+
+    @property
+    def retries(self) -> int:
+        """Requests that a server put off and that were sent again."""
+        return 0 if self._engine is None else self._engine.retries
+
+    def _noise(self, loaded: LoadedModel) -> float:
+        return 0.0 if self._dtype is None else tolerance(loaded.geometry.family, self._dtype, "cuda")
 
     def close(self) -> None:
         """Close connections and remove saved models. Idempotent."""

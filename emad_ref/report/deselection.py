@@ -16,6 +16,7 @@ ABOVE_BUDGET = "above the budget"
 NO_PAIR = "no pair was named"
 NO_EXIT = "no exit was brought"  # not printed: most runs have no exit
 LEFT_OUT = "left out by --emad-only"
+NOT_OF_TIER = "not of the tier that --emad-tier names"  # not printed: the tier's list is what was asked for
 
 MAX_CLAIMS = 12  # claims to name; further claims are counted
 REASON_TEXTS = {

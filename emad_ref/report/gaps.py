@@ -11,7 +11,11 @@ reason, and the report records it.
 Under ``--emad-gate decoder`` a decoder is judged by what it can change and what it offers. Rows about the method may
 stay open. A request feature (exits, sampling, a schedule, a field of points) counts as not offered if its provider
 declines it every time. Tests that need such a feature may stay open; a request without one must not be declined.
-Without exits, a call may be declined in every test except those of ``FULL_DEPTH_TESTS``.
+Without exits, a call may be declined in every test except those of tier ``tokens`` (``report.tiers``).
+
+``--emad-tier`` narrows the required tests to those of the tier, and fails on less than the tier promises. A run of
+which a person typed a part alone (``-k``, a file) proves nothing: its gaps fail it only under ``--emad-tier`` or
+``--emad-expect-decoder``.
 
 ``unmet_requirements``  what options require of the whole run: a kind of claim decided, a gate evaluated, a verdict
                         compared, no new golden.
@@ -24,9 +28,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, is_below
-from emad_ref.report.provenance import EXITS, not_offered
+from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER, is_below
+from emad_ref.report.provenance import EXITS, SAMPLING, not_offered
 from emad_ref.report.schema import Report
+from emad_ref.report.tiers import is_of_tier, judging_tests, parameters_of, shortfalls
 from emad_ref.statistics.gate import METHOD_ROWS, UNDECIDED
 from emad_ref.statistics.goldens import no_comparison_reason
 from emad_ref.statistics.verdicts import Claim
@@ -37,16 +42,6 @@ DECIDING_TESTS = {
     "EMAD-E5": "suites/cost/test_claims.py::test_claim",
     "EMAD-F1": "suites/claims/test_model.py::test_claim",
     "EMAD-F2": "suites/cost/test_claims.py::test_claim",
-}
-# tests that a full-depth decoder must answer → a part of their parameters, "" for all
-FULL_DEPTH_TESTS = {
-    "suites/fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation": "",
-    "suites/invariants/test_apart.py::test_the_judges_model_is_left_alone": "full depth",
-    "suites/invariants/test_positions.py::test_generation_holds_far_into_the_window": "full",
-    "suites/invariants/test_requests.py::test_batches_as_large_as_verdicts_read_decide_row_by_row": "full",
-    "suites/invariants/test_requests.py::test_prompts_that_share_a_beginning_are_read_to_their_ends": "full",
-    "suites/invariants/test_requests.py::test_repeated_and_reordered_requests_get_the_same_answers": "",
-    "suites/invariants/test_requests.py::test_rows_end_at_any_stop_token_and_at_no_other": "full",
 }
 MUST_ANSWER = ("suites/invariants", "suites/fidelity")  # suites in which a decoder must not decline
 DECODER = "decoder"  # name of a waiver for the decoder's origin
@@ -64,14 +59,20 @@ class Gap:
         return f"{self.of}: {self.what}; {self.remedy}, or --emad-waive '{self.of}=REASON'"
 
 
-def find_gaps(report: Report, selection: Iterable[str], shipped: Sequence[str], *, always: bool = False) -> list[Gap]:
+def find_gaps(
+    report: Report, selection: Iterable[str], shipped: Sequence[str], *, always: bool = False, tier: str | None = None
+) -> list[Gap]:
     """All gaps of ``report`` (schema 2) among ``selection``: files and folders of ``shipped`` tests.
 
     ``always`` applies the strict rules: our own decoder may leave open no more than any other, and tests left out on
-    request count as missing. A run may select a part of the suites; a proof may not.
+    request count as missing. A run may select a part of the suites; a proof may not. ``tier``: only its tests are
+    required.
     """
     required = [name for name in shipped if is_below(name, selection)] if always or report["decoder"]["foreign"] else []
     excused = [ABOVE_BUDGET, NO_EXIT, NO_PAIR] if always else [ABOVE_BUDGET, NO_EXIT, NO_PAIR, LEFT_OUT]
+    if tier is not None:
+        files = [name for name, _ in judging_tests(tier)]
+        required, excused = [name for name in required if is_below(name, files)], [*excused, NOT_OF_TIER]
     return [*_decoder_gaps(report), *_test_gaps(report, required, excused), *_claim_gaps(report, required, excused)]
 
 
@@ -79,23 +80,21 @@ def declined_tests(report: Report) -> list[Mapping[str, Any]]:
     """Tests that the decoder may decline and did: under gate ``decoder``, those for features that it never offers."""
     missing_features = _features_not_offered(report)
     refused = [entry for entry in report["tests"] if entry["outcome"] == "skipped" and entry["kind"] == "refused"]
-    return [entry for entry in refused if _may_decline(entry, missing_features)]
+    models = report["settings"].get("models", ())
+    return [entry for entry in refused if _may_decline(entry, missing_features, models)]
 
 
 def _features_not_offered(report: Report) -> frozenset[str]:
     return not_offered(report["decoder"]["providers"]) if report["settings"].get("gate") == "decoder" else frozenset()
 
 
-def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str]) -> bool:
-    if "features" in entry:  # the decoder declined a whole request
+def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], models: Sequence[str]) -> bool:
+    if entry["shipped"] and is_of_tier("tokens", entry["shipped"], parameters_of(entry["nodeid"], models)):
+        missing_features &= {SAMPLING}  # nothing else of a plain request may be declined
+    if "features" in entry:  # the decoder declined a whole request, or a counted call
         return not missing_features.isdisjoint(entry["features"])
-    # it declined a call: without exits, calls with forced depths or skip counts may be declined as well
-    return EXITS in missing_features and not _is_full_depth_test(entry)
-
-
-def _is_full_depth_test(entry: Mapping[str, Any]) -> bool:
-    case = FULL_DEPTH_TESTS.get(entry["shipped"])
-    return case is not None and case in entry["nodeid"].partition("[")[2]
+    # it declined another call: without exits, calls with skip counts may be declined as well
+    return EXITS in missing_features
 
 
 def wrong_decoder(report: Report, expected: str) -> str:
@@ -253,15 +252,24 @@ def _deselected_gates(report: Report, register: Mapping[str, Claim]) -> Iterator
             yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"
 
 
+def is_partial(report: Report) -> bool:
+    """Whether a person typed a part of the suites to try something, and asked for no proof."""
+    demanded = report["settings"].get("tier") or report["settings"].get("expect_decoder")
+    return bool(report["run"].get("partial")) and not demanded
+
+
 def undecided_reasons(report: Report, shipped: Sequence[str]) -> tuple[list[str], list[Gap]]:
     """(reasons, gaps): why the run fails because something is undecided. ``gaps`` includes waived ones.
 
     ``shipped``: names of the tests that this version ships.
     """
     waivers = [waiver["of"] for waiver in report["waivers"]]
-    gaps = find_gaps(report, report["run"]["asked"], shipped)
-    reasons = [str(gap) for gap in gaps if not is_waived(gap, waivers)]
-    expected = report["settings"]["expect_decoder"]
+    tier, expected = report["settings"].get("tier"), report["settings"]["expect_decoder"]
+    gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
+    partial = is_partial(report)  # then the wrong decoder alone is a fault
+    reasons = [str(gap) for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial)]
+    if tier is not None:
+        reasons += shortfalls(report, tier)
     if expected is not None and (problem := wrong_decoder(report, expected)):
         reasons.append(f"--emad-expect-decoder {expected}: {problem}")
     return reasons, gaps

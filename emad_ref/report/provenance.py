@@ -81,8 +81,10 @@ def git_describe(folder: Path) -> str | None:
 
 ANSWERED, DECLINED, NONE = "answered", "declined", "none"
 PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
-FEATURES = "features"  # feature of a request (anything beyond greedy at full depth) → [answered, declined]
-EXITS, SAMPLING = "exits", "sampling"
+FEATURES = "features"  # feature (anything beyond greedy requests at full depth) → [answered, declined]
+RETRIES = "retries"  # requests that a server put off and that were sent again; a key where there are some
+EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS = "exits", "sampling", "sessions", "forced depths"
+LOG_PROBS = "log-probabilities"
 
 
 def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -91,9 +93,13 @@ def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[s
     for part in parts:
         for provider in part:
             empty = {**dict.fromkeys(PROVIDER_OUTCOMES, 0), FEATURES: {}}
-            entry = merged.setdefault(provider["plugin"], dict(provider) | empty)
+            entry = merged.setdefault(
+                provider["plugin"], {name: value for name, value in provider.items() if name != RETRIES} | empty
+            )
             for what in PROVIDER_OUTCOMES:
                 entry[what] += provider[what]
+            if RETRIES in provider:
+                entry[RETRIES] = entry.get(RETRIES, 0) + provider[RETRIES]
             for feature, counts in provider.get(FEATURES, {}).items():
                 before = entry[FEATURES].get(feature, (0, 0))
                 entry[FEATURES][feature] = [one + other for one, other in zip(before, counts, strict=True)]
@@ -108,6 +114,15 @@ def not_offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     features = [provider.get(FEATURES, {}) for provider in providers if provider["foreign"]]
     answered = {name for each in features for name, (answers, _) in each.items() if answers}
     return frozenset(name for each in features for name in each) - answered
+
+
+def offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Features that the judged decoder answered at least once; the reference decoder offers sessions and exits."""
+    judged = [provider for provider in providers if provider[ANSWERED]]
+    if judged and not any(provider["foreign"] for provider in judged):
+        return frozenset({EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS, LOG_PROBS})
+    features = [provider.get(FEATURES, {}) for provider in judged if provider["foreign"]]
+    return frozenset(name for each in features for name, (answers, _) in each.items() if answers)
 
 
 def decoder_names(providers: Iterable[Mapping[str, Any]]) -> str:

@@ -244,7 +244,7 @@ OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
         "fails": FLAG,
     },
     "tests": {"attempts": ATTEMPTS, "shown": COUNT, "features": TEXTS},
-    "audits": {"attempt": COUNT},
+    "audits": {"attempt": COUNT, "model": TEXT, "live": OBJECT},
 }
 
 

@@ -20,10 +20,11 @@ from tabulate import tabulate
 
 from emad_ref.report.deselection import deselection_lines
 from emad_ref.report.figures import RISE, rising_rows
-from emad_ref.report.gaps import declined_tests
+from emad_ref.report.gaps import declined_tests, is_partial
 from emad_ref.report.markdown import escape_markdown
-from emad_ref.report.provenance import not_offered
+from emad_ref.report.provenance import RETRIES, not_offered
 from emad_ref.report.schema import Report
+from emad_ref.report.tiers import tier_line
 from emad_ref.statistics import goldens, number_format
 from emad_ref.statistics.gate import UNDECIDED, measurement, title_of
 from emad_ref.statistics.verdicts import Claim, Outcome, load_register
@@ -207,6 +208,16 @@ def _run_remarks(report: Report) -> Iterator[str]:
     decoder = report.get("decoder") or {"providers": ()}
     if any(provider["answered"] or provider["declined"] for provider in decoder["providers"]):
         yield f"decoder under test: {decoder['name']}"
+        if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
+            yield tier_line(report)
+    for provider in decoder["providers"]:
+        if provider.get(RETRIES):
+            yield f"{provider['name']} put off {provider[RETRIES]} requests, which were sent again"
+    if decoder.get("foreign") and is_partial(report):
+        yield (
+            f"THIS RUN PROVES NOTHING: {report['run']['partial']} selects a part of the suites; a proof runs them "
+            "whole, with --emad-tier or --emad-expect-decoder, and passes `emad verify`"
+        )
     if "tests" in report and (declined := declined_tests(report)):
         features = ", ".join(sorted(not_offered(decoder["providers"])))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"

@@ -21,6 +21,7 @@ from typing import Any
 from emad_ref.report.deselection import is_below
 from emad_ref.report.gaps import find_gaps, is_waived, wrong_decoder
 from emad_ref.report.schema import Report
+from emad_ref.report.tiers import shortfalls
 from emad_ref.statistics.verdicts import load_register
 
 FAILED = ("failed", "error")
@@ -198,7 +199,9 @@ def _first_names(nodeids: Sequence[str]) -> str:
     return f"{', '.join(nodeids[:MAX_NAMES])}{more}"
 
 
-def faults(report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None) -> Iterator[str]:
+def faults(
+    report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None, tier: str | None = None
+) -> Iterator[str]:
     """One sentence for each thing that keeps ``report`` from being proof; empty if it is proof.
 
     Args:
@@ -206,6 +209,8 @@ def faults(report: Report, selection: Sequence[str], shipped: Sequence[str], dec
         selection: suites that must have run, besides what the run itself selected.
         shipped: names of the tests that this version ships.
         decoder: the decoder that must have been judged; None for any.
+        tier: the tier at which it must have been judged; None for that of the run. Without a ``selection`` only the
+            tests of the tier must have run.
     """
     if report["state"] != "complete":
         yield f"state={report['state']!r}, but expected 'complete': the run did not come to its end"
@@ -220,6 +225,9 @@ def faults(report: Report, selection: Sequence[str], shipped: Sequence[str], dec
     if decoder is not None and (judged := wrong_decoder(report, decoder)):
         yield f"decoder={decoder!r} was required, but {judged}"
     waivers = [waiver["of"] for waiver in report["waivers"]]
+    if (tier := tier or report["settings"].get("tier")) is not None:
+        yield from (sentence for sentence in shortfalls(report, tier) if sentence not in run["failures"])
     required = list(dict.fromkeys([*run["asked"], *selection]))
     # the strict rules apply to our own decoder too: a run may leave tests out, a proof may not
-    yield from (str(gap) for gap in find_gaps(report, required, shipped, always=True) if not is_waived(gap, waivers))
+    found = find_gaps(report, required, shipped, always=True, tier=None if selection else tier)
+    yield from (str(gap) for gap in found if not is_waived(gap, waivers))

@@ -21,16 +21,17 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Request, Unsupported
-from emad_ref.record import Ints
+from emad_ref.protocol import Prompt, Request, TokenLogProbs, Unsupported
+from emad_ref.record import Floats, Ints
 from emad_ref.token_decoder import Completion, TokenDecoder
 from emad_ref.wire.address import UrlAddress
 from emad_ref.wire.client import TIMEOUT_REMEDY, DecoderFailed
@@ -39,13 +40,20 @@ TOKEN_VARIABLE = "EMAD_DECODER_TOKEN"
 LARGEST_REPLY = 64 << 20  # bytes
 QUOTED = 300  # characters of a reply that a message shows
 SERVED_REMEDY = "docs/engines.md says what a server must answer"
+TOKEN_ID = "token_id:"  # how vLLM names a token whose id was asked for
+WAITS_S = (0.5, 2.0)  # before a request that the server put off is sent again
+PUT_OFF = (429, 503)  # statuses: too many requests, not ready
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
+Reading = TypeVar("Reading")
+
+
 class CompletionInterface(Protocol):
-    """How one kind of server is asked. ``path``: of completions."""
+    """How one kind of server is asked. ``path``: of completions; ``window``: positions it serves, 0 if it says none."""
 
     path: str
+    window: int
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         """The JSON body of one request."""
@@ -53,14 +61,31 @@ class CompletionInterface(Protocol):
     def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
         """What a reply holds. Raises Unsupported, KeyError, TypeError, ValueError, IndexError."""
 
+    def log_probs_body(self, top: int) -> dict[str, Any]:
+        """What a body has besides, so that the reply holds the ``top`` likeliest tokens."""
+
+    def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
+        """What a reply holds about the ``tokens`` after ``prompt``. Raises as ``completion``."""
+
+
+def _sorted_log_probs(
+    tokens: Ints, rivals: Sequence[Mapping[int, float]], top: int, prompt: Floats | None
+) -> TokenLogProbs:
+    """The ``top`` entries of each of ``rivals``, the likeliest first; ids break ties."""
+    best = [sorted(each.items(), key=lambda entry: (-entry[1], entry[0]))[:top] for each in rivals]
+    if len(best) != len(tokens) or any(len(row) < top for row in best):
+        raise ValueError(f"fewer than {top} log-probabilities for each of {len(tokens)} tokens")
+    ids = np.array([[token for token, _ in row] for row in best], dtype=np.int64)
+    return TokenLogProbs(tokens, ids, np.array([[value for _, value in row] for row in best]), prompt)
+
 
 class OpenAIInterface:
     """``/v1/completions`` of vLLM, SGLang and others. ``model``: the name that the server gives its model."""
 
     path = "/v1/completions"
 
-    def __init__(self, model: str):
-        self._model = model
+    def __init__(self, model: str, window: int):
+        self._model, self.window = model, window
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         return UNFILTERED | {
@@ -88,11 +113,31 @@ class OpenAIInterface:
             tokens = np.append(tokens, at)  # some servers leave out the token that stopped the row
         return Completion(tokens, stopped)
 
+    def log_probs_body(self, top: int) -> dict[str, Any]:
+        return {"logprobs": top, "prompt_logprobs": 1, "return_tokens_as_token_ids": True}
+
+    def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
+        choice = reply["choices"][0]
+        shown = (choice.get("logprobs") or {}).get("top_logprobs")
+        if shown is None:
+            raise Unsupported("the server reports no log-probabilities (choices[0].logprobs.top_logprobs)")
+        if any(not name.startswith(TOKEN_ID) for each in shown for name in each):
+            raise Unsupported("the server reports log-probabilities by text, which does not tell token ids apart")
+        rivals = [{int(name.removeprefix(TOKEN_ID)): float(value) for name, value in each.items()} for each in shown]
+        told = choice.get("prompt_logprobs")
+        if told is None:
+            return _sorted_log_probs(tokens, rivals, top, None)
+        own = [float(each[str(token)]["logprob"]) for token, each in zip(prompt[1:], told[1:], strict=True)]
+        return _sorted_log_probs(tokens, rivals, top, np.array(own))
+
 
 class LlamaCppInterface:
     """``/completion`` of llama.cpp's server."""
 
     path = "/completion"
+
+    def __init__(self, window: int):
+        self.window = window
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         return UNFILTERED | {
@@ -115,6 +160,16 @@ class LlamaCppInterface:
         at = np.flatnonzero(np.isin(tokens, sorted(stop)))
         return Completion(tokens[: at[0] + 1], True) if len(at) else Completion(tokens, False)
 
+    def log_probs_body(self, top: int) -> dict[str, Any]:
+        return {"n_probs": top, "post_sampling_probs": False}
+
+    def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
+        shown = reply.get("completion_probabilities")
+        if not shown:
+            raise Unsupported("the server reports no log-probabilities (completion_probabilities)")
+        rivals = [{int(e["id"]): float(e["logprob"]) for e in each["top_logprobs"]} for each in shown]
+        return _sorted_log_probs(tokens, rivals, top, None)
+
 
 def _token_array(ids: Any) -> Ints:
     if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
@@ -123,15 +178,23 @@ def _token_array(ids: Any) -> Ints:
 
 
 class EngineClient:
-    """The server at ``address``; ``seconds`` limit each of its replies."""
+    """The server at ``address``; ``seconds`` limit each of its replies. ``retries``: requests that were sent again."""
 
     def __init__(self, address: UrlAddress, seconds: float):
         self.address, self._seconds = address, seconds
+        self.retries = 0
 
-    def open(self, request: Request, vocabulary: int) -> EngineDecoder:
-        """A decoder for ``request``. Raises Unsupported (exits, a source), DecoderFailed (no known server)."""
-        decoder = EngineDecoder(self, request, vocabulary)
-        _ = self.interface
+    def open(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
+        """A decoder for ``request`` of a model with ``window`` positions; ``noise``: of the precision that it states.
+
+        Raises:
+            Unsupported: exits, or a source.
+            DecoderFailed: no known server, or one that serves fewer positions.
+        """
+        decoder = EngineDecoder(self, request, vocabulary, noise)
+        if 0 < self.interface.window < window:
+            came = f"the server serves {self.interface.window} positions, but the suites ask for {window}"
+            raise self._failed("open", came, "serve the model with its whole window")
         return decoder
 
     @cached_property
@@ -139,21 +202,36 @@ class EngineClient:
         """Raises DecoderFailed: neither interface answers."""
         properties = self._call("GET", "/props", None, optional=True)
         if properties is not None and "default_generation_settings" in properties:
-            return LlamaCppInterface()
+            return LlamaCppInterface(int(properties["default_generation_settings"].get("n_ctx") or 0))
         served = self._call("GET", "/v1/models", None, optional=True)
         try:
-            return OpenAIInterface(str(served["data"][0]["id"]))  # type: ignore[index]  # None is caught as the rest
+            first = served["data"][0]  # type: ignore[index]  # None is caught as the rest
+            return OpenAIInterface(str(first["id"]), int(first.get("max_model_len") or 0))
         except (KeyError, IndexError, TypeError) as error:
             came = f"neither /props nor /v1/models names a model ({str(served)[:QUOTED]})"
             raise self._failed("open", came, SERVED_REMEDY) from error
 
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
-        interface = self.interface
-        reply = self._call("POST", interface.path, interface.body(prompt, max_new, stop, temperature, seed))
+        body = self.interface.body(prompt, max_new, stop, temperature, seed)
+        return self._read(body, lambda reply: self.interface.completion(reply, stop))
+
+    def log_probs(self, prompt: Ints, max_new: int, top: int) -> TokenLogProbs:
+        """One greedy row with log-probabilities. Raises Unsupported, DecoderFailed."""
+        body = self.interface.body(prompt, max_new, frozenset(), 0.0, 0) | self.interface.log_probs_body(top)
+
+        def read(reply: Mapping[str, Any]) -> TokenLogProbs:
+            tokens = self.interface.completion(reply, frozenset()).tokens
+            return self.interface.log_probs(reply, prompt, tokens, top)
+
+        return self._read(body, read)
+
+    def _read(self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Reading]) -> Reading:
+        """What ``read`` makes of the reply to ``body``."""
+        reply = self._call("POST", self.interface.path, body)
         assert reply is not None, "only an optional call may be missing"
         try:
-            return interface.completion(reply, stop)
+            return read(reply)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             came = f"a reply without what was asked ({type(error).__name__}: {error}): {str(reply)[:QUOTED]}"
             raise self._failed("generate", came, SERVED_REMEDY) from error
@@ -165,6 +243,12 @@ class EngineClient:
         call, deadline = f"{method} {path}", time.monotonic() + self._seconds
         try:
             status, text = self._exchange(method, path, body, deadline)
+            for wait in WAITS_S if status in PUT_OFF and not optional else ():
+                self.retries += 1
+                time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
+                status, text = self._exchange(method, path, body, deadline)
+                if status not in PUT_OFF:
+                    break
         except TimeoutError as error:
             raise self._failed(call, f"no whole reply within {self._seconds:g} s", TIMEOUT_REMEDY) from error
         except (OSError, http.client.HTTPException) as error:
@@ -226,9 +310,16 @@ class EngineClient:
 class EngineDecoder(TokenDecoder):
     """A decoder at full depth, of which ``client``'s server completes the rows."""
 
-    def __init__(self, client: EngineClient, request: Request, vocabulary: int):
+    def __init__(self, client: EngineClient, request: Request, vocabulary: int, noise: float):
         super().__init__(request)
         self._client, self._vocabulary = client, vocabulary
+        self.capabilities = replace(self.capabilities, logit_noise=noise)
+
+    def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
+        """Raises Unsupported, DecoderFailed."""
+        rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]
+        with ThreadPoolExecutor(len(rows)) as pool:
+            return list(pool.map(lambda row: self._client.log_probs(row, max_new, top), rows))
 
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         """Raises Unsupported, DecoderFailed: as ``EngineClient.complete``; no id, or one outside the vocabulary."""

@@ -27,7 +27,8 @@ class Session:  # rows one by one: nothing is padded, and none can depend on ano
 
     def rollback(self, length):
         for cache, gone in zip(self.caches, self.length - length, strict=True):
-            cache.crop(-int(gone))
+            if gone:  # crop(0) would remove everything
+                cache.crop(-int(gone))
 
     def drop(self, rows):
         self.caches = [cache for row, cache in enumerate(self.caches) if row not in rows]
@@ -43,8 +44,10 @@ class Decoder:
         table, emitted, ends = [], [], []
         for row, prompt in enumerate(prompts):
             session, new, last = Session(self.model, [prompt]), [], len(prompt.tokens) - 1
+            rng = np.random.default_rng([self.seed, row])
             while not new or (len(new) < max_new and new[-1] not in stop):
-                new.append(int(session.feed(np.array([new[-1:] or prompt.tokens]), last=1).logits.argmax()))
+                logits = session.feed(np.array([new[-1:] or prompt.tokens]), last=1).logits  # Gumbel: softmax(·/T)
+                new.append(int((logits + self.temperature * rng.gumbel(size=logits.shape)).argmax()))
             for at, token in enumerate([*prompt.tokens, *new[:-1]]):  # then depth, cap, phase, model, kept
                 table.append((row, at, token, *session.cap, *session.cap, PROMPT if at < last else DECODE, 0, True))
             emitted, ends = [*emitted, np.array(new)], [*ends, "stop token" if new[-1] in stop else "length"]
@@ -52,8 +55,8 @@ class Decoder:
 
 
 def pytest_emad_make_decoder(config, request):
-    decoder, model, point = Decoder(), request.model.load().model, request.point
-    if not point.fixed or point.ceiling < point.layers or request.temperature or model.config.is_encoder_decoder:
-        raise Unsupported(f"{point.name}: greedy and at full depth alone, of causal models")
-    decoder.model = model
+    decoder, point = Decoder(), request.point
+    decoder.model, decoder.temperature, decoder.seed = request.model.load().model, request.temperature, request.seed
+    if not point.fixed or point.ceiling < point.layers or decoder.model.config.is_encoder_decoder:
+        raise Unsupported(f"{point.name}: at full depth alone, of causal models")
     return decoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.tolerances import check_declared_noise
@@ -39,10 +40,10 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasu
     emad_audit(Finding("full-depth logits", bool(difference <= allowed), detail, n=own.shape[-1], ties=0))
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_declared_noise_is_what_rounding_can_honestly_need(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, full: bool
 ) -> None:
     subject = emad_evidence.subject
-    for point in (subject.full, emad_evidence.replay_validity.probing_point):
-        with subject.open(point) as decoder:
-            emad_audit(check_declared_noise(decoder.capabilities.logit_noise, subject.largest_noise))
+    with subject.open(subject.full if full else emad_evidence.replay_validity.probing_point) as decoder:
+        emad_audit(check_declared_noise(decoder.capabilities.logit_noise, subject.largest_noise))

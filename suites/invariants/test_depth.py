@@ -1,11 +1,13 @@
 """Does the decoder decide as the rule says: same signals, same depths, never rising, and counted as executed?
 
-Prompts are drawn, a single token among them; there is one row more than in the largest batch that is timed.
+Prompts are drawn, a single token among them; there is one row more than in the largest batch that is timed. Cases
+``full`` force no depth: they judge sessions of a decoder that runs every layer for every token.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from emad_ref.audit.decoding_checks import decisions, rows
 from emad_ref.audit.session_checks import forced, rollback, sessions
@@ -13,6 +15,7 @@ from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 ROWS, FED, NEW = 5, 12, 16
+FORCES = pytest.mark.parametrize("forces", [False, True], ids=["full", "forced"])
 
 
 def test_signals_depths_and_ledger_are_the_rules(
@@ -24,30 +27,33 @@ def test_signals_depths_and_ledger_are_the_rules(
         emad_audit(decisions(under_test, prompts, continuation))
 
 
+@FORCES
 def test_forced_depths_are_obeyed_and_rising_ones_refused(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, forces: bool
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    with subject.open_drawn(point, emad_rng, lengths, FED, forces=forces) as (under_test, prompts, continuation):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
+@FORCES
 def test_rollback_restores_tokens_cache_and_cap(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, forces: bool
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    with subject.open_drawn(point, emad_rng, lengths, FED, forces=forces) as (under_test, prompts, continuation):
         emad_audit(rollback(under_test, prompts, continuation))
 
 
+@FORCES
 def test_sessions_side_by_side_keep_to_themselves(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, forces: bool
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.subject.full
     lengths = subject.brief(emad_rng, ROWS, FED)
-    with subject.open_drawn(point, emad_rng, lengths, FED) as (under_test, prompts, continuation):
+    with subject.open_drawn(point, emad_rng, lengths, FED, forces=forces) as (under_test, prompts, continuation):
         emad_audit(sessions(under_test, prompts, continuation, emad_rng))
 
 

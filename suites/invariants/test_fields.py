@@ -54,15 +54,22 @@ def test_thresholds_are_compared_to_the_last_digit(
         return  # as ``test_every_field_of_a_point_is_honoured_or_declined`` says
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
+@pytest.mark.parametrize("case", ["full", "forced", "probing"])
 def test_as_many_logits_are_shown_as_are_wanted(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
-    """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted."""
-    subject = emad_evidence.subject
+    """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted.
+
+    Case ``full`` forces no depth; the others do so in every other feed.
+    """
+    subject, full = emad_evidence.subject, case != "probing"
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     lengths = subject.brief(emad_rng, 1 if full else ROWS, SHOWN)
-    with subject.open_drawn(point, emad_rng, lengths, SHOWN) as (under_test, prompts, continuation):
+    with subject.open_drawn(point, emad_rng, lengths, SHOWN, forces=case != "full") as (
+        under_test,
+        prompts,
+        continuation,
+    ):
         emad_audit(last_logits(under_test, prompts, continuation, emad_rng))
 
 

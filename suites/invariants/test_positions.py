@@ -91,6 +91,6 @@ def test_generation_holds_far_into_the_window(
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power."""
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
-    drawn = long_lengths(emad_rng, subject.window - FED)[:2]
+    drawn = long_lengths(emad_rng, subject.window - FED)[: None if full else 2]
     with subject.open_drawn(point, emad_rng, drawn, 1) as (under_test, prompts, _):
         emad_audit(generation(under_test, prompts, FED, needed=0))

@@ -1,7 +1,7 @@
 """Is the decoder right as users ask it: many rows, several stop tokens, shared beginnings, sessions in between?
 
-Nothing here forces a depth. At full depth every request goes to ``generate`` alone, so these tests also judge a decoder
-that offers neither exits nor sessions, such as an engine behind a URL.
+Nothing here forces a depth. Cases ``full`` run at full depth through ``generate`` alone, so they also judge a decoder
+that offers neither exits nor sessions, such as an engine behind a URL. Cases ``sessions`` add sessions at full depth.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apa
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
 REPEATED = 8  # rows whose order, company and length of prompt vary
+TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
 DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
+CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
 
 def point_of(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
     return evidence.subject.full if full else evidence.replay_validity.probing_point
 
 
-@DEPTHS
+@CASES
 def test_batches_as_large_as_verdicts_read_decide_row_by_row(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
-    """One row more than the largest, and a drawn number of rows below it."""
+    """One row more than the largest, and a drawn number of rows below it; through ``generate`` alone, also few rows."""
     subject = emad_evidence.subject
-    point, most = point_of(emad_evidence, full), max(FEWEST, emad_evidence.most_rows) + 1
+    point, most = point_of(emad_evidence, case != "probing"), max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
+    if case == "full":
+        counts, most = [*counts, *TOGETHER], max(most, *TOGETHER)
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (under_test, prompts, _):
-        emad_audit(batches(under_test, prompts, counts, BATCHED, sessions=not full))
+        emad_audit(batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
 
 @DEPTHS
@@ -51,12 +55,13 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
         emad_audit(endings(under_test, prompts, NEW, emad_rng))
 
 
-@DEPTHS
+@CASES
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
     subject = emad_evidence.subject
-    point, (shortest, beyond) = point_of(emad_evidence, full), SHARED
+    full, (shortest, beyond) = case != "probing", SHARED
+    point = point_of(emad_evidence, full)
     beyond = min(beyond, 2 * (subject.window - TOLD_APART) // 3)  # one prompt continues it by half
     length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
     (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
@@ -64,7 +69,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         under_test = subject.under_test(decoder, point)
         texts = under_test, text.tokens, other.tokens
         if full:
-            emad_audit(prefixes(*texts, TOLD_APART, emad_rng, sessions=False, needed=DIFFERENT))
+            emad_audit(prefixes(*texts, TOLD_APART, emad_rng, sessions=case == "sessions", needed=DIFFERENT))
         else:
             emad_audit(prefixes(*texts, BETWEEN, emad_rng))
 
@@ -78,12 +83,13 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
         emad_audit(repetitions(under_test, prompts, NEW, emad_rng))
 
 
+@DEPTHS
 def test_requests_between_the_steps_of_sessions_change_nothing(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
-    """Three decoders at once: two at full depth, one whose depth comes down."""
+    """Three decoders at once: two at full depth, and one whose depth comes down or that stays there, too."""
     subject = emad_evidence.subject
-    points = [subject.full, emad_evidence.replay_validity.probing_point, subject.full]
+    points = [subject.full, point_of(emad_evidence, full), subject.full]
     prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
         opened = [stack.enter_context(subject.open(point, max_rows=ROWS)) for point in points]

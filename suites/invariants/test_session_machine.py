@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -75,11 +76,12 @@ def may_decline(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Subclassed with ``subject``, ``decoder`` and ``tolerance`` by the test below."""
+    """Subclassed with ``subject``, ``decoder``, ``tolerance`` and whether it ``forces`` depths by the test below."""
 
     subject: ClassVar[ModelUnderTest]
     decoder: ClassVar[Decoder]
     tolerance: ClassVar[float]
+    forces: ClassVar[bool]
     sessions: list[OpenSession]
 
     @initialize(seed=st.integers(0, 2**16), data=st.data())
@@ -138,10 +140,10 @@ class SessionMachine(RuleBasedStateMachine):
         last = data.draw(st.one_of(st.none(), st.integers(0, n)), label="last")
         tokens = np.array([self.random(n) for _ in opened.rows])
         depth = None
-        if forced:
+        if forced and self.forces:
             drawn = [data.draw(st.lists(st.integers(1, r.depths[-1]), min_size=n, max_size=n)) for r in opened.rows]
             depth = np.minimum.accumulate(np.array(drawn), axis=1)
-        opened.done.append(f"a feed of {n} tokens{' at forced depths' if forced else ''}, last={last}")
+        opened.done.append(f"a feed of {n} tokens{'' if depth is None else ' at forced depths'}, last={last}")
         step = opened.session.feed(tokens, depth, last)
         for row, fed in zip(opened.rows, tokens.tolist(), strict=True):
             row.history += fed
@@ -238,13 +240,19 @@ class SessionMachine(RuleBasedStateMachine):
                 opened.session.close()
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_session_survives_any_order_of_operations(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_settings: RunSettings
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_settings: RunSettings, full: bool
 ) -> None:
-    """What goes wrong is raised where it shows; an audit says that all orders were gone through."""
+    """What goes wrong is raised where it shows; an audit says that all orders were gone through.
+
+    Case ``full`` forces no depth.
+    """
     subject, wanted = emad_evidence.subject, property_settings(emad_settings.budget, STEPS)
-    with subject.open(emad_evidence.replay_validity.probing_point, max_rows=ROWS) as decoder:
+    point = subject.full if full else emad_evidence.replay_validity.probing_point
+    with subject.open(point, max_rows=ROWS) as decoder:
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
+        bound["forces"] = not full
         with raise_refusal():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)
     orders, steps = wanted.max_examples, wanted.stateful_step_count

@@ -15,19 +15,25 @@ Complete = Callable[[list[int], int, frozenset[int], float, int], tuple[list[int
 
 @dataclass
 class Engine:
-    """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: requests as they came."""
+    """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: requests as they came.
+
+    ``score(tokens)`` → log-probabilities [n, V] after each of ``tokens``; None: the server reports none. ``window``:
+    the positions that it says it serves.
+    """
 
     complete: Complete
     kind: str = "vllm"
+    score: Callable[[list[int]], Any] | None = None
+    window: int = 256
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, path: str) -> tuple[int, Any]:
         if self.kind == "llama.cpp" and path == "/props":
-            return 200, {"default_generation_settings": {"n_ctx": 256}, "total_slots": 4}
+            return 200, {"default_generation_settings": {"n_ctx": self.window}, "total_slots": 4}
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": "served", "object": "model"}]}
+            return 200, {"object": "list", "data": [{"id": "served", "object": "model", "max_model_len": self.window}]}
         return 404, {"error": "not found"}
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -38,15 +44,41 @@ class Engine:
                 tokens, _ = self.complete(
                     body["prompt"], body["n_predict"], frozenset(), body["temperature"], body["seed"]
                 )
-                return 200, {"content": "", "stop": True, "stop_type": "limit"} | (
-                    {"tokens": tokens} if body.get("return_tokens") else {}
-                )
+                reply = {"content": "", "stop": True, "stop_type": "limit"}
+                reply |= {"tokens": tokens} if body.get("return_tokens") else {}
+                if self.score is not None and body.get("n_probs"):
+                    reply["completion_probabilities"] = [
+                        {
+                            "id": token,
+                            "logprob": likeliest.get(token, -99.0),
+                            "top_logprobs": [{"id": i, "token": "?", "logprob": p} for i, p in likeliest.items()],
+                        }
+                        for token, likeliest in zip(tokens, self.likeliest(body, tokens, body["n_probs"]), strict=True)
+                    ]
+                return 200, reply
             assert path == "/v1/completions", path
             stop = frozenset(body["stop_token_ids"])
             tokens, stopped = self.complete(body["prompt"], body["max_tokens"], stop, body["temperature"], body["seed"])
         choice = {"index": 0, "text": "", "finish_reason": "stop" if stopped else "length"}
         choice |= {"stop_reason": tokens[-1] if stopped else None}
+        if self.score is not None and body.get("logprobs"):
+            named = [
+                {f"token_id:{token}": value for token, value in each.items()}
+                for each in self.likeliest(body, tokens, body["logprobs"])
+            ]
+            choice |= {"logprobs": {"top_logprobs": named}}
+            scored = self.score(body["prompt"])
+            choice["prompt_logprobs"] = [None] + [
+                {str(token): {"logprob": float(scored[at, token]), "rank": 1}}
+                for at, token in enumerate(body["prompt"][1:])
+            ]
         return 200, {"choices": [choice | ({"token_ids": tokens} if body.get("return_token_ids") else {})]}
+
+    def likeliest(self, body: dict[str, Any], tokens: list[int], top: int) -> list[dict[int, float]]:
+        """The ``top`` likeliest ids at each new token, the likeliest first."""
+        assert self.score is not None, "asked of an engine that scores"
+        scored = self.score([*body["prompt"], *tokens[:-1]])[len(body["prompt"]) - 1 :]
+        return [{int(i): float(row[i]) for i in (-row).argsort(kind="stable")[:top]} for row in scored]
 
 
 class _Handler(BaseHTTPRequestHandler):

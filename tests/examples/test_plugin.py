@@ -31,9 +31,9 @@ def module() -> ModuleType:
     return loaded
 
 
-def test_it_is_fewer_than_60_lines_of_python() -> None:
+def test_it_is_fewer_than_65_lines_of_python() -> None:
     (file,) = PLUGIN.rglob("*.py")
-    assert len(file.read_text(encoding="utf-8").splitlines()) < 60
+    assert len(file.read_text(encoding="utf-8").splitlines()) < 65
 
 
 def test_its_entry_point_is_its_module() -> None:
@@ -58,9 +58,9 @@ def test_sessions_answer_as_fresh_ones_would(module: ModuleType) -> None:
     for row, fed in enumerate(([8, 9], [1, 2], [3, 4])):
         histories[row] += fed
     hold(session.feed(np.array([[8, 9], [1, 2], [3, 4]])).logits, 2)
-    session.rollback(np.array([8, 3, 6]))
+    session.rollback(np.array([8, 5, 6]))  # the second row keeps all its tokens
     session.drop(np.array([2]))
-    histories = [[*histories[0][:8], 5], [*histories[1][:3], 6]]
+    histories = [[*histories[0][:8], 5], [*histories[1][:5], 6]]
     hold(session.feed(np.array([[5], [6]])).logits, 1)
     with pytest.raises(Unsupported, match="forced depths"):
         session.feed(np.array([[5], [6]]), np.array([[1], [1]]))
@@ -68,29 +68,19 @@ def test_sessions_answer_as_fresh_ones_would(module: ModuleType) -> None:
 
 def test_its_records_are_what_it_did(module: ModuleType) -> None:
     decoder = module.Decoder()
-    decoder.model = small_model("gpt_neox")
+    decoder.model, decoder.temperature, decoder.seed = small_model("gpt_neox"), 0.0, 0
     prompts = [Prompt(np.arange(7)), Prompt(np.arange(1)), Prompt(np.arange(4))]
     lens, full = lens_of(decoder.model), full_depth(LAYERS)
     finding = generation(DecoderUnderTest(decoder, lens, full, TOLERANCE, exact_context=True), prompts, 8)
     assert finding.passed is True, finding
 
 
-WHY = "every token runs all layers"
-
-
-def test_it_passes_the_suite_of_full_depth(suites: Suites) -> None:
-    noise = "suites/fidelity/test_full_depth.py::test_declared_noise_is_what_rounding_can_honestly_need"
-    said = suites("fidelity/test_full_depth.py", "-p", "plain_decoder", "--emad-waive", f"{noise}={WHY}", path=PLUGIN)
-    assert "2 passed, 1 skipped" in said
-
-
-@pytest.mark.slow  # two runs; waivers of what a decoder declines are held in tests/plugin
-def test_what_it_declines_is_not_applicable_and_waived_by_name(suites: Suites) -> None:
-    chosen = ("-p", "plain_decoder", "--emad-backend", "plain_decoder")
-    with pytest.raises(AssertionError, match="the decoder declined"):
-        suites("fidelity/test_bridge.py", *chosen, path=PLUGIN)
-    waived = f"suites/fidelity/test_bridge.py={WHY}"
-    said = suites("fidelity/test_bridge.py", *chosen, "--emad-waive", waived, path=PLUGIN)
-    assert "not applicable (probing: greedy and at full depth alone, of causal models)" in said
-    assert "passed" not in said
-    assert f"waived suites/fidelity/test_bridge.py: {WHY}" in said
+@pytest.mark.slow  # invariants and fidelity, whole
+def test_it_is_judged_at_its_tier_without_a_waiver(suites: Suites) -> None:
+    said = suites(
+        *("invariants", "fidelity", "-p", "plain_decoder", "--emad-backend", "plain_decoder"),
+        *("--emad-tier", "sessions", "--emad-inconclusive", "fail"),
+        path=PLUGIN,
+    )
+    assert "tier sessions; live: " in said
+    assert "waived" not in said

@@ -122,8 +122,10 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
     told: list[object] = []
 
     class StandIn:
-        def __init__(self, where: object, seconds: float) -> None:
-            told.append((str(where), seconds))
+        retries = 0
+
+        def __init__(self, where: object, seconds: float, dtype: str | None) -> None:
+            told.append((str(where), seconds, dtype))
 
         def make(self, request: Any) -> str:
             return f"elsewhere {request.model.name}"
@@ -136,6 +138,13 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
     monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", module)
     ask = ASK.format(expected="elsewhere m")
     project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ask, test_again=ask)
-    options = ("--emad-decoder", "tcp:127.0.0.1:7007", "--emad-decoder-timeout", "3")
+    options = (
+        "--emad-decoder",
+        "tcp:127.0.0.1:7007",
+        "--emad-decoder-timeout",
+        "3",
+        "--emad-decoder-dtype",
+        "bfloat16",
+    )
     run("-p", "one", "-p", "two", *options).assert_outcomes(passed=2)
-    assert told == [("tcp:127.0.0.1:7007", 3.0), "closed"]
+    assert told == [("tcp:127.0.0.1:7007", 3.0, "bfloat16"), "closed"]

@@ -24,6 +24,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "waive": ("EMAD-F2=slow", (("EMAD-F2", "slow"),)),
     "decoder": ("tcp:127.0.0.1:7007", ServerAddress("tcp:127.0.0.1:7007", "127.0.0.1", 7007)),
     "decoder-timeout": ("2.5", 2.5),
+    "decoder-dtype": ("bfloat16", "bfloat16"),
+    "tier": ("tokens", "tokens"),
     "process-timeout": ("30", 30.0),
     "profile": ("profile.json", "profile.json"),
     "margin": ("0.25", 0.25),

@@ -39,7 +39,7 @@ def test_a_terminal_shows_bars_and_capture_keeps_the_rest(run_apart: object, pro
 def test_work_that_ends_before_its_bar_is_drawn_leaves_no_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new line comes with the first word, not with the stream."""
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setattr(terminal_module, "_streams", [terminal])
+    monkeypatch.setattr(terminal_module, "_streams", [(terminal, True)])
     for _ in tqdm(range(3), desc="unseen", file=terminal_module.progress_stream(), delay=60):
         pass
     terminal.flush()

@@ -203,7 +203,7 @@ def test_an_expected_failure_is_no_pass(suites: Path, project: pytest.Pytester, 
 
 def test_an_expected_failure_that_never_ran_is_not_decided(suites: Path, project: pytest.Pytester, run: Run) -> None:
     project.makeconftest(FOREIGN + "import pytest" + MARKED.format(mark="xfail").replace("reason", "run=False, reason"))
-    (line,) = failures(run(SAMPLING))
+    line, *_ = failures(run(SAMPLING, "--emad-expect-decoder", "foreign"))
     assert line.startswith(f"{SAMPLING}: marked as an expected failure ([NOTRUN] flaky): 1, 2; let it run")
 
 
@@ -237,9 +237,28 @@ def test_an_outcome_that_a_conftest_changed_is_named(suites: Path, project: pyte
 
 @pytest.mark.parametrize("arguments", [["-k", "not sampling"], ["--deselect", SAMPLING], ["-m", "nothing"]])
 def test_deselection_is_named(suites: Path, run: Run, arguments: list[str]) -> None:
-    result = run("suites/fidelity", *arguments)
+    result = run("suites/fidelity", *arguments, "--emad-expect-decoder", "foreign")
     assert result.ret == FAILED
     assert f"{SAMPLING}: deselected: 1, 2; let it run, or --emad-waive '{SAMPLING}=REASON'" in failures(result)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["suites/fidelity", "-k", "premise"],
+        ["suites/fidelity", f"--deselect={SAMPLING}"],
+        ["suites/fidelity/test_bridge.py"],
+    ],
+)
+def test_a_part_that_was_typed_proves_nothing_and_fails_nothing(
+    suites: Path, project: pytest.Pytester, run: Run, arguments: list[str]
+) -> None:
+    """While somebody iterates; the report of such a run is no proof."""
+    result = run(*arguments, "--emad-report", "out")
+    assert (result.ret, failures(result)) == (OK, [])
+    assert "THIS RUN PROVES NOTHING: " in unwrapped(result).str()
+    whole = cli.main(["verify", str(project.path / "out"), "--require-suite", "fidelity"])
+    assert whole != OK
 
 
 @pytest.mark.parametrize("where", ["environment", "ini"])
@@ -463,10 +482,10 @@ def test_what_workers_left_out_is_named(wheel_layout: Path, project: pytest.Pyte
     project.makeconftest(FOREIGN)
     arguments = ["-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.claims", "-n", "2", "--emad-report", "out"]
     assert project.runpytest_subprocess(*arguments).ret == OK
-    result = project.runpytest_subprocess(*arguments, "-k", "nothing")
+    result = project.runpytest_subprocess(*arguments, "-k", "nothing", "--emad-expect-decoder", "foreign")
     assert result.ret == FAILED
-    assert [line.partition(";")[0] for line in failures(result)] == [
-        "suites/claims/test_claim.py::test_claim: deselected"
+    assert "suites/claims/test_claim.py::test_claim: deselected" in [
+        line.partition(";")[0] for line in failures(result)
     ]
     described: dict[str, Any] = report_of(project.path / "out")
     assert described["run"]["asked"] == ["suites/claims"]

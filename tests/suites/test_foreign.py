@@ -102,7 +102,7 @@ def test_the_provider_must_be_chosen_where_there_are_two(pytester: pytest.Pytest
 
 def test_a_decoder_that_declines_is_not_applicable(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
     pytester.makeconftest(DECLINING)
-    result = judge("invariants/test_kv_consistency.py", more=(".",), model=tiny, report="out")
+    result = judge("invariants/test_kv_consistency.py", more=(".",), model=tiny, report="out", expect_decoder="foreign")
     result.assert_outcomes(passed=1)
     verdict = verdicts_of(pytester.path / "out")["EMAD-E2"]
     assert (verdict["verdict"], verdict["reason"]) == ("not applicable", "this part has no room for that model")

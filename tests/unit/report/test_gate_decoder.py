@@ -8,16 +8,17 @@ import pytest
 
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.report.deselection import shipped_tests
-from emad_ref.report.gaps import FULL_DEPTH_TESTS, find_gaps
+from emad_ref.report.gaps import find_gaps
 from emad_ref.report.provenance import merge_providers, not_offered
 from emad_ref.report.summary import run_summary
+from emad_ref.report.tiers import judging_tests
 from pytest_emad.decoder_providers import requested_features
 from tests.unit.report.sample import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
-GREEDY, POSITIONS = (name for name in FULL_DEPTH_TESTS if "greedy" in name or "positions" in name)
+GREEDY, POSITIONS = (name for name, _ in judging_tests("tokens") if "greedy" in name or "positions" in name)
 
 
 def declined_call(name, case="m"):
@@ -40,10 +41,6 @@ def gaps(tests, features, gate="decoder"):
     return [
         gap.of for gap in find_gaps(judged(tests, features, gate), [test["shipped"] for test in tests], shipped_tests())
     ]
-
-
-def test_every_test_at_full_depth_is_shipped():
-    assert FULL_DEPTH_TESTS.keys() <= {*shipped_tests()}
 
 
 def test_a_feature_that_is_always_declined_is_not_offered():

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.log_probs import log_probs
 from emad_ref.audit.requests import batches, endings, prefixes, repetitions
 from emad_ref.audit.sampling import sampling
 from emad_ref.audit.trajectory import DecoderUnderTest
@@ -30,6 +32,7 @@ from tests.decoders.engine_server import Complete, Engine, serve
 from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
 
 FULL, NEW, HOT, TOLERANCE = full_depth(LAYERS), 6, 12.0, 1e-9
+WINDOW, TOP = 64, 5
 PROMPTS, _ = drawn((4, 1, 26, 3, 2, 5, 17), 1)
 
 
@@ -45,7 +48,7 @@ def opened(url: str, temperature: float = 0.0, seed: int = 0, seconds: float = 6
     address = parse_address(url, Path(), "decoder")
     assert isinstance(address, UrlAddress)
     request = Request(ModelRef("served", lambda: None), FULL, seed, len(PROMPTS) + 2, temperature)
-    return EngineClient(address, seconds).open(request, VOCABULARY)
+    return EngineClient(address, seconds).open(request, VOCABULARY, WINDOW)
 
 
 def checked(check: str, url: str) -> Finding:
@@ -59,6 +62,8 @@ def checked(check: str, url: str) -> Finding:
     under_test = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
     if check == "batches":
         return batches(under_test, PROMPTS, [7, 2], NEW, sessions=False)
+    if check == "log-probabilities":
+        return log_probs(under_test, PROMPTS, NEW, TOP)
     if check == "endings":
         return endings(under_test, PROMPTS, NEW, rng)
     if check == "repetitions":
@@ -158,6 +163,93 @@ def test_a_planted_fault_is_refuted(fault: str) -> None:
     assert re.search(words, finding.detail), finding.detail
 
 
+def score(tokens: list[int]) -> np.ndarray:
+    """[n, V] log-probabilities of the last layer's logits."""
+    scored: np.ndarray = log_softmax(lens_of(tiny_neox())(np.array(tokens))[:, -1], axis=-1)
+    return scored
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_log_probabilities_of_a_right_server_are_the_models(kind: str) -> None:
+    with serve(Engine(complete, kind, score)) as url:
+        finding = checked("log-probabilities", url)
+    assert finding.passed is True, finding.detail
+    assert finding.live["log_probs"] == len(PROMPTS) * NEW * TOP
+    assert ("prompt_log_probs" in finding.live) is (kind == "vllm")
+
+
+def renormalised(tokens: list[int]) -> np.ndarray:
+    """Of the likeliest eight alone."""
+    scored = score(tokens)
+    scored[scored < np.sort(scored, axis=-1)[:, [-8]]] = -np.inf
+    renormal: np.ndarray = log_softmax(scored, axis=-1)
+    return renormal
+
+
+WRONG_SCORES: dict[str, tuple[Callable[[list[int]], np.ndarray], str]] = {
+    "noise of half precision": (lambda tokens: score(tokens) + 0.01 * np.cos(np.arange(VOCABULARY)), "off by"),
+    "the likeliest alone in the normaliser": (renormalised, "off by"),
+    "after a temperature": (lambda tokens: log_softmax(score(tokens) / 0.9, axis=-1), "off by"),
+    "of another first token": (lambda tokens: score([0, *tokens[1:]]), "likeliest|among|off by"),
+    "other ids": (lambda tokens: np.roll(score(tokens), 1, axis=-1), "not among|off by"),
+}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("fault", WRONG_SCORES)
+def test_wrong_log_probabilities_are_refuted(fault: str, kind: str) -> None:
+    scores, words = WRONG_SCORES[fault]
+    with serve(Engine(complete, kind, scores)) as url:
+        finding = checked("log-probabilities", url)
+    assert finding.passed is False
+    assert re.search(words, finding.detail), finding.detail
+
+
+def test_a_server_without_log_probabilities_declines() -> None:
+    for kind, words in (("vllm", "top_logprobs"), ("llama.cpp", "completion_probabilities")):
+        with serve(Engine(complete, kind)) as url, pytest.raises(Unsupported, match=words):
+            opened(url).log_probs(PROMPTS, NEW, TOP)
+
+
+def test_log_probabilities_by_text_are_declined() -> None:
+    """Two ids may share a text."""
+
+    class ByText(Engine):
+        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            status, reply = super().post(path, body)
+            reply["choices"][0]["logprobs"]["top_logprobs"] = [{"a": -0.1, "b": -0.2}] * NEW
+            return status, reply
+
+    with serve(ByText(complete, score=score)) as url, pytest.raises(Unsupported, match="by text"):
+        opened(url).log_probs(PROMPTS, NEW, TOP)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_a_server_of_a_shorter_window_is_named(kind: str) -> None:
+    with serve(Engine(complete, kind, window=WINDOW - 1)) as url, pytest.raises(DecoderFailed, match="63 positions"):
+        opened(url)
+
+
+def test_a_request_that_was_put_off_is_sent_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emad_ref.wire.engine.WAITS_S", (0.0, 0.0))
+
+    class Busy(Engine):
+        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            self.bodies.append(body)
+            return (503, {"error": "busy"}) if len(self.bodies) in (1, 3, 4, 5) else (200, {"choices": [DONE]})
+
+    with serve(Busy(complete)) as url:
+        decoder = opened(url)
+        assert decoder.generate(PROMPTS[:1], 2).emitted[0].tolist() == [1, 2]
+        assert decoder._client.retries == 1
+        with pytest.raises(DecoderFailed, match="status 503"):
+            decoder.generate(PROMPTS[:1], 2)
+        assert decoder._client.retries == 3
+
+
+DONE = {"index": 0, "text": "", "finish_reason": "length", "token_ids": [1, 2]}
+
+
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 def test_no_request_leaves_a_sampling_setting_to_the_server(kind: str) -> None:
     """A served model's generation config may hold top-k, penalties and ends of text."""
@@ -190,7 +282,7 @@ def test_exits_sessions_and_sources_are_declined() -> None:
         assert isinstance(address, UrlAddress)
         for point in (spread_point(), truncated(LAYERS, LAYERS - 1)):
             with pytest.raises(Unsupported, match="every layer for every token"):
-                EngineClient(address, 9.0).open(Request(ModelRef("m", lambda: None), point), VOCABULARY)
+                EngineClient(address, 9.0).open(Request(ModelRef("m", lambda: None), point), VOCABULARY, WINDOW)
         decoder = opened(url)
         with pytest.raises(Unsupported, match="no sessions"):
             decoder.start(PROMPTS[:1])

@@ -1,0 +1,134 @@
+"""Check log-probabilities that a decoder reports, in log-softmax space, against the model's own.
+
+An engine reports the k likeliest tokens at each new position, and perhaps every prompt token's own log-probability. A
+logit that is off by ε moves a log-probability by 2ε at most: its own error, and the normaliser's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import log_softmax, logsumexp
+
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
+from emad_ref.audit.trajectory import DecoderUnderTest, Judge
+from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
+from emad_ref.record import Floats, Ints
+
+
+def read_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
+    """``decoder.log_probs``; of a decoder without it, what its sessions show. Raises Unsupported."""
+    ask = getattr(decoder, "log_probs", None)
+    return session_log_probs(decoder, prompts, max_new, top) if ask is None else ask(prompts, max_new, top)
+
+
+def session_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
+    """Log-probabilities of a greedy continuation in one session over ``prompts``."""
+    session, step = decoder.start(prompts)
+    columns = []
+    try:
+        while True:
+            log_p = log_softmax(np.asarray(step.logits[:, -1], dtype=np.float64), axis=-1)
+            columns.append(log_p)
+            if len(columns) == max_new:
+                break
+            step = session.feed(log_p.argmax(axis=-1)[:, None])
+    finally:
+        session.close()
+    rows = np.stack(columns, axis=1)
+    ids = np.argsort(-rows, axis=-1, kind="stable")[..., :top]
+    shown = np.take_along_axis(rows, ids, axis=-1)
+    return [TokenLogProbs(ids[row, :, 0], ids[row], shown[row], None) for row in range(len(prompts))]
+
+
+def log_probs(
+    under_test: DecoderUnderTest,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    top: int,
+    *,
+    needed: int = MIN_DISCRIMINATING,
+) -> Finding:
+    """Check ``max_new`` greedy tokens of each prompt: the ``top`` likeliest ids, and their log-probabilities.
+
+    Prompt tokens are checked where the decoder reports them. Discriminating are positions at which so much probability
+    lies beyond the ``top`` that leaving it out of the normaliser would show.
+    """
+    judge = Judge.of("log-probabilities", under_test, needed)
+    tally, allowed = judge.tally, 2 * judge.tolerance
+    with tally:
+        rows = read_log_probs(under_test.decoder, prompts, max_new, top)
+        tally.require(len(rows) == len(prompts), f"{len(rows)} rows for {len(prompts)} prompts")
+        divergence, agreeing = [], 0
+        for row, (prompt, shown) in enumerate(zip(prompts, rows, strict=True)):
+            expected = _expected(under_test, prompt, shown.tokens)
+            new = expected[len(prompt.tokens) - 1 :]
+            _require_shape(judge, row, shown, max_new, top)
+            known = np.take_along_axis(new, shown.ids, axis=-1)
+            _require_close(judge, f"row {row}, new token", shown.log_probs, known, allowed)
+            kth = -np.partition(-new, top - 1, axis=-1)[:, top - 1]
+            missing = np.flatnonzero(known.min(axis=-1) < kth - 2 * allowed)
+            tally.require(
+                not len(missing), f"row {row}, new token {missing[:1]}: not the {top} likeliest ids by the model"
+            )
+            own = new[np.arange(max_new), shown.tokens]
+            behind = new.max(axis=-1) - own
+            at = int(np.argmax(behind))
+            tally.require(
+                bool(behind[at] <= allowed),
+                f"row {row}, new token {at}: {shown.tokens[at]} lies {behind[at]:.2g} nats behind the likeliest",
+            )
+            if shown.prompt is not None and len(prompt.tokens) > 1:
+                told = expected[np.arange(len(prompt.tokens) - 1), prompt.tokens[1:]]
+                tally.require(
+                    shown.prompt.shape == told.shape,
+                    f"row {row}: {shown.prompt.shape} log-probabilities of a prompt of {len(prompt.tokens)} tokens",
+                )
+                _require_close(judge, f"row {row}, prompt token", shown.prompt[:, None], told[:, None], allowed)
+                tally.live["prompt_log_probs"] += len(told)
+            tally.live["log_probs"] += shown.log_probs.size
+            tally.discriminating += int((-logsumexp(known, axis=-1) > 2 * allowed).sum())
+            divergence.append(truncated_divergence(known, shown.log_probs))
+            agreeing += int((shown.ids[:, 0] == new.argmax(axis=-1)).sum())
+        every = np.concatenate(divergence)
+        tally.notes.append(f"KL {every.mean():.1e} nats, {every.max():.1e} at most; top-1 {agreeing} of {len(every)}")
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        tally.count_rows(lengths, [max_new] * len(prompts), 0)
+    return tally.finding()
+
+
+def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
+    """[m] KL in nats of ``expected`` from ``reported`` [m, k] log-probabilities, all other tokens as one.
+
+    Lumping tokens together lowers KL: this is a lower bound of the divergence of the whole distributions.
+    """
+    p, q = np.exp(expected), np.exp(reported)
+    rest_p, rest_q = np.clip(1 - p.sum(axis=-1), 1e-12, None), np.clip(1 - q.sum(axis=-1), 1e-12, None)
+    total: Floats = (p * (expected - reported)).sum(axis=-1) + rest_p * np.log(rest_p / rest_q)
+    return total
+
+
+def _expected(under_test: DecoderUnderTest, prompt: Prompt, tokens: Ints) -> Floats:
+    """[n, V] log-probabilities after each position of the prompt and of all ``tokens`` but the last."""
+    history = np.concatenate([prompt.tokens, tokens[:-1]]).astype(np.int64)
+    expected: Floats = log_softmax(under_test.lens(history)[:, -1].astype(np.float64), axis=-1)
+    return expected
+
+
+def _require_shape(judge: Judge, row: int, shown: TokenLogProbs, max_new: int, top: int) -> None:
+    shapes = shown.tokens.shape, shown.ids.shape, shown.log_probs.shape
+    wanted = (max_new,), (max_new, top), (max_new, top)
+    judge.tally.require(shapes == wanted, f"row {row}: arrays of shapes {shapes}, but {wanted} were asked for")
+    inside = (shown.ids == shown.tokens[:, None]).any(axis=-1)
+    judge.tally.require(bool(inside.all()), f"row {row}: an emitted token is not among the {top} likeliest")
+
+
+def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, allowed: float) -> None:
+    off = np.abs(shown - expected).max(axis=-1)
+    at = int(np.argmax(~(off <= allowed)))
+    judge.tally.require(
+        bool((off <= allowed).all()),
+        f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {allowed:g}",
+    )
+    judge.tally.n += shown.size

@@ -1,0 +1,210 @@
+"""Tiers: what a decoder offers, which tests judge it, and how much of it a run must have asked.
+
+A decoder's tier is found by asking. Each provider counts the features that it answered and declined
+(``report.provenance``); the tier is the highest one whose features it answered. ``TIERS`` is the one table of tests and
+promises. A tier includes the tests and the promise of every tier in ``includes``.
+
+A test counts as live if its audit passed. ``live_counts`` adds up what the decoder answered in those audits, by model:
+
+    positions        new tokens of ``generate``, each held against the oracle
+    prompt_lengths   different lengths of prompts, the shortest a single token
+    window_ends      rows that end within the last positions of the model's window
+    ragged_rows      rows beside a longer prompt
+    rows_together    rows of the largest request
+    stop_hits        rows that a stop id ended
+    samples          tokens drawn at a temperature above 0, if the decoder offers sampling at all
+    log_probs, prompt_log_probs   log-probabilities of new tokens and their rivals, and of prompt tokens
+    session_positions, rollbacks, dropped_rows   of sessions, in tokens and rows
+    forced_positions tokens that sessions were fed at a depth of the judge's choice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from emad_ref.report.deselection import is_below
+from emad_ref.report.provenance import EXITS, LOG_PROBS, SAMPLING, SESSIONS, not_offered, offered
+from emad_ref.report.schema import Report
+
+MAXIMA = ("rows_together",)  # counts of which the largest counts; others are added up
+
+
+@dataclass(frozen=True)
+class Tier:
+    """``feature``: what a decoder must have answered besides ``includes``; "" for plain requests.
+
+    ``tests``: (shipped test or folder, a part of its parameters or "" for all). ``promise``: the fewest of each count.
+    """
+
+    feature: str
+    tests: tuple[tuple[str, str], ...]
+    promise: Mapping[str, int]
+    includes: tuple[str, ...] = ()
+
+
+_FULL_DEPTH = "suites/fidelity/test_full_depth.py::"
+_REQUESTS = "suites/invariants/test_requests.py::"
+_DEPTH = "suites/invariants/test_depth.py::"
+_SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+_BATCHES = f"{_REQUESTS}test_batches_as_large_as_verdicts_read_decide_row_by_row"
+_PREFIXES = f"{_REQUESTS}test_prompts_that_share_a_beginning_are_read_to_their_ends"
+
+TIERS: dict[str, Tier] = {
+    "tokens": Tier(
+        "",
+        (
+            (f"{_FULL_DEPTH}test_without_exits_tokens_are_the_models_own_greedy_continuation", ""),
+            (f"{_FULL_DEPTH}test_declared_noise_is_what_rounding_can_honestly_need", "full"),
+            (_SAMPLING, "full"),
+            ("suites/invariants/test_apart.py::test_the_judges_model_is_left_alone", "full depth"),
+            ("suites/invariants/test_positions.py::test_generation_holds_far_into_the_window", "full"),
+            (_BATCHES, "full"),
+            (_PREFIXES, "full"),
+            (f"{_REQUESTS}test_repeated_and_reordered_requests_get_the_same_answers", ""),
+            (f"{_REQUESTS}test_rows_end_at_any_stop_token_and_at_no_other", "full"),
+        ),
+        {
+            "positions": 2000,
+            "prompt_lengths": 12,
+            "window_ends": 2,
+            "ragged_rows": 100,
+            "rows_together": 16,
+            "stop_hits": 20,
+            "samples": 1500,
+        },
+    ),
+    "logprobs": Tier(
+        LOG_PROBS,
+        (("suites/fidelity/test_log_probs.py::test_log_probabilities_are_the_models", ""),),
+        {"log_probs": 200},
+        includes=("tokens",),
+    ),
+    "sessions": Tier(
+        SESSIONS,
+        (
+            (f"{_FULL_DEPTH}test_last_layer_readout_is_the_models_distribution", ""),
+            (_BATCHES, "sessions"),
+            (_PREFIXES, "sessions"),
+            (f"{_REQUESTS}test_requests_between_the_steps_of_sessions_change_nothing", "full"),
+            (f"{_DEPTH}test_forced_depths_are_obeyed_and_rising_ones_refused", "full"),
+            (f"{_DEPTH}test_rollback_restores_tokens_cache_and_cap", "full"),
+            (f"{_DEPTH}test_sessions_side_by_side_keep_to_themselves", "full"),
+            ("suites/invariants/test_positions.py::test_every_position_is_written_and_read", ""),
+            ("suites/invariants/test_session_machine.py::test_session_survives_any_order_of_operations", "full"),
+            ("suites/invariants/test_fields.py::test_as_many_logits_are_shown_as_are_wanted", "full"),
+            ("suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back", ""),
+        ),
+        {"session_positions": 500, "rollbacks": 8, "dropped_rows": 3},
+        includes=("tokens", "logprobs"),
+    ),
+    "depth": Tier(
+        EXITS,
+        (("suites/invariants", ""), ("suites/fidelity", "")),
+        {"forced_positions": 200},
+        includes=("tokens", "logprobs", "sessions"),
+    ),
+}
+
+
+def included(tier: str) -> list[str]:
+    """``tier`` and the tiers that it includes, in the order of ``TIERS``."""
+    return [name for name in TIERS if name == tier or name in TIERS[tier].includes]
+
+
+def judging_tests(tier: str) -> list[tuple[str, str]]:
+    """(test or folder, case) of ``tier`` and of all that it includes."""
+    return [test for name in included(tier) for test in TIERS[name].tests]
+
+
+def is_of_tier(tier: str, shipped: str, parameters: Iterable[str]) -> bool:
+    """Whether the shipped test with these parameters, without the model's name, judges ``tier``."""
+    words = {word for parameter in parameters for word in parameter.split("-")}
+    return any(is_below(shipped, [name]) and case in ("", *words) for name, case in judging_tests(tier))
+
+
+def parameters_of(nodeid: str, models: Iterable[str]) -> list[str]:
+    """The parameters in ``nodeid``, without the names of ``models``, which may hold any word."""
+    text = nodeid.partition("[")[2].removesuffix("]")
+    for name in sorted((model.replace("/", "|") for model in models), key=len, reverse=True):
+        text = text.replace(name, "")
+    return [text]
+
+
+def offered_tiers(report: Report) -> list[str]:
+    """Tiers of which the judged decoder answered every feature, in the order of ``TIERS``."""
+    answered = offered(report["decoder"]["providers"]) | {""}
+    return [name for name in TIERS if all(TIERS[each].feature in answered for each in included(name))]
+
+
+def live_counts(report: Report) -> dict[str, dict[str, Any]]:
+    """Model → what passed audits had the decoder answer; ``prompt_lengths`` as a sorted list."""
+    counts: dict[str, dict[str, Any]] = {}
+    for audit in report["audits"]:
+        if audit["passed"] is not True or "live" not in audit or audit.get("attempt", 1) > 1:
+            continue
+        found = counts.setdefault(audit.get("model", ""), {})
+        for name, value in audit["live"].items():
+            if name == "prompt_lengths":
+                found[name] = sorted({*found.get(name, ()), *value})
+            else:
+                found[name] = max(found.get(name, 0), value) if name in MAXIMA else found.get(name, 0) + value
+    return counts
+
+
+def shortfalls(report: Report, tier: str) -> Iterator[str]:
+    """One sentence for each thing that keeps ``report`` from being judged at ``tier``; none if it is."""
+    providers = report["decoder"]["providers"]
+    if tier not in (reached := offered_tiers(report)):
+        missing = [TIERS[name].feature for name in included(tier) if name not in reached]
+        yield f"tier {tier}: the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
+    without = {name for name in not_offered(providers) if name == SAMPLING}
+    models, counts = report["settings"].get("models", ()), live_counts(report)
+    for model in models:
+        live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, model)]
+        for test, case in judging_tests(tier):
+            if test == _SAMPLING and without:
+                continue
+            if not any(is_below(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
+                yield f"tier {tier}: {test}{f' [{case}]' if case else ''} is not live for {model}"
+        found = counts.get(model, {})
+        for name, least in ((name, n) for each in included(tier) for name, n in TIERS[each].promise.items()):
+            value = found.get(name, 0)
+            reached_count = len(value) if isinstance(value, list) else value
+            if reached_count < least and not (name == "samples" and without):
+                yield f"tier {tier} promises {name}={least} for {model}, but {reached_count} were live"
+        if 1 not in found.get("prompt_lengths", (1,)):
+            yield f"tier {tier}: no prompt of a single token was live for {model}"
+
+
+def _is_live(entry: Mapping[str, Any]) -> bool:
+    """Whether a test of ours judged something; one whose premise is absent judged all there is."""
+    ran = entry["outcome"] == "passed" or (entry["outcome"] == "skipped" and entry["kind"] == "not applicable")
+    return entry["shipped"] is not None and ran
+
+
+def _is_about(entry: Mapping[str, Any], model: str) -> bool:
+    return model.replace("/", "|") in entry["nodeid"].partition("[")[2] or "[" not in entry["nodeid"]
+
+
+def _has_case(entry: Mapping[str, Any], case: str, models: Iterable[str]) -> bool:
+    words = {word for parameter in parameters_of(entry["nodeid"], models) for word in parameter.split("-")}
+    return case in ("", *words)
+
+
+def tier_facts(report: Report) -> dict[str, Any]:
+    """The entry ``tier`` of ``report.json``: ``offered``, and ``live`` counts by model."""
+    return {"offered": offered_tiers(report)[-1], "live": live_counts(report)}
+
+
+def tier_line(report: Report) -> str:
+    """The decoder's tier and its live counts, in one line."""
+    counts = live_counts(report)
+    parts = []
+    for model, found in counts.items():
+        told = [f"{len(value) if isinstance(value, list) else value} {name.replace('_', ' ')}"
+                for name, value in found.items()]  # fmt: skip
+        parts.append(f"{f'{model}: ' if len(counts) > 1 else ''}{', '.join(told)}")
+    greedy = " (greedy alone)" if SAMPLING in not_offered(report["decoder"]["providers"]) else ""
+    return f"tier {offered_tiers(report)[-1]}{greedy}; live: {'; '.join(parts) or 'nothing'}"

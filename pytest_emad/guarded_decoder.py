@@ -1,0 +1,157 @@
+"""A foreign decoder whose calls are limited in time, and whose features are counted as it answers or declines them.
+
+A call that takes too long raises ``DecoderTooSlowError`` in the test that made it. Code that never returns to Python
+cannot be interrupted: some seconds later the process ends, with its stack on standard error, and its report stays
+unfinished.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TextIO
+
+from emad_ref.audit.log_probs import session_log_probs
+from emad_ref.errors import EmadError
+from emad_ref.protocol import Decoder, Prompt, Session, Step, TokenLogProbs, Unsupported
+from emad_ref.record import Ints, Record
+from emad_ref.report.provenance import FORCED_DEPTHS, LOG_PROBS, SESSIONS
+
+GRACE_S = 30.0  # seconds after the limit in which code in C may return
+CountFeature = Callable[[str, bool], None]  # feature, whether it was declined
+
+
+class DecoderTooSlowError(EmadError):
+    """A call of a decoder gave no answer within ``--emad-decoder-timeout``."""
+
+
+class CallLimit:
+    """The time limit of each call of the decoder ``name``; ``seconds`` None: none. ``stream``: for a last stack."""
+
+    def __init__(self, name: str, seconds: float | None, stream: TextIO | None):
+        self._name, self._seconds, self._stream = name, seconds, stream
+
+    @contextmanager
+    def __call__(self, call: str) -> Iterator[None]:
+        """Raises DecoderTooSlowError inside the block. Only a main thread of a POSIX system can be interrupted."""
+        can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+        if self._seconds is None or not can_interrupt:
+            yield
+            return
+
+        def expire(number: int, frame: FrameType | None) -> None:
+            raise DecoderTooSlowError(
+                f"{call} of {self._name} gave no answer within {self._seconds:g} s; find out what it waits for, or set "
+                "--emad-decoder-timeout"
+            )
+
+        before = signal.signal(signal.SIGALRM, expire)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        if self._stream is not None:
+            faulthandler.dump_traceback_later(self._seconds + GRACE_S, exit=True, file=self._stream)
+        try:
+            yield
+        finally:
+            if self._stream is not None:
+                faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+class GuardedDecoder:
+    """``decoder`` under a time limit. Everything that this class does not name is the decoder's own."""
+
+    def __init__(self, decoder: Decoder, limit: CallLimit, count: CountFeature):
+        self._decoder, self._limit, self._count = decoder, limit, count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        with self._limit("generate"):
+            return self._decoder.generate(prompts, max_new, stop)
+
+    def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
+        with self._limit("start"), counted(self._count, SESSIONS):
+            session, step = self._decoder.start(prompts)
+        return GuardedSession(session, self._limit, self._count), step
+
+    def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
+        ask = getattr(self._decoder, "log_probs", None)
+        with counted(self._count, LOG_PROBS):
+            if ask is None:
+                return session_log_probs(self, prompts, max_new, top)
+            with self._limit("log_probs"):
+                return list(ask(prompts, max_new, top))
+
+    def synchronize(self) -> None:
+        with self._limit("synchronize"):
+            self._decoder.synchronize()
+
+    def close(self) -> None:
+        with self._limit("close"):
+            self._decoder.close()
+
+
+class GuardedSession:
+    """``session`` of a ``GuardedDecoder``."""
+
+    def __init__(self, session: Session, limit: CallLimit, count: CountFeature):
+        self._session, self._limit, self._count = session, limit, count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    @property
+    def length(self) -> Ints:
+        return self._session.length
+
+    @property
+    def cap(self) -> Ints:
+        return self._session.cap
+
+    @property
+    def work(self) -> Any:
+        return self._session.work
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, *last: int | None, **named: Any) -> Step:
+        with self._limit("feed"):
+            if depth is None:
+                return self._session.feed(tokens, depth, *last, **named)
+            with counted(self._count, FORCED_DEPTHS):
+                return self._session.feed(tokens, depth, *last, **named)
+
+    def deepen(self, length: Ints) -> Step:
+        with self._limit("deepen"):
+            return self._session.deepen(length)
+
+    def rollback(self, length: Ints) -> None:
+        with self._limit("rollback"):
+            self._session.rollback(length)
+
+    def commit(self, length: Ints) -> None:
+        with self._limit("commit"):
+            self._session.commit(length)
+
+    def drop(self, rows: Ints) -> None:
+        with self._limit("drop"):
+            self._session.drop(rows)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@contextmanager
+def counted(count: CountFeature, feature: str) -> Iterator[None]:
+    """Count ``feature`` as answered, or as declined by a refusal, which then names it."""
+    try:
+        yield
+    except Unsupported as refusal:
+        count(feature, True)
+        refusal.features = (*(refusal.features or ()), feature)
+        raise
+    count(feature, False)

@@ -1,0 +1,23 @@
+"""Are the log-probabilities that the decoder reports those of the model?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emad_ref.audit.log_probs import log_probs
+from emad_ref.audit.positions import long_lengths
+from emad_ref.measurements.model import ModelMeasurements
+from pytest_emad.suite_support import Auditor
+
+ROWS, NEW = 6, 8
+TOP = 5  # likeliest tokens: what every interface of completions allows
+
+
+def test_log_probabilities_are_the_models(
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """Ragged rows, a single token among them, and one prompt far into the window."""
+    subject = emad_evidence.subject
+    lengths = [*subject.brief(emad_rng, ROWS, NEW), max(long_lengths(emad_rng, subject.window - NEW))]
+    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+        emad_audit(log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary)))

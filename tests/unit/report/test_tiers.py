@@ -1,0 +1,141 @@
+"""Tiers: a decoder's tier is what it answered, and a run at a tier fails on less than the tier promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emad_ref.audit.finding import Tally
+from emad_ref.report.deselection import shipped_tests
+from emad_ref.report.gaps import find_gaps, is_partial, undecided_reasons
+from emad_ref.report.tiers import TIERS, included, judging_tests, live_counts, offered_tiers, shortfalls, tier_line
+from emad_ref.report.verification import faults
+from tests.unit.report.sample import passed, report_2
+
+DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}
+
+
+def live_entries(tier: str) -> list[dict[str, Any]]:
+    """Every test of ``tier``, passed, each with the case that the tier asks for."""
+    folders = ("suites/invariants", "suites/fidelity")
+    named = [test for test in judging_tests(tier) if test[0] not in folders]
+    named += [(f"{folder}/test_x.py::test_y", "") for folder in folders if (folder, "") in judging_tests(tier)]
+    return [passed(name, nodeid=f"{name}[m-{case or 'any'}]") for name, case in named]
+
+
+def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: Any) -> dict[str, Any]:
+    """A report of a foreign decoder in which ``tier`` is live to the last count."""
+    provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 9, "declined": 3, "none": 0}
+    answered = {TIERS[each].feature: [3, 0] for each in included(tier) if TIERS[each].feature}
+    provider["features"] = DECLINED | answered if features is None else features
+    decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
+    promise = {name: least for each in included(tier) for name, least in TIERS[each].promise.items()}
+    live = promise | {"prompt_lengths": list(range(1, promise["prompt_lengths"] + 1))}
+    entries = live_entries(tier)
+    audit = {"check": "rows", "passed": True, "detail": "", "n": 3, "ties": 0}
+    audits = [audit | {"test": entry["nodeid"]} for entry in entries]
+    audits[0] |= {"model": "m", "live": live}
+    settings = {"models": ["m"], "gate": "decoder", "tier": tier, "expect_decoder": None, "inconclusive": "warn"}
+    parts = {"tests": entries, "audits": audits, "decoder": decoder, "settings": settings}
+    return report_2(**parts | {"waivers": [], "deselected": [], "claims": []} | changes)
+
+
+def test_tests_of_every_tier_are_shipped() -> None:
+    for tier in TIERS:
+        for name, _ in judging_tests(tier):
+            assert any(test.startswith(name) for test in shipped_tests()), name
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_decoder_is_judged_at_its_tier_where_all_of_it_is_live(tier: str) -> None:
+    report = whole(tier)
+    assert offered_tiers(report)[-1] == tier
+    assert list(shortfalls(report, tier)) == []
+    assert f"tier {tier}; live: " in tier_line(report)
+
+
+def test_a_higher_tier_than_is_offered_is_refused() -> None:
+    (line, *_) = shortfalls(whole("tokens"), "sessions")
+    assert line == "tier sessions: the decoder never answered log-probabilities, sessions; its tier is tokens"
+    assert "its tier is tokens" in " ".join(faults(whole("tokens"), [], shipped_tests(), None, "sessions"))
+
+
+@pytest.mark.parametrize("count", TIERS["tokens"].promise)
+def test_less_than_the_promise_is_named(count: str) -> None:
+    report = whole("tokens")
+    live = report["audits"][0]["live"]
+    live[count] = live[count][:-1] if isinstance(live[count], list) else live[count] - 1
+    least = TIERS["tokens"].promise[count]
+    wanted = f"tier tokens promises {count}={least} for m, but {least - 1} were live"
+    assert list(shortfalls(report, "tokens")) == [wanted]
+    assert wanted in undecided_reasons(report, shipped_tests())[0]
+    assert wanted in list(faults(report, [], shipped_tests(), None))
+
+
+def test_what_a_failed_or_second_attempt_asked_is_not_live() -> None:
+    for change in ({"passed": False}, {"passed": None}, {"attempt": 2}):
+        report = whole("tokens")
+        report["audits"][0] |= change
+        assert live_counts(report) == {}
+
+
+@pytest.mark.parametrize("place", range(len(TIERS["tokens"].tests)))
+def test_each_test_must_be_live(place: int) -> None:
+    report = whole("tokens")
+    report["tests"][place] |= {"outcome": "skipped", "kind": "refused", "features": ["exits"]}
+    name, _ = TIERS["tokens"].tests[place]
+    assert any(f"{name}" in line and "not live for m" in line for line in shortfalls(report, "tokens"))
+    assert name in [gap.of for gap in find_gaps(report, ["suites"], shipped_tests(), tier="tokens")]
+
+
+def test_the_name_of_a_model_is_no_case() -> None:
+    """Of a model called ``full`` the case ``probing`` is not the one at full depth."""
+    report = whole("tokens")
+    report["settings"]["models"] = ["full"]
+    for entry in report["tests"]:
+        entry["nodeid"] = entry["nodeid"].partition("[")[0] + "[full-probing]"
+    assert sum("is not live for full" in line for line in shortfalls(report, "tokens")) >= 5
+
+
+def test_a_decoder_that_never_samples_is_told_and_owes_no_samples() -> None:
+    report = whole("tokens", {"exits": [0, 2], "sampling": [0, 2]})
+    del report["audits"][0]["live"]["samples"]
+    report["tests"] = [entry for entry in report["tests"] if "sampling" not in entry["shipped"]]
+    assert list(shortfalls(report, "tokens")) == []
+    assert "tier tokens (greedy alone)" in tier_line(report)
+    never_asked = whole("tokens", {})
+    del never_asked["audits"][0]["live"]["samples"]
+    assert any("samples" in line for line in shortfalls(never_asked, "tokens"))
+
+
+def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
+    """Unless a proof was asked for: then what is left out is a gap as ever."""
+    gone = {"why": "deselected", "claim": None, "shipped": judging_tests("tokens")[0][0], "nodeid": "x[m]"}
+    report = whole("tokens", deselected=[gone])
+    report["settings"]["tier"] = None
+    report["run"]["asked"] = [gone["shipped"]]
+    assert undecided_reasons(report, shipped_tests())[0] != []
+    report["run"]["partial"] = "-k"
+    assert is_partial(report)
+    reasons, gaps = undecided_reasons(report, shipped_tests())
+    assert (reasons, [gap.of for gap in gaps]) == ([], [gone["shipped"]])
+    assert any(gone["shipped"] in fault for fault in faults(report, [], shipped_tests(), None))
+    report["settings"]["expect_decoder"] = "foreign"
+    assert any(gone["shipped"] in reason for reason in undecided_reasons(report, shipped_tests())[0])
+
+
+def test_rows_of_a_request_are_counted_by_what_they_are() -> None:
+    tally = Tally("x", needed=0, window=64)
+    tally.count_rows([1, 40, 50], [4, 4, 6], 2)
+    tally.count_rows([7, 7], [3, 3], 0, drawn=True)
+    live = tally.finding().live
+    assert live["prompt_lengths"] == [1, 7, 40, 50]
+    assert {name: live.get(name, 0) for name in TIERS["tokens"].promise if name != "prompt_lengths"} == {
+        "positions": 20,
+        "window_ends": 1,
+        "ragged_rows": 2,
+        "rows_together": 3,
+        "stop_hits": 2,
+        "samples": 6,
+    }
