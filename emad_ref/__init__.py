@@ -58,6 +58,13 @@ _HOMES = {
     "DraftingDecoder": "emad_ref.decoding.self_speculation",
     "WalkedDecoder": "emad_ref.decoding.reference",
     "flops": "emad_ref.benchmark.flops",
+    "judge": "emad_ref.notebook",
+    "read_report": "emad_ref.notebook",
+    "RunResults": "emad_ref.notebook",
+    "plot_profile": "emad_ref.notebook",
+    "plot_depth_by_position": "emad_ref.notebook",
+    "plot_cost_against_quality": "emad_ref.notebook",
+    "plot_explorer": "emad_ref.notebook",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -15,8 +15,9 @@ import re
 import signal
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from html import escape
 from typing import Any, TextIO
 
 from emad_ref.errors import LONGEST_MESSAGE, EmadError, printable
@@ -30,7 +31,8 @@ _ASCII = str.maketrans(
     {
         "×": "x", "→": "->", "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "·": ".", "≥": ">=", "≤": "<=",
         "±": "+-", "′": "'", "“": '"', "”": '"', "√": "sqrt", "∞": "inf", "≈": "~", "≠": "!=", "°": " deg",
-        "█": "#", "▁": "_", "ℓ": "l", "‖": "||", "↵": "\\n", "⁄": "/", "Σ": "sum",
+        "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=", "▇": "#", "█": "#",
+        "ℓ": "l", "‖": "||", "↵": "\\n", "⁄": "/", "Σ": "sum",
     }
 )  # fmt: skip
 
@@ -81,6 +83,12 @@ class SafeStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def facts_html(title: str, facts: Mapping[str, object]) -> str:
+    """A heading and a table of two columns, as a notebook shows it. Names and values are escaped."""
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
+    return f"<b>{escape(title)}</b><table>{rows}</table>"
 
 
 def print_error(message: object) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
@@ -174,7 +175,7 @@ class BinSpec:
         return "×".join(self.features) or "none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OperatingPoint:
     """One configuration of adaptive depth.
 
@@ -222,6 +223,19 @@ class OperatingPoint:
     decay: tuple[float, float] | None = None
     lens: str | None = None
     translators: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {', '.join(self._notebook_facts.values())})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(self.name, self._notebook_facts)
+
+    @property
+    def _notebook_facts(self) -> dict[str, str]:
+        probes = ", ".join(map(str, self.probes)) or "none"
+        depth = f"at most {self.ceiling} of {self.layers} layers"
+        named = {"family": self.family, "signal": self.signal, "schedule": self.schedule}
+        return named | {"probes": f"probes {probes}", "depth": depth}
 
     def __post_init__(self) -> None:
         if not 1 <= self.ceiling <= self.layers:

@@ -163,7 +163,7 @@ def check_models(config: pytest.Config) -> None:
     A worker of xdist leaves that to its controller; a run of other tests may load no model at all.
 
     Raises:
-        pytest.UsageError: a model that was not fetched, one of a hub that is out of reach.
+        pytest.UsageError: an unknown name, a model that was not fetched, one of a hub that is out of reach.
     """
     if hasattr(config, "workerinput") or config.option.collectonly or not requested_suites(config):
         return

@@ -189,9 +189,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Session scope lets pytest free one model before it loads the next."""
     if "emad_model" in metafunc.fixturenames:
         names = settings(metafunc.config).models
-        metafunc.parametrize(
-            "emad_model", names, indirect=True, scope="session", ids=[name.replace("/", "|") for name in names]
-        )
+        ids = [name.rstrip("/").rpartition("/")[2] for name in names]  # of a path or a repository its last part
+        if len(set(ids)) < len(ids):
+            ids = [name.replace("/", "|") for name in names]
+        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=ids)
 
 
 @pytest.hookimpl(tryfirst=True)

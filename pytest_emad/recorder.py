@@ -163,7 +163,8 @@ class Recorder:
                 "n": int(finding.n),
                 "ties": int(finding.ties),
             }
-            | ({"model": self._model, "live": dict(finding.live)} if finding.live else {}),
+            | ({"model": self._model, "live": dict(finding.live)} if finding.live else {})
+            | ({} if finding.sample is None else {"sample": dict(finding.sample)}),
         )
 
     def note(self, text: str) -> None:

@@ -18,9 +18,6 @@ from pytest_emad.options import RunSettings
 from pytest_emad.recorder import EmadWarning
 
 MAX_WAIVER_LENGTH = 300  # characters of a waiver in the header; report.json keeps the whole
-PYTEST_SUMMARY_LINES = (
-    4  # lines that pytest itself prints around a summary, of the forty: headings, a blank, its last line
-)
 COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
 TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
 
@@ -67,18 +64,14 @@ def write_summary(
         A sentence per file of the report, saying where it is.
     """
     from emad_ref.console import replace_unencodable
-    from emad_ref.report.summary import (
-        MAX_LINES,
-        run_summary,  # tabulate: not at the start of every run
-        summary_lines,
-    )
+    from emad_ref.report.summary import run_summary, summary_lines  # tabulate: not at the start of every run
 
     replace_unencodable(terminal.config.get_terminal_writer()._file)
     width = terminal.config.get_terminal_writer().fullwidth
     for title, text in _verbose_sections(report, width, verbosity):
         terminal.section(title)
         terminal.line(printable(text))
-    found = summary_lines(run_summary(report), width, places, MAX_LINES - PYTEST_SUMMARY_LINES)
+    found = summary_lines(run_summary(report), width, places)
     if report["claims"]:
         terminal.section(f"emad: {', '.join(report['settings']['models'])}")
     for line in found:

@@ -13,6 +13,8 @@ run_program  # of the sandbox, for programs that have no check
 __getattr__, __dir__  # lazy names of the package
 custom_generate  # of an exit: docs/screen.md
 take_profile, choose_margin  # among them, for people: docs/python.md
+plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  # among them: docs/results.ipynb
+_repr_html_  # what a notebook shows of an object
 fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
 translator_tensors, translators_from_tensors  # for files that hold translators beside other things
 shallow_point  # asked by name in suites/fidelity

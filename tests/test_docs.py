@@ -22,7 +22,7 @@ from emad_ref.statistics.goldens import (
     key_of,
     known_verdicts,
 )
-from emad_ref.statistics.verdicts import OUTCOMES, load_register
+from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
 from pytest_emad import hardware, reproduce, selfcheck
 from pytest_emad.options import OPTIONS
 from tests.pages import claims
@@ -171,6 +171,13 @@ def test_a_file_shown_on_two_pages_is_one_file() -> None:
 
 
 # ---------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/claims.md", "CITATION.cff"])
+def test_every_paper_is_named_with_its_address(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert [address for _, address in PAPERS.values() if address not in text] == []
+    assert name != "CITATION.cff" or f"\nversion: {emad_ref.__version__}\n" in text
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 from emad_ref.errors import EmadError
 
@@ -30,6 +31,7 @@ class Finding:
     """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.
 
     ``live``: what the decoder answered for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
+    ``sample``: the shortest history on which a failed check fails (``Trajectory.sample``), where it has one.
     """
 
     check: str
@@ -38,6 +40,7 @@ class Finding:
     n: int
     ties: int
     live: Mapping[str, int | list[int]] = field(default_factory=dict, compare=False)
+    sample: Mapping[str, Any] | None = None
 
     def require(self) -> None:
         """Raise AuditRefutedError if the check failed."""
@@ -90,6 +93,7 @@ class Tally:
     near: int = 0  # positions with a possible tie
     noisy: bool = False
     complaint: str | None = None
+    sample: Mapping[str, Any] | None = None  # of the complaint
     notes: list[str] = field(default_factory=list)
     window: int = 0
     live: Counter[str] = field(default_factory=Counter)
@@ -147,7 +151,7 @@ class Tally:
         if self.notes:
             counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:
-            return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties)
+            return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties, self.sample)
         if self.ties > self.most_ties:
             where = f" and half of the {self.near} where one was possible" if self.noisy else ""
             detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,20 @@ class Trajectory:
     def place(self, at: int) -> str:
         stage = f", {self.stage[at]}" if self.stage and self.stage[at] else ""
         return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{stage}"
+
+    def sample(self, at: int, point: OperatingPoint) -> dict[str, Any]:
+        """The history up to position ``first`` + ``at``, all that a decoder needs to fail there, as JSON values.
+
+        ``depths`` are those of the tokens from ``first`` on; ``forced``: whether the check set the last of them.
+        """
+        return {
+            "point": point.name,
+            "row": self.name,
+            "tokens": self.tokens[: self.first + at + 1].tolist(),
+            "first": int(self.first),
+            "depths": self.depth[: at + 1].tolist(),
+            "forced": not bool(self.chosen[at]),
+        }
 
 
 @dataclass(frozen=True)
@@ -219,7 +234,7 @@ class Judge:
         if not (off <= allowed).all():  # NaN must not pass for a small difference
             at = int(np.argmax(~(off <= allowed)))
             complaint = f"{trajectory.place(positions[at])}: logits off by {off[at]:.2g}, more than {allowed:g}"
-            self.tally.require(False, complaint)
+            self._refute(trajectory, int(positions[at]), complaint)
 
     def tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         """Judge tokens: each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
@@ -239,7 +254,11 @@ class Judge:
         """Refute at the first wrong position."""
         if wrong.any():
             at = int(np.argmax(wrong))
-            self.tally.require(False, f"{trajectory.place(at)}: {complaint(at)}")
+            self._refute(trajectory, at, f"{trajectory.place(at)}: {complaint(at)}")
+
+    def _refute(self, trajectory: Trajectory, at: int, complaint: str) -> None:
+        self.tally.sample = trajectory.sample(at, self.point)
+        self.tally.require(False, complaint)
 
 
 def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:

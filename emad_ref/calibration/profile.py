@@ -29,6 +29,7 @@ from emad_ref.calibration.entropy_statistics import (
 )
 from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
+from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.exit_rules.bins import ancestors, features_dropped
 from emad_ref.exit_rules.rules import entropy_matched_point
@@ -287,7 +288,7 @@ class BadProfile(EmadError):
     """Raised for a profile file that cannot be read, or belongs to another model."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """``read``: the layers whose entropies were read, including the probes; ``mean_nats`` [read] raw means;
     ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
@@ -320,6 +321,17 @@ class Profile:
     minimum_tokens: int = MINIMUM_TOKENS
     statistics: EntropyStatistics | None = None
     schema: int = PROFILE_SCHEMA
+
+    def __repr__(self) -> str:
+        read = f"{self.tokens:,} tokens of {self.corpus}"
+        return (
+            f"{type(self).__name__}({self.model}: {read}, probes {', '.join(map(str, self.probes))} of {self.layers})"
+        )
+
+    def _repr_html_(self) -> str:
+        targets = zip(self.probes, self.targets_nats, strict=True)
+        facts = {f"target at layer {probe}": f"{target:.4g} nats" for probe, target in targets}
+        return facts_html(f"{self.model}: {self.tokens:,} tokens of {self.corpus}", facts)
 
     def point(
         self, margin_nats: float = 0.0, schedule: str = "monotone", *, quantile: float | None = None

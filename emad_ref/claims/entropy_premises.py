@@ -148,15 +148,30 @@ def decide_probe_cost(found: ProbeCostEvidence, asked: ClaimContext) -> Verdict:
     Arithmetic on geometries, no weights: a leg has no interval. Exact top-K computes the products of a full head, and
     says so. It always applies.
 
-    One leg per geometry, estimator and stride; a share survives below the threshold, not at it.
+    One leg per geometry, estimator and stride; a share survives below the threshold, not at it. The first geometry is
+    the model under test: its worst leg is the row's number wherever it decided alike.
     """
-    threshold, legs = asked.claim.thresholds["probe_share"], []
-    for geometry, by_estimator in found.shares.items():
-        for estimator, share in by_estimator.items():
-            outcome: Outcome = "survived" if share < threshold else "falsified"
-            name = f"{geometry}, {estimator}"
-            legs.append(Leg(name, outcome, float(share), None, 1, threshold, asked.claim.unit, good="lower"))
-    return combine_verdict(asked.claim, asked.model, legs) if legs else asked.unmeasured("no geometry was counted")
+    threshold = asked.claim.thresholds["probe_share"]
+    by_geometry = [
+        [
+            Leg(
+                f"{geometry}, {estimator}",
+                "survived" if share < threshold else "falsified",
+                float(share),
+                None,
+                1,
+                threshold,
+                asked.claim.unit,
+                good="lower",
+            )
+            for estimator, share in by_estimator.items()
+        ]
+        for geometry, by_estimator in found.shares.items()
+    ]
+    legs = [leg for own in by_geometry for leg in own]
+    if not legs:
+        return asked.unmeasured("no geometry was counted")
+    return combine_verdict(asked.claim, asked.model, legs, headline=by_geometry[0])
 
 
 def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -164,7 +179,13 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
     geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
     geometries |= {name: geometry_named(name) for name in GEOMETRIES}
     found = ProbeCostEvidence({name: probe_shares(geometry) for name, geometry in geometries.items()})
-    return Answer(decide_probe_cost(found, asked), fingerprint=evidence.fingerprint)
+    estimators = dict.fromkeys(name for shares in found.shares.values() for name in shares)
+    rows = [
+        {"estimator": estimator} | {f"{name} %": shares.get(estimator) for name, shares in found.shares.items()}
+        for estimator in estimators
+    ]
+    table = AttachedTable("cost of probing as a share of block FLOPs, by geometry", rows)
+    return Answer(decide_probe_cost(found, asked), "", evidence.fingerprint, Attachments((table,)))
 
 
 def probe_shares(geometry: Geometry) -> dict[str, float]:

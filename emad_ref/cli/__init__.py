@@ -24,6 +24,7 @@ from emad_ref.cli.calibration import (
 from emad_ref.cli.downloads import fetch, fetch_arguments
 from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judgment import judge, judge_arguments
+from emad_ref.cli.replay import replay, replay_arguments
 from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
 from emad_ref.cli.screening import screen, screen_arguments, sweep, sweep_arguments
 from emad_ref.cli.server import serve, serve_arguments
@@ -35,22 +36,26 @@ from emad_ref.models.names import require_available
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
-VERBS: tuple[tuple[Verb, Arguments], ...] = (
-    (fetch, fetch_arguments),
-    (train, train_arguments),
-    (calibrate, calibrate_arguments),
-    (merge, merge_arguments),
-    (lens, lens_arguments),
-    (screen, screen_arguments),
-    (judge, judge_arguments),
-    (sweep, sweep_arguments),
-    (generate, generate_arguments),
-    (serve, serve_arguments),
-    (report, report_arguments),
-    (verify, verify_arguments),
-    (compare, compare_arguments),
-    (world, world_arguments),
-)
+# purpose → its verbs, as `emad --help` groups them
+VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
+    "judge a model or a decoder": ((judge, judge_arguments), (serve, serve_arguments)),
+    "read what a run wrote": (
+        (report, report_arguments),
+        (verify, verify_arguments),
+        (compare, compare_arguments),
+        (replay, replay_arguments),
+    ),
+    "find an exit that works": (
+        (screen, screen_arguments),
+        (sweep, sweep_arguments),
+        (calibrate, calibrate_arguments),
+        (merge, merge_arguments),
+        (lens, lens_arguments),
+    ),
+    "look at texts": ((generate, generate_arguments), (world, world_arguments)),
+    "get models": ((fetch, fetch_arguments), (train, train_arguments)),
+}
+VERBS = tuple(verb for group in VERB_GROUPS.values() for verb in group)
 
 # What any verb takes under these names; what a verb cannot use within them, it refuses itself.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -90,7 +95,8 @@ def parser() -> argparse.ArgumentParser:
         "emad --version",
         "emad --print-completion bash > ~/.local/share/bash-completion/completions/emad",
     )
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=VerbParser)
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs", parser_class=VerbParser)
+    verbs.groups = {purpose: [run.__name__ for run, _ in group] for purpose, group in VERB_GROUPS.items()}  # type: ignore[attr-defined]  # what GroupedFormatter reads
     for run, arguments in VERBS:
         sub = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)

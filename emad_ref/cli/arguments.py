@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
@@ -14,11 +14,28 @@ UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
 UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
+class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help whose verbs stand under the headings of ``groups``, an attribute of their action: heading → verbs."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        groups: Mapping[str, Sequence[str]] | None = getattr(action, "groups", None)
+        if groups is None or not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        by_name = {choice.dest: choice for choice in action._choices_actions}
+        parts = []
+        for heading, verbs in groups.items():
+            parts.append(f"{' ' * self._current_indent}{heading}:\n")
+            self._indent()
+            parts += [super(GroupedFormatter, self)._format_action(by_name[verb]) for verb in verbs]
+            self._dedent()
+        return "".join(parts)
+
+
 class EmadParser(argparse.ArgumentParser):
     """``argparse`` of 3.14 suggests by itself; where it has, nothing is added."""
 
     def __init__(self, **options: Any):
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        super().__init__(**{"formatter_class": GroupedFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         meant = None if "maybe you meant" in message else nearest_known(message, self)

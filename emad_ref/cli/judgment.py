@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from emad_ref.errors import BadArgument, EmadError, stop_run_on_error
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
 from emad_ref.report.deselection import NO_PAIR
+from emad_ref.report.schema import SCHEMA
 from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, gate_result
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
@@ -55,14 +56,44 @@ def judge(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    from emad_ref.measurements.attachments import Attachments
     from emad_ref.report.tables import sections
+
+    run = judge_claims(args)
+    report = run.report
+    for message in run.warnings:
+        print_error(f"warning: {message}")
+    tables = report["tables"] if args.with_tables else []
+    for title, text in sections(report["points"], tables, report["claims"], report["notes"]):
+        print(f"\n{title}\n\n{text}")
+    if args.gate == "known":
+        print(f"\nemad known verdicts\n\n{comparison_summary(report['known'])}")
+    for failure in run.failures:
+        print_error(f"FAILED: {failure}")
+    return GATE_FAILED if run.failures else 0
+
+
+@dataclass(frozen=True)
+class ClaimRun:
+    """What ``judge_claims`` found: a report as ``read_report`` gives it, and messages of gates that fail or warn."""
+
+    report: dict[str, Any]
+    failures: list[str]
+    warnings: list[str]
+
+
+def judge_claims(args: argparse.Namespace) -> ClaimRun:
+    """Ask the claims that ``args`` of ``emad judge`` name.
+
+    Raises:
+        EmadError: a model that cannot be loaded, an unknown claim, a text that cannot be read.
+    """
+    from emad_ref.measurements.attachments import Attachments
 
     register = load_register(args.register)
     docket = _run_plan(args, register)
     gating = GateOptions(gate=args.gate, inconclusive=args.inconclusive, require=args.require)
     known, run = _known_verdicts(args), _circumstances(args, docket)
-    shown, claims, failures, beside = Attachments(), [], [], []
+    shown, claims, failures, warnings, beside = Attachments(), [], [], [], []
     tables: list[dict[str, Any]] = []
     named = select_pair(args.pair, args.small_model, args.large_model, [args.model])
     for answer in _answer_claims(args, docket, _choose_claims(args, docket, named), named):
@@ -74,22 +105,30 @@ def _judge(args: argparse.Namespace) -> int:
         beside.append(record.to_json())
         shown += answer.exhibits
         tables += [
-            {"model": verdict.model, "title": table.title, "rows": table.rows} for table in answer.exhibits.tables
+            {"model": verdict.model, "title": table.title, "rows": table.rows}
+            | ({"figure": table.figure} if table.figure else {})
+            for table in answer.exhibits.tables
         ]
-        claims.append(verdict.to_json())
         found = gate_result(verdict, row, gating, record.expected)
         failures += [found.failure] if found.failure else []
-        if found.warning:
-            print_error(f"warning: {found.warning}")
-    notes = list(dict.fromkeys(shown.notes))
-    for title, text in sections(shown.points, tables if args.with_tables else [], claims, notes):
-        print(f"\n{title}\n\n{text}")
-    if args.gate == "known":
-        print(f"\nemad known verdicts\n\n{comparison_summary(beside)}")
-        failures += [reason] if (reason := no_comparison_reason(beside)) else []
-    for failure in failures:
-        print_error(f"FAILED: {failure}")
-    return GATE_FAILED if failures else 0
+        warnings += [found.warning] if found.warning else []
+        claims.append(verdict.to_json() | {"title": row.plain or row.title, "fails": bool(found.failure)})
+    conditions = [reason] if args.gate == "known" and (reason := no_comparison_reason(beside)) else []
+    settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
+    report = {
+        "schema": SCHEMA,
+        "state": "complete",
+        "settings": settings,
+        "run": {"exit_status": int(bool(failures or conditions)), "failures": conditions},
+        "models": [{"name": args.model}],
+        "points": [dict(point) for point in shown.points],
+        "claims": claims,
+        "tables": tables,
+        "notes": list(dict.fromkeys(shown.notes)),
+        "known": beside,
+        **{part: [] for part in ("goldens", "tests", "audits")},
+    }
+    return ClaimRun(report, [*failures, *conditions], warnings)
 
 
 def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:

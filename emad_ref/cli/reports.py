@@ -11,7 +11,7 @@ of a test cannot be made to look complete by an exit status:
     pytest --pyargs pytest_emad.suites --emad-report report/
     emad verify report/ --require-suite all --require-decoder foreign
 
-``emad compare``: two reports side by side, and an exit status for whoever gates a change on it.
+``emad compare``: two reports side by side, or the history of many, and an exit status for whoever gates a change on it.
 
     pytest suites --emad-report new/
     emad compare old/ new/ --fail-on verdict
@@ -42,7 +42,7 @@ from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import require_writable_folder
 from emad_ref.report.deselection import PREFIX, shipped_tests, suite_names
-from emad_ref.report.schema import read_report, unfinished_since
+from emad_ref.report.schema import REPORT_FILE, Report, read_report, unfinished_since
 from emad_ref.report.tiers import TIERS, tier_line
 from emad_ref.report.verification import faults
 
@@ -189,28 +189,63 @@ COUNTED_STATUSES = {
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Compare two reports: verdicts that changed, numbers that moved; exit status 1 where something got worse."""
+    """Compare reports: verdicts that changed, numbers that moved; exit status 1 where something got worse."""
     from emad_ref.report import comparison
-    from emad_ref.report.schema import read_report
 
     try:
-        if args.old.resolve() == args.new.resolve():
-            raise BadArgument("B", str(args.new), "another report than A")
-        reports = [read_report(place) for place in (args.old, args.new)]
-        for place, report in zip((args.old, args.new), reports, strict=True):
+        places = _report_places(args.reports)
+        reports = [read_report(place) for place in places]
+        for place, report in zip(places, reports, strict=True):
             comparison.require_complete(report, place)
     except EmadError as error:
         print_error(error)
         return NOT_COMPARABLE
-    found = comparison.compare_reports(*reports)
+    if len(reports) > 2:
+        print("\n".join([*_history_lines(reports, args.markdown), "", "The last two:", ""]))
+    found = comparison.compare_reports(*reports[-2:])
     failing = [change for change in found.changes if FAIL_ON[args.fail_on](change)]
     if not (found.compared or failing):
-        alone = f"no claim, point or test of {args.old} is in {args.new} too"
+        alone = f"no claim, point or test of {places[-2]} is in {places[-1]} too"
         print_error(f"{alone}: nothing can be compared; run the same suites for both")
         return NOT_COMPARABLE
     shown = comparison_markdown(found, args.verbose) if args.markdown else comparison_text(found, args.verbose)
     print("\n".join([*shown, _exit_line(failing, args.fail_on)]))
     return GOT_WORSE if failing else 0
+
+
+def _report_places(named: Sequence[Path]) -> list[Path]:
+    """The reports named, or those in the folders below the only one, oldest first.
+
+    Raises:
+        BadArgument: fewer than two, or one twice.
+        BadReport: one that cannot be read.
+    """
+    places = list(named)
+    if len(named) == 1 and not (named[0] / REPORT_FILE).is_file():
+        below = {path.parent: read_report(path) for path in named[0].glob(f"*/{REPORT_FILE}")}
+        places = sorted(below, key=lambda place: str(below[place].get("run", {}).get("started", "")))
+    if len(places) < 2 or len({place.resolve() for place in places}) < len(places):
+        shown = ", ".join(map(str, places)) or str(named[0])
+        raise BadArgument("REPORT", shown, "two reports or more, each once, or a folder of report folders")
+    return places
+
+
+def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
+    """A row per claim, oldest report first, for a terminal or as Markdown."""
+    from tabulate import tabulate
+
+    from emad_ref.report.comparison import history_rows, run_label
+    from emad_ref.report.markdown import escape_markdown
+    from emad_ref.report.tables import plain_table
+
+    rows = history_rows(reports)
+    yield f"{len(reports)} reports, from {run_label(reports[0])} to {run_label(reports[-1])}"
+    yield ""
+    if markdown:
+        escaped = [{key: escape_markdown(text) for key, text in row.items()} for row in rows]
+        yield tabulate(escaped, headers="keys", tablefmt="github", disable_numparse=True)
+    else:
+        yield plain_table(rows, WIDTH)
 
 
 def _exit_line(failing: Sequence[ReportChange], fail_on: str) -> str:
@@ -342,8 +377,9 @@ def comparison_markdown(found: ReportComparison, every: bool) -> list[str]:
 
 
 def compare_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("old", type=Path, metavar="A", help="report.json, or the folder of --emad-report, e.g. base/")
-    sub.add_argument("new", type=Path, metavar="B", help="what is held against it, e.g. report/")
+    sub.add_argument("reports", type=Path, nargs="+", metavar="REPORT",
+                     help="two reports, the old one first; or more, or one folder of report folders: then also a "
+                     "history of every claim, and the last two are compared")  # fmt: skip
     sub.add_argument("--fail-on", choices=FAIL_ON, default="verdict",
                      help="what makes the exit status 1: never; a gate that got worse; any verdict (default); "
                      "also numbers that moved for worse")  # fmt: skip
@@ -352,6 +388,7 @@ def compare_arguments(sub: argparse.ArgumentParser) -> None:
     add_examples(
         sub,
         "emad compare base/ report/",
+        "emad compare nightly/",
         "emad compare base/ report/ --fail-on gate -v",
         'emad compare base/ report/ --markdown >> "$GITHUB_STEP_SUMMARY"',
     )

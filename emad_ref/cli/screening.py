@@ -168,6 +168,9 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
 OUT_SUFFIXES = (".csv", ".json")
 
 
+SWEEP_KEYS = 2  # columns that name a row: the FLOPs saved and the family
+
+
 def sweep(args: argparse.Namespace) -> None:
     """Print what every family does at the same net FLOPs, by replay: chosen on one split, judged on another."""
     from emad_ref.measurements.model import ModelMeasurements
@@ -191,7 +194,8 @@ def sweep(args: argparse.Namespace) -> None:
     for title in dict.fromkeys(row["table"] for row in found["rows"]):
         print(title)
         width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-        print(plain_table([_without_table(row) for row in found["rows"] if row["table"] == title], width))
+        rows = [_without_table(row) for row in found["rows"] if row["table"] == title]
+        print(plain_table(rows, width, SWEEP_KEYS))
     for note in found["notes"]:
         print(note)
     tokens = found["tokens"]["evaluate"]

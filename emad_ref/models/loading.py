@@ -43,7 +43,9 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
 )
+from transformers.utils import logging as hf_logging
 
+from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models import bundled
 from emad_ref.models.causal import CausalStepper
@@ -97,7 +99,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 _LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts about the files
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
     """A loaded model.
 
@@ -131,6 +133,22 @@ class LoadedModel:
     special_tokens: SpecialTokens
     remarks: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {', '.join(self._notebook_facts.values())})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(self.name, self._notebook_facts)
+
+    @property
+    def _notebook_facts(self) -> dict[str, str]:
+        where = self.provenance
+        return {
+            "family": self.geometry.family,
+            "layers": f"{self.geometry.layers} layers",
+            "parameters": f"{self.geometry.parameters() / 1e6:,.4g} M parameters",
+            "weights": f"{where['dtype']} on {where['device']}" + ("" if self.trained else ", random"),
+        }
+
     @cached_property
     def stepper(self) -> Stepper:
         """The model's one stepper, checked against the model on first use."""
@@ -153,6 +171,7 @@ class LoadedModel:
             "name": self.name,
             "fingerprint": self.fingerprint,
             "layers": self.geometry.layers,
+            "vocabulary": self.geometry.vocabulary,
             "parameters": self.geometry.parameters(),
             "trained": self.trained,
             "special_tokens": self.special_tokens.facts,
@@ -436,17 +455,27 @@ def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict
 
 
 def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model, and the tensors that the files did not fill; ``require_filled`` refuses those by name."""
-    loaded: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
-        place,
-        config=config,
-        dtype=dtype,
-        trust_remote_code=False,
-        weights_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        **where,
-    )
+    """The model, and the tensors that the files did not fill; ``require_filled`` refuses those by name.
+
+    Bundled models load faster than a progress bar can be read: theirs is off.
+    """
+    quiet = Path(place).is_relative_to(bundled.weights_folder()) and hf_logging.is_progress_bar_enabled()
+    if quiet:
+        hf_logging.disable_progress_bar()
+    try:
+        loaded: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
+            place,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=False,
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **where,
+        )
+    finally:
+        if quiet:
+            hf_logging.enable_progress_bar()
     return loaded
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, suggest_nearest
 from emad_ref.models import bundled, downloads
 from emad_ref.text.corpora import is_hub_reachable
 
@@ -106,22 +106,18 @@ def _source_of(name: str) -> ModelSource:
         "name",
         name,
         f"one of {', '.join(known_names())}, random:NAME, a folder, a .gguf file, or OWNER/REPOSITORY of the hub",
+        suggest_nearest(name, known_names()),
     )
 
 
 def require_available(name: str) -> None:
     """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
 
-    A name that leads nowhere is left to the loader, which refuses it with the list of names.
-
     Raises:
-        BadArgument: a GGUF file that is none, or that no installed package reads.
+        BadArgument: as ``source_and_revision``; a GGUF file that is none, or that no installed package reads.
         ModelUnavailable: a model that was not fetched yet, or not completely; one of a hub that does not answer.
     """
-    try:
-        source, revision = source_and_revision(name, None)
-    except BadArgument:
-        return
+    source, revision = source_and_revision(name, None)
     if source.kind == "fetched":
         require_fetched(name)
     elif source.kind == "gguf":

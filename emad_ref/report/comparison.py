@@ -29,6 +29,8 @@ from typing import Any, Literal
 
 from emad_ref.report.schema import BadReport, Report
 from emad_ref.report.tables import ABSENT, claim_rows, point_rows
+from emad_ref.statistics import number_format
+from emad_ref.statistics.gate import UNDECIDED
 
 # options that select what is judged, where results go and what fails a run, not how anything is measured
 NOT_MEASUREMENT_OPTIONS = frozenset(
@@ -41,6 +43,46 @@ PLUGIN_RELEASE = re.compile(
 )  # of ``hook of plugin mylib (mylib.hooks, mylib 1.2)``
 NOT_SET = "not set"
 COMMIT_DIGITS = 7  # hexadecimal digits of a commit
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
+    """One row per claim of ``reports``, oldest first: a bar per report, first and last number, verdicts.
+
+    A bar's height is the estimate between the claim's smallest and largest; "·" stands for no estimate. Estimates in
+    another unit than the last one are left out, and so are claims that no report decides.
+    """
+    by_claim: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
+    for place, report in enumerate(reports):
+        for claim in report["claims"]:
+            by_claim.setdefault((claim["id"], claim["model"]), [None] * len(reports))[place] = claim
+    decided = {
+        key: found for key, found in by_claim.items() if any(one and one["verdict"] not in UNDECIDED for one in found)
+    }
+    ids = [id for id, _ in decided]
+    return [
+        {"claim": f"{id} on {short_name(model)}" if ids.count(id) > 1 else id} | _history_cells(found)
+        for (id, model), found in decided.items()
+    ]
+
+
+def _history_cells(found: Sequence[Mapping[str, Any] | None]) -> dict[str, str]:
+    unit = next(claim["unit"] for claim in reversed(found) if claim is not None)
+    numbers = [None if claim is None or claim["unit"] != unit else claim["estimate"] for claim in found]
+    known = [number for number in numbers if number is not None]
+    ends = " → ".join(number_format.value(number, unit) for number in dict.fromkeys((known[:1] + known[-1:]) or [None]))
+    verdicts = ["–" if claim is None else str(claim["verdict"]) for claim in found]
+    runs = " → ".join(verdict for place, verdict in enumerate(verdicts) if place == 0 or verdict != verdicts[place - 1])
+    return {"history": _sparkline(numbers), "verdicts": runs, "first → last": ends, "unit": unit}
+
+
+def _sparkline(numbers: Sequence[float | None]) -> str:
+    known = [number for number in numbers if number is not None]
+    low, width = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    top = len(BARS) - 1
+    return "".join("·" if n is None else BARS[round(top * (n - low) / width) if width else 0] for n in numbers)
 
 
 def run_label(report: Report) -> str:

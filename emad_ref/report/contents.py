@@ -8,6 +8,7 @@ operating points, recorded tables with figures, notes, goldens, settings and pro
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from emad_ref.report.schema import Report
 from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, plain_rows, point_rows
 from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import measurement, title_of
-from emad_ref.statistics.verdicts import OUTCOMES, load_register
+from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
 
 GATE_NOTE = "* the row gates: if it is falsified, the run fails"
 PLAIN_OUTCOMES = {
@@ -52,10 +53,15 @@ PageFigures = Sequence[Mapping[int | str, PageFigure]]
 
 @dataclass(frozen=True)
 class ClaimEntry:
-    """One claim: its row, its sentence ("" if the register lacks the row) and its legs."""
+    """One claim: its row, its sentence, where its paper says so, and its legs.
+
+    ``title`` and ``paper`` are "" if the register lacks the row; ``link`` is the paper's (id, address), if it has one.
+    """
 
     name: str
     title: str
+    paper: str
+    link: tuple[str, str] | None
     row: Row
     legs: list[Row]
     verdict: str
@@ -161,13 +167,19 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
 
 
 def run_overview(report: Report) -> dict[str, Any]:
-    """Decoder, models, state, failures and waivers as texts, the gates, and counts of the other rows.
+    """Passed or failed and why, decoder, models, state, failures and waivers, the gates, and counts of the other rows.
 
     A report of schema 1 has no decoder, state, failures or waivers.
     """
-    register, later = load_register(), report["schema"] > 1
+    from emad_ref.report.summary import run_summary
+
+    register, later, brief = load_register(), report["schema"] > 1, run_summary(report)
+    order = list(register)
     ungated = [claim["verdict"] for claim in report["claims"] if not claim["gate"]]
     return {
+        "headline": brief.headline,
+        "tone": {True: "good", False: "bad", None: ""}[brief.passed],
+        "unknown": brief.unknown,
         "decoder": _decoder_text(report["decoder"]) if later else "",
         "models": [_model_text(model) for model in report["models"]],
         "state": _state_text(report) if later else "",
@@ -176,8 +188,10 @@ def run_overview(report: Report) -> dict[str, Any]:
         "gates": [
             {"title": title_of(claim, register), "plain": PLAIN_OUTCOMES[claim["verdict"]], "found": measurement(claim)}
             | {key: claim[key] for key in ("id", "model", "verdict", "reason")}
-            for claim in report["claims"]
-            if claim["gate"]
+            for claim in sorted(
+                (claim for claim in report["claims"] if claim["gate"]),
+                key=lambda claim: order.index(claim["id"]) if claim["id"] in order else len(order),
+            )
         ],
         "ungated": [(each, PLAIN_OUTCOMES[each], ungated.count(each)) for each in OUTCOMES if each in ungated],
     }
@@ -259,6 +273,8 @@ def _claim_entries(claims: Sequence[Mapping[str, Any]]) -> list[ClaimEntry]:
         ClaimEntry(
             name=f"{claim['id']} on {claim['model']}",
             title=register[claim["id"]].title if claim["id"] in register else "",
+            paper=(paper := register[claim["id"]].paper if claim["id"] in register else ""),
+            link=next((link for name, link in PAPERS.items() if name in re.findall(r"[\w-]+(?: LLMs)?", paper)), None),
             row=row,
             legs=leg_rows(claim["legs"]),
             verdict=claim["verdict"],

@@ -450,7 +450,7 @@ def collapse_caption(rows: Rows) -> str:
     depths = [row["mean depth"] for row in rows]
     lowest = min(depths)
     if depths[0] - lowest <= FLAT_LAYERS:
-        return "Depth is the same at every position: nothing collapses within this text."
+        return f"Depth is {lowest:.1f} layers at every position of this text."
     first = next(at for at, depth in enumerate(depths) if depth - lowest <= 0.1 * (depths[0] - lowest))
     return (
         f"The collapse: from positions {rows[first]['positions']} on, depth is down to {depths[first]:.1f} of "

@@ -87,8 +87,19 @@ function startTheme(button) {
   say();
 }
 
+// A link of the table of contents unfolds the part that it leads to.
+function unfoldTarget() {
+  const part = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (part && part.tagName === "DETAILS") {
+    part.open = true;
+    part.scrollIntoView();
+  }
+}
+
 if (typeof document !== "undefined") {
   document.querySelectorAll("[data-explorer]").forEach(startExplorer);
   document.querySelectorAll("[data-text-box]").forEach(startText);
   startTheme(document.getElementById("theme"));
+  window.addEventListener("hashchange", unfoldTarget);
+  unfoldTarget();
 }

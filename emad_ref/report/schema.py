@@ -19,7 +19,8 @@ Schema 2 adds the conditions of the results, from the first test on:
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
                 that the decoder declined as a whole
-    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first
+    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first;
+                "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
                 that have one, which decide nothing; "alike": the same fact, recorded once more
     replaced    [{"what", "by"}]: replaced parts of the judge, and their replacements
@@ -244,7 +245,7 @@ OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
         "fails": FLAG,
     },
     "tests": {"attempts": ATTEMPTS, "shown": COUNT, "features": TEXTS},
-    "audits": {"attempt": COUNT, "model": TEXT, "live": OBJECT},
+    "audits": {"attempt": COUNT, "model": TEXT, "live": OBJECT, "sample": OBJECT},
 }
 
 

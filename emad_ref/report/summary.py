@@ -1,15 +1,16 @@
-"""The summary of a run, at most forty lines: gates, selected operating points, and counts and ids of the other claims.
+"""The summary of a run, at most forty lines: passed or failed and why, gates, operating points, the other claims.
 
 It is made from ``report.json`` alone, so the run that wrote the report, ``emad report --text`` and a job summary print
-the same. Gates and ids stand in the order of the register.
+the same. Gates and ids stand in the order of the register. A gate reads: claim, verdict, found, needed, where.
 
-``DETAIL_LEVELS`` say what is dropped first when room is short: ids of survived claims, then reasons, then points and
-lines about the run. Gates that do not hold keep their numbers. Ids of falsified claims are printed at every level, even
-if that takes more than forty lines.
+``DETAIL_LEVELS`` say what is dropped first when room is short: survived claims, then reasons, then titles, points and
+lines about the run. Gates that do not hold keep their numbers, and undecided claims what would decide them. Ids of
+falsified claims are printed at every level, even if that takes more than forty lines.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,38 +27,49 @@ from emad_ref.report.provenance import RETRIES, not_offered
 from emad_ref.report.schema import Report
 from emad_ref.report.tiers import tier_line
 from emad_ref.statistics import goldens, number_format
-from emad_ref.statistics.gate import UNDECIDED, measurement, title_of
+from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of
 from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
 
 @dataclass(frozen=True)
 class GateSummary:
-    """A gating claim. ``of``: its model, "" in a run of one model; ``why``: what would decide it."""
+    """A gating claim.
+
+    ``of``     its model, "" in a run of one model.
+    ``where``  the leg that decided.
+    ``why``    what would decide it.
+    """
 
     id: str
     of: str
     verdict: Outcome
     title: str
     measured: str
+    where: str
     why: str
 
     def facts(self) -> list[str]:
-        """The measured value, the required one, and what would decide the claim."""
-        return [text for text in (self.measured, self.why) if text]
+        """The measured value and the required one, where, and what would decide the claim."""
+        where = f"where: {self.where}" if self.where else ""
+        return [text for text in (self.measured, where, self.why) if text]
 
 
 @dataclass(frozen=True)
 class ClaimGroup:
-    """Claims of one outcome that share the reason ``why``, which may be ""."""
+    """Claims of one outcome that share the reason ``why``, which may be ""; ``titles`` of its ids, in plain words."""
 
     ids: tuple[str, ...]
     why: str
+    titles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunSummary:
     """Everything that the summary can print.
 
+    ``headline``  passed or failed, and why.
+    ``passed``    whether the run passed; None: it did not end.
+    ``unknown``   models that do not know the text on which they were judged, a sentence each.
     ``points``    name of each selected operating point → its roles, cost and quality.
     ``rest``      outcome → groups of claims that do not gate.
     ``more``      how to read more text, if that would decide a claim.
@@ -67,6 +79,9 @@ class RunSummary:
     """
 
     models: str
+    headline: str
+    passed: bool | None
+    unknown: tuple[str, ...]
     gates: tuple[GateSummary, ...]
     points: Mapping[str, str]
     rest: Mapping[Outcome, tuple[ClaimGroup, ...]]
@@ -85,16 +100,92 @@ def run_summary(report: Report) -> RunSummary:
     rest = [claim for claim in claims if claim not in gating]
     models = [str(name) for name in report["settings"].get("models", ())]
     run = report.get("run") or {}
+    gates = tuple(_gate_summary(claim, models, register) for claim in gating)
+    headline, passed = _headline(report, gates)
     return RunSummary(
         models=", ".join(models),
-        gates=tuple(_gate_summary(claim, models, register) for claim in gating),
+        headline=headline,
+        passed=passed,
+        unknown=tuple(_unknown_texts(report)),
+        gates=gates,
         points=dict(_selected_points(report["points"])),
-        rest=_group_rest(rest),
+        rest=_group_rest(rest, register),
         more=_larger_budget(rest, report),
         record=tuple(_record_lines(report)),
         about=tuple(_run_remarks(report)),
         failures=tuple(run.get("failures", ())),
     )
+
+
+def _headline(report: Report, gates: Sequence[GateSummary]) -> tuple[str, bool | None]:
+    """Passed or failed, and why. A report of schema 1 has neither state nor exit status: then its gates tell."""
+    run = report.get("run") or {}
+    if (state := report.get("state", "complete")) != "complete":
+        return f"NOT FINISHED: the run is {state}; what follows is what it reached", None
+    reasons = list(_failure_reasons(report, gates))
+    if not reasons and run.get("exit_status"):
+        reasons = [f"pytest ended with status {run['exit_status']}"]
+    if reasons:
+        return f"FAILED: {'; '.join(reasons)}", False
+    if report["settings"].get("gate") == "known" and report.get("known"):
+        return "PASSED: every verdict equals the record", True
+    return f"PASSED: {f'of the gates, {count_gates(gates)}' if gates else 'no claim of this run is a gate'}", True
+
+
+def _failure_reasons(report: Report, gates: Sequence[GateSummary]) -> Iterator[str]:
+    """What failed, counted: gates, verdicts that differ from the record, other tests, conditions on the run."""
+    known = report["settings"].get("gate") == "known"
+    failing = [claim for claim in report["claims"] if _fails(claim, known)]
+    if failing and known:
+        compared = [entry for entry in report.get("known", ()) if not entry.get("why")]
+        yield f"{len(failing)} of {_count(len(compared), 'verdict')} {_verb(failing, 'differ')} from the record"
+    elif failing:
+        yield f"{len(failing)} of {_count(len(gates), 'gate')} {_verb(failing, 'do')} not hold"
+    of_claims = {claim.get("test") for claim in failing}
+    broken = [
+        test
+        for test in report.get("tests", ())
+        if test["outcome"] in ("failed", "error") and test["nodeid"] not in of_claims
+    ]
+    if broken:
+        yield f"{_count(len(broken), 'other test' if failing else 'test')} failed"
+    conditions = (report.get("run") or {}).get("failures", ())
+    if conditions:
+        yield f"{_count(len(conditions), 'condition')} on the run {_verb(conditions, 'are')} not met"
+
+
+def _fails(claim: Mapping[str, Any], known: bool) -> bool:
+    """Whether the claim fails its test; reports of earlier versions lack ``fails``."""
+    return bool(claim.get("fails", claim["gate"] and claim["verdict"] == "falsified" and not known))
+
+
+_SINGULAR = {"differ": "differs", "do": "does", "are": "is"}
+
+
+def _verb(things: Sequence[object], plural: str) -> str:
+    return _SINGULAR[plural] if len(things) == 1 else plural
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+KNOWN_SHARE = 0.5  # of the loss of a uniform guess: a model that loses more at full depth knows little of the text
+
+
+def _unknown_texts(report: Report) -> Iterator[str]:
+    """A sentence for each model whose full-depth loss is nearer to a guess than to knowledge of the text."""
+    sizes = {model["name"]: model["vocabulary"] for model in report["models"] if model.get("vocabulary")}
+    said = {}
+    for point in report["points"]:
+        perplexity, size = point.get("perplexity_reference"), sizes.get(point.get("model"))
+        if perplexity and size and math.log(perplexity) > KNOWN_SHARE * math.log(size):
+            said[point["model"], point.get("corpus")] = (
+                f"{point['model']} does not know this text: full depth has perplexity {perplexity:,.4g} on "
+                f"{point.get('corpus', 'it')}, a guess among its {size:,} tokens {size:,}. Verdicts on quality say "
+                "little here; judge it on text of its own kind (--emad-corpus)"
+            )
+    yield from said.values()
 
 
 def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Claim]) -> bool:
@@ -110,8 +201,9 @@ def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Map
         id=claim["id"],
         of="" if [claim["model"]] == list(models) else claim["model"],
         verdict=claim["verdict"],
-        title=title_of(claim, register),
+        title=title_of(claim, register) or claim["id"],
         measured=measurement(claim),
+        where=deciding_leg(claim),
         why=_open_reason(claim) if claim["verdict"] == "inconclusive" else "",
     )
 
@@ -165,17 +257,22 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
 # ---------------------------------------------------------------- the rest
 
 
-def _group_rest(claims: Sequence[Mapping[str, Any]]) -> dict[Outcome, tuple[ClaimGroup, ...]]:
+def _group_rest(
+    claims: Sequence[Mapping[str, Any]], register: Mapping[str, Claim]
+) -> dict[Outcome, tuple[ClaimGroup, ...]]:
     """Claims by outcome, undecided ones also by reason. A claim of several models is named with its model."""
     ids = [claim["id"] for claim in claims]
-    outcomes: dict[Outcome, dict[str, list[str]]] = {}
+    outcomes: dict[Outcome, dict[str, list[tuple[str, str]]]] = {}
     for claim in claims:
         verdict: Outcome = claim["verdict"]
         why = _open_reason(claim) if verdict in ("inconclusive", *UNDECIDED) else ""
         name = f"{claim['id']} of {claim['model']}" if ids.count(claim["id"]) > 1 else str(claim["id"])
-        outcomes.setdefault(verdict, {}).setdefault(why, []).append(name)
+        outcomes.setdefault(verdict, {}).setdefault(why, []).append((name, title_of(claim, register)))
     return {
-        verdict: tuple(ClaimGroup(tuple(ids), why) for why, ids in groups.items())
+        verdict: tuple(
+            ClaimGroup(tuple(name for name, _ in named), why, tuple(title for _, title in named))
+            for why, named in groups.items()
+        )
         for verdict, groups in outcomes.items()
     }
 
@@ -205,8 +302,8 @@ def _record_lines(report: Report) -> Iterator[str]:
 
 
 def _run_remarks(report: Report) -> Iterator[str]:
-    decoder = report.get("decoder") or {"providers": ()}
-    if any(provider["answered"] or provider["declined"] for provider in decoder["providers"]):
+    decoder = report.get("decoder") or {"providers": (), "foreign": False}
+    if decoder["foreign"]:  # ours is named in the header of the run
         yield f"decoder under test: {decoder['name']}"
         if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
             yield tier_line(report)
@@ -236,7 +333,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
 
 
 def _profile_remarks(report: Report) -> Iterator[str]:
-    """Models whose entropy does not fall with depth: where it is lowest, and what that layer's readout is worth."""
+    """Models whose entropy does not fall with depth: the largest rise, and where it is lowest."""
     for table in report["tables"]:
         if table.get("figure") != "entropy profile":
             continue
@@ -245,11 +342,7 @@ def _profile_remarks(report: Report) -> Iterator[str]:
         rising = rising_rows(rows)
         if lowest is last and not rising:
             continue
-        lowest_text = (
-            f"is lowest after layer {lowest['layer']} of {last['layer']}, {lowest['mean entropy, nats']:.2f} "
-            f"nats (its top-1 is the final one for {lowest['agrees with last %']:.0%} of tokens), and "
-            f"{last['mean entropy, nats']:.2f} after the last"
-        )
+        lowest_text = f"is lowest after layer {lowest['layer']} of {last['layer']}"
         rise_text = ""
         if rising:
             most = max(rising, key=lambda row: row[RISE])
@@ -283,7 +376,6 @@ def _is_next_id(before: str, name: str) -> bool:
 MAX_LINES = 40  # lines
 Tone = Literal["good", "bad", "open", ""]
 TONES: dict[Outcome, Tone] = {"survived": "good", "falsified": "bad", "inconclusive": "open"}
-NOT_DECIDED = "not decided"  # not applicable and unmeasured claims together
 
 
 @dataclass(frozen=True)
@@ -298,13 +390,15 @@ class SummaryLine:
 class DetailLevel:
     """How much is printed.
 
-    ``survivors``  whether to print ids of claims that survived or were measured
+    ``titled``     outcomes whose claims are printed with their titles; of the others ids and reasons
+    ``survivors``  whether to print claims that survived or were measured
     ``reason``     letters of a reason, 0 for none
     ``holding``    whether gates that hold show their numbers
     ``points``     number of operating points
     ``failures``   number of reasons for which the run as a whole fails
     """
 
+    titled: Sequence[str]
     survivors: bool
     reason: int
     holding: bool
@@ -312,16 +406,18 @@ class DetailLevel:
     failures: int
 
 
+NOT_DECIDED = "not decided"  # not applicable and unmeasured claims together
+ALL, FALSIFIED = ("falsified", "inconclusive", NOT_DECIDED, "survived", "measured"), ("falsified",)
 DETAIL_LEVELS = (
-    DetailLevel(True, 160, True, 12, 40),
-    DetailLevel(True, 90, True, 6, 40),
-    DetailLevel(False, 90, True, 6, 12),
-    DetailLevel(False, 50, True, 4, 6),
-    DetailLevel(False, 0, True, 4, 4),
-    DetailLevel(False, 0, False, 4, 4),
-    DetailLevel(False, 0, False, 1, 2),
+    DetailLevel(ALL, True, 160, True, 12, 40),
+    DetailLevel(ALL, False, 160, True, 6, 40),
+    DetailLevel(ALL, False, 90, False, 6, 12),
+    DetailLevel(FALSIFIED, False, 90, False, 4, 6),
+    DetailLevel((), False, 90, False, 4, 4),
+    DetailLevel((), False, 0, False, 4, 4),
+    DetailLevel((), False, 0, False, 1, 2),
 )
-GATE_LETTERS = 100  # enough for a gate's measured and required value
+GATE_LETTERS = 160  # enough for a gate's measured and required value, and for where
 
 
 def summary_lines(
@@ -350,6 +446,14 @@ TextPart = tuple[str, str, Tone]  # text, indent of its further lines, tone
 
 
 def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) -> Iterator[TextPart]:
+    yield brief.headline, "  ", "open" if brief.passed is None else "good" if brief.passed else "bad"
+    for failure in brief.failures[: level.failures]:
+        yield f"emad: FAILED: {failure}", "  ", "bad"
+    if len(brief.failures) > level.failures:
+        more = len(brief.failures) - level.failures
+        yield f"emad: FAILED: {more} more reason{'s' * (more > 1)}: see -v or the report", "  ", "bad"
+    for sentence in brief.unknown:
+        yield sentence, "  ", "bad"
     yield from _gate_lines(brief.gates, level)
     if brief.points:
         yield "selected operating points:", "", ""
@@ -360,29 +464,28 @@ def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) ->
     yield from _rest_lines(brief, level)
     for text in (*brief.record, *brief.about):
         yield text if text in brief.record else f"emad: {text}", "  ", ""
-    for failure in brief.failures[: level.failures]:
-        yield f"emad: FAILED: {failure}", "  ", "bad"
-    if len(brief.failures) > level.failures:
-        more = len(brief.failures) - level.failures
-        yield f"emad: FAILED: {more} more reason{'s' * (more > 1)}: see -v or the report", "  ", "bad"
     for place in places:
         yield f"emad: {place}", "  ", ""
 
 
 def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[TextPart]:
+    """Of each gate its claim and verdict, then what was found and is needed, then where, then a remedy."""
     if not gates:
         return
     yield f"gates: {count_gates(gates)}", "  ", ""
-    names, words = (max(len(text) for text in texts) for texts in zip(*((g.id, g.verdict) for g in gates), strict=True))
+    names = max(len(gate.id) for gate in gates)
+    indent = " " * (names + 4)
     for gate in gates:
-        title = f"{gate.title} ({gate.of})" if gate.of else gate.title
-        indent = " " * (names + 4)
-        tone = TONES.get(gate.verdict, "")
-        yield f"  {gate.id:{names}}  {gate.verdict:{words}}  {title}", indent + " " * (words + 2), tone
-        if level.holding or gate.verdict != "survived":
-            room = max(level.reason, GATE_LETTERS)
-            facts = [textwrap.shorten(text, room, placeholder=" …") for text in gate.facts()]
-            yield indent + "; ".join(facts), indent, ""
+        of = f" ({gate.of})" if gate.of else ""
+        yield f"  {gate.id:{names}}  {gate.title}: {gate.verdict}{of}", indent, TONES.get(gate.verdict, "")
+        facts = gate.facts() if level.reason else gate.facts()[:1]
+        for text in facts if level.holding or gate.verdict != "survived" else ():
+            whole = text == gate.why and level.reason  # a remedy is never cut while there is room
+            yield (
+                indent + (text if whole else textwrap.shorten(text, GATE_LETTERS, placeholder=" …")),
+                f"{indent}  ",
+                "",
+            )
 
 
 def count_gates(gates: Sequence[GateSummary]) -> str:
@@ -407,11 +510,15 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         groups = [group for outcome in outcomes for group in brief.rest.get(outcome, ())]  # type: ignore[call-overload]
         if groups:
             more = f". {brief.more}" if brief.more and words == "inconclusive" else ""
-            yield f"  {words}: {_list_ids(groups, level.reason)}{more}", "    ", ""
+            # a remedy is never cut: without its end nobody can follow it
+            room = PARAGRAPH_LETTERS if level.reason and words == "inconclusive" else level.reason
+            yield f"  {words}: {_list_claims(groups, room, words in level.titled)}{more}", "    ", ""
     if level.survivors:
         for outcome in ("survived", "measured"):
             if kept := brief.rest.get(outcome):
-                yield f"  {outcome}: {_list_ids(kept, 0)}", "    ", ""
+                yield f"  {outcome}: {_list_claims(kept, 0, outcome in level.titled)}", "    ", ""
+    if level.titled != ALL:
+        yield "  what each id claims: -v, the report, docs/claims.md", "    ", ""
 
 
 def count_outcomes(counts: dict[Outcome, int]) -> str:
@@ -422,17 +529,26 @@ def count_outcomes(counts: dict[Outcome, int]) -> str:
     return ", ".join(parts + ([f"{undecided} {NOT_DECIDED}"] if undecided else []))
 
 
-def _list_ids(groups: Sequence[ClaimGroup], reason: int) -> str:
-    if not reason:
-        return id_ranges([name for group in groups for name in group.ids])
-    return "; ".join(
-        id_ranges(group.ids) + (f" ({textwrap.shorten(group.why, reason, placeholder=' …')})" if group.why else "")
-        for group in groups
-    )
+def _list_claims(groups: Sequence[ClaimGroup], reason: int, titles: bool) -> str:
+    """The claims of ``groups`` with titles and reasons of at most ``reason`` letters; ids alone without ``titles``.
+
+    Of three claims and more that share a reason, the reason stands for the titles.
+    """
+    parts = []
+    for group in groups:
+        why = textwrap.shorten(group.why, reason, placeholder=" …") if reason and group.why else ""
+        if titles and not (why and len(group.ids) > 2):
+            named = "; ".join(
+                f"{title} ({id})" if title else id for id, title in zip(group.ids, group.titles, strict=True)
+            )
+        else:
+            named = id_ranges(group.ids)
+        parts.append(f"{named}: {why}" if why else named)
+    return "; ".join(parts)
 
 
 PARAGRAPH_LETTERS = 10_000  # Markdown wraps paragraphs by itself
-TABLE_LINES = 6  # lines around the table of gates: heading, blanks, its own head
+TABLE_LINES = 8  # lines around the table of gates: heading, headline, blanks, its own head
 
 
 def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
@@ -441,12 +557,12 @@ def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
     Args:
         places: sentences that say where the report is.
     """
-    parts = [f"## emad: {escape_markdown(brief.models)}" + (f", {count_gates(brief.gates)}" if brief.gates else "")]
+    parts = [f"## emad: {escape_markdown(brief.models)}", f"**{escape_markdown(brief.headline)}**"]
     if brief.gates:
         rows = [_gate_row(gate) for gate in brief.gates]
         parts.append(tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True))
     room = MAX_LINES - TABLE_LINES - len(brief.gates)
-    rest = summary_lines(replace(brief, gates=()), PARAGRAPH_LETTERS, places, room)
+    _, *rest = summary_lines(replace(brief, gates=()), PARAGRAPH_LETTERS, places, room)
     items = [("  - " if line.text.startswith("  ") else "- ") + escape_markdown(line.text.strip()) for line in rest]
     parts.append("\n".join(items))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -454,5 +570,5 @@ def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
 
 def _gate_row(gate: GateSummary) -> dict[str, str]:
     claim = f"{gate.id} ({gate.of})" if gate.of else gate.id
-    row = {"gate": claim, "verdict": gate.verdict, "claim": gate.title, "found": "; ".join(gate.facts())}
+    row = {"gate": claim, "claim": gate.title, "verdict": gate.verdict, "found": "; ".join(gate.facts())}
     return {key: escape_markdown(text) for key, text in row.items()}

@@ -5,7 +5,7 @@ terminal, Markdown and HTML print the same rows. An absent value shows as "–",
 
 ``text_table`` fits a width: columns of words wrap first, the widest of them, down to ``MIN_WORDS_WIDTH`` letters or
 their longest word. Numbers and intervals stay in one piece. A table that is still too wide is cut between columns, and
-each part begins with the first column.
+each part begins with the key columns: the first, or as many as are asked for.
 """
 
 from __future__ import annotations
@@ -39,26 +39,29 @@ class Cell:
 Row = dict[str, Cell]
 
 
-def text_table(rows: Sequence[Row], width: int) -> str:
+def text_table(rows: Sequence[Row], width: int, keys: int = 1) -> str:
     """``rows``, which share their keys, as text of at most ``width`` letters a line; "" for no rows.
 
-    Only a first column that is wider than ``width`` runs over.
+    Only key columns that are wider than ``width`` run over.
+
+    Args:
+        keys: number of columns that each part of a wide table begins with.
     """
     if not rows:
         return ""
     columns = list(rows[0])
     parts: list[str] = []
-    rest = columns[1:]
+    rest = columns[keys:]
     while rest or not parts:
-        part = _fitting_columns(columns[0], rest, rows, width)
+        part = _fitting_columns(columns[:keys], rest, rows, width)
         parts.append(_render_table(rows, _column_widths(part, rows, width)))
-        rest = rest[len(part) - 1 :]
+        rest = rest[len(part) - keys :]
     return "\n\n".join(parts)
 
 
-def _fitting_columns(first: str, rest: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """``first`` and as many of ``rest`` as fit with all words wrapped, at least one."""
-    part = [first, *rest[:1]]
+def _fitting_columns(keys: Sequence[str], rest: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
+    """``keys`` and as many of ``rest`` as fit with all words wrapped, at least one."""
+    part = [*keys, *rest[:1]]
     for column in rest[1:]:
         if sum(_min_width(each, rows) for each in (*part, column)) + COLUMN_GAP * len(part) > width:
             break
@@ -211,9 +214,9 @@ def claims_table(claims: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH
     return text_table(claim_rows(_fold_undecided(claims)), width)
 
 
-def plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH) -> str:
-    """``plain_rows`` for a terminal; an empty string for none."""
-    return text_table(plain_rows(rows), width)
+def plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_WIDTH, keys: int = 1) -> str:
+    """``plain_rows`` for a terminal, ``keys`` as in ``text_table``; an empty string for none."""
+    return text_table(plain_rows(rows), width, keys)
 
 
 def sections(
@@ -267,6 +270,8 @@ def _plain_text(key: str, value: Any) -> str:
         return f"[{', '.join(_plain_text(key, part) for part in value)}]"
     if isinstance(value, float):
         percent = key.endswith(" %")
+        if percent and "rise" in key and value >= number_format.TENFOLD:
+            return number_format.percent(value)
         scaled = 100 * value if percent else value
         # a percentage of a million and more is written with a power of ten, as `numbers.percent` writes it
         return f"{scaled:z.2f}" if percent and abs(value) < number_format.VAST else f"{scaled:z.4g}"

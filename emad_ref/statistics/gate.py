@@ -30,7 +30,7 @@ def title_of(claim: Mapping[str, Any], register: Mapping[str, Claim]) -> str:
 
 
 def measurement(claim: Mapping[str, Any]) -> str:
-    """``found … ; needs …, lower is better``; without an estimate, the reason for its absence."""
+    """``found … ; needs at most …``; without an estimate, the reason for its absence."""
     if claim["estimate"] is None:
         return str(claim["reason"])
     needs = needed(claim)
@@ -38,9 +38,17 @@ def measurement(claim: Mapping[str, Any]) -> str:
     return result + (f"; needs {needs}" if needs else "")
 
 
+def deciding_leg(claim: Mapping[str, Any]) -> str:
+    """The name of the leg whose numbers the claim reports, "" if none of its listed legs has them."""
+    keys = ("estimate", "interval", "n", "threshold")
+    legs = (leg for leg in claim["legs"] if all(leg[key] == claim[key] for key in keys))
+    return "" if claim["estimate"] is None else str(next((leg["name"] for leg in legs), ""))
+
+
 def heading(claim: Mapping[str, Any], title: str) -> str:
-    """``EMAD-F1 on emad-tiny: falsified. Saving 15 % of FLOPs leaves quality as it was``."""
-    return " ".join(part for part in (f"{claim['id']} on {claim['model']}: {claim['verdict']}.", title) if part)
+    """``EMAD-F1, "Saving 15 % of FLOPs leaves quality as it was": falsified on emad-tiny``."""
+    named = f'{claim["id"]}, "{title}"' if title else str(claim["id"])
+    return f"{named}: {claim['verdict']} on {claim['model']}"
 
 
 GATES: tuple[str, ...] = ("paper", "decoder", "known")

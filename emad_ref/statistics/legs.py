@@ -208,14 +208,22 @@ def finite_interval(estimate: Estimate) -> tuple[float, float] | None:
     return bounds if all(math.isfinite(bound) for bound in bounds) else None
 
 
-def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
+def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg], *, headline: Sequence[Leg] = ()) -> Verdict:
+    """The verdict that ``combine`` gives on ``legs``, with the numbers of its deciding leg.
+
+    Args:
+        headline: legs of the model under test, where others are beside it. The verdict reports the worst of these that
+            has the deciding leg's outcome, if there is one.
+    """
     outcome, leg = combine(legs)
+    if own := [each for each in headline if each.outcome == leg.outcome]:
+        _, leg = combine(own)
     part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
     here = sum(other.outcome == leg.outcome for other in part)  # the deciding leg may be unmeasured in an open row
     reason = deciding_reason = leg.reason or leg.name
     if len(part) > 1:
         count = f"{f'all {here}' if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
-        near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
+        near = {"falsified": "worst leg", "survived": "leg nearest to the threshold"}.get(outcome, "open leg")
         deciding_reason = leg.name + (f" ({leg.reason})" if leg.reason else "")
         reason = f"{count}; {near}: {deciding_reason}"
     still_open = outcome in OPEN

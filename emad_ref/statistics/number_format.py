@@ -11,6 +11,7 @@ from typing import Any
 
 ABSENT = "–"
 VAST = 1e6  # a million times: larger percentages are written with a power of ten
+TENFOLD = 9.0  # a rise by 900 %: from there on a change is told as a ratio
 
 # Units whose numbers are shares, and the form of their percentage. A change shows its sign, a size does not.
 # "z" in the forms: a change that rounds to zero has no sign of its own, so "-0.0 %" never shows.
@@ -66,14 +67,16 @@ def quantity(x: float | None, unit: str, bounds: Sequence[float | None] | None =
 
 
 def percent(share: float | None, form: str = "+z.2f") -> str:
-    """A fraction in percent; four digits of a vast one.
+    """A fraction in percent; a change to tenfold and more as a ratio, since nobody can picture +22,715 %.
 
-    >>> percent(0.0125), percent(1e300)
-    ('+1.25 %', '+1e+302 %')
+    >>> percent(0.0125), percent(227.147), percent(2e6, "z.1f")
+    ('+1.25 %', '228×', '2e+08 %')
     """
     if share is None:
         return ABSENT
-    return f"{100 * share:{'+' * form.startswith('+')}.4g} %" if abs(share) >= VAST else f"{100 * share:{form}} %"
+    if form.startswith("+") and share >= TENFOLD:
+        return f"{1 + share:.3g}×"
+    return f"{100 * share:.4g} %" if abs(share) >= VAST else f"{100 * share:{form}} %"
 
 
 def saved(reduction: float | None) -> str:
@@ -105,9 +108,9 @@ def needed(entry: Mapping[str, Any]) -> str:
     """The threshold of a verdict, leg or claim of ``report.json``, and which way is better; "" without one.
 
     >>> needed({"threshold": 0.01, "unit": "accuracy drop", "good": "lower"})
-    '≤ 1.00 %, lower is better'
+    'at most 1.00 %'
     """
     if entry["threshold"] is None:
         return ""
-    sign = {"lower": "≤ ", "higher": "≥ "}.get(entry.get("good", ""), "")
-    return f"{sign}{value(entry['threshold'], entry['unit'])}" + (f", {entry['good']} is better" if sign else "")
+    bound = {"lower": "at most ", "higher": "at least "}.get(entry.get("good", ""), "")
+    return f"{bound}{value(entry['threshold'], entry['unit'])}"

@@ -18,9 +18,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.extending import registers
 from emad_ref.files import read_toml
+from emad_ref.statistics import number_format
 
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
 Kind = Literal["falsifier", "exact", "statistical", "report"]
@@ -28,6 +30,12 @@ Requirement = Literal["quality", "speed", "energy", ""]
 Good = Literal["lower", "higher", ""]  # which way an estimate is better; "": neither, or it has no threshold
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+# name of a paper in ``Claim.paper`` → its id and address; EMAD is a proposal that has neither in public
+PAPERS = {
+    "EAD": ("arXiv:2502.06833", "https://arxiv.org/abs/2502.06833"),
+    "Early-exit LLMs": ("arXiv:2410.18952", "https://arxiv.org/abs/2410.18952"),
+    "early-exit LLMs": ("arXiv:2410.18952", "https://arxiv.org/abs/2410.18952"),
+}
 COUNTED = ("documents", "items", "pairs")  # nouns of ``units``
 TO_SURVIVE = "_to_survive"
 
@@ -102,7 +110,7 @@ class Leg:
         return cls(**{**data, "interval": _interval_from_json(data["interval"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """The result of one claim for one model.
 
@@ -128,6 +136,20 @@ class Verdict:
     good: Good = ""
     why: str = ""
     enough: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id} on {self.model}: {', '.join(self._notebook_facts.values())})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"{self.id} on {self.model}", self._notebook_facts)
+
+    @property
+    def _notebook_facts(self) -> dict[str, str]:
+        if self.estimate is None:
+            return {"verdict": self.verdict, "reason": self.reason}
+        found = number_format.quantity(self.estimate, self.unit, self.interval)
+        needs = number_format.needed({"threshold": self.threshold, "unit": self.unit, "good": self.good})
+        return {"verdict": self.verdict, "found": f"found {found}"} | ({"needed": f"needs {needs}"} if needs else {})
 
     def __post_init__(self) -> None:
         _check_numbers(self, self.verdict, ("estimate", "threshold"))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emad_ref.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, golden_folder, read_entries
-from emad_ref.statistics.verdicts import OUTCOMES, Claim, load_register
+from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, Claim, load_register
 
 MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
 FOUND = re.compile(r"^- `(?P<model>[^`]+)`(?: on `(?P<corpus>[^`]+)`)?: \*\*(?P<verdict>[a-z -]+)\*\*", re.MULTILINE)
@@ -61,13 +61,20 @@ def row(claim: Claim, record: Iterable[Entry]) -> str:
     numbers = [f"{_number(value)} ({name.replace('_', ' ')})" for name, value in claim.thresholds.items()]
     least = [f"{count} {name.replace('_', ' ')}" for name, count in claim.minimum.items()]
     lines = [
-        f"**{claim.title}.** ({claim.paper})",
+        f"**{claim.title}.** ({_linked(claim.paper)})",
         "",
         f"- Kind: {claim.kind}; {gates}. Unit: {claim.unit}.",
         f"- Thresholds: {', '.join(numbers) or 'none'}. Smallest n: {', '.join(least) or 'none asked'}.",
         f"- On record: {_on_record(claim, record)}",
     ]
     return "\n".join(lines) + "\n\n"
+
+
+def _linked(place: str) -> str:
+    """``place`` with the id and address of the paper that it names first."""
+    for name, (id, address) in PAPERS.items():
+        place = re.sub(rf"(?<!\w){name}(?!\w)", f"{name}, [{id}]({address})", place, count=1)
+    return place.replace("EMAD, ", "[EMAD](#papers), ", 1)
 
 
 def _on_record(claim: Claim, record: Iterable[Entry]) -> str:

@@ -64,7 +64,19 @@ def test_models_are_loaded_one_after_the_other(project: pytest.Pytester, run: Ru
     steps = ["load org/one", "a org/one", "b org/one", "free org/one", "load two", "a two", "b two", "free two"]
     positions = [printed.index(step) for step in steps]
     assert positions == sorted(positions)
-    assert "test_a[org|one]" in printed
+    assert "test_a[one]" in printed
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"), [(["/long/way/to/llama", "org/one"], ["llama", "one"]), (["a/one", "b/one"], ["a|one", "b|one"])]
+)
+def test_ids_name_a_model_as_shortly_as_they_can(
+    project: pytest.Pytester, run: Run, names: list[str], ids: list[str]
+) -> None:
+    project.makepyfile("def test_a(emad_model): pass")
+    models = [word for name in names for word in ("--emad-model", name)]
+    result = run(*models, "--collect-only", "-q")
+    result.stdout.fnmatch_lines([f"*::test_a[[]{one}]" for one in ids])
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_claims_about_a_pair_are_not_asked_beside_a_model_of_ones_own(suites: Path, run: Run) -> None:
     (suites / "test_pair.py").write_text(PAIR)
-    result = run("suites", "--emad-model", "own-model", "--emad-report", "out")
+    result = run("suites", "--emad-model", "random:emad-nano", "--emad-report", "out")
     result.assert_outcomes(passed=5, deselected=3)
     said = f"skipped EAD-H1, EAD-F1 and 1 other test: {NOBODYS}"
     assert unwrapped(result).str().count(NOBODYS) == 1
@@ -66,17 +66,17 @@ def test_claims_about_a_pair_are_not_asked_beside_a_model_of_ones_own(suites: Pa
 
 def test_a_pair_that_was_named_is_asked_about(suites: Path, run: Run) -> None:
     (suites / "test_pair.py").write_text(PAIR)
-    pair = ("--emad-pair", "emad-nano,own-model")
-    result = run("suites", "--emad-model", "own-model", *pair, "-k", "names", "--emad-report", "out")
+    pair = ("--emad-pair", "emad-nano,random:emad-nano")
+    result = run("suites", "--emad-model", "random:emad-nano", *pair, "-k", "names", "--emad-report", "out")
     result.assert_outcomes(passed=1, deselected=7)
     report = report_of(suites.parents[1] / "out")
-    assert report["settings"]["pair"] == ["emad-nano", "own-model"]
+    assert report["settings"]["pair"] == ["emad-nano", "random:emad-nano"]
     assert report["notes"] == []
 
 
 def test_a_test_of_the_users_hears_that_no_pair_was_named(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("def test_pair(emad_pair): pass")
-    result = run("--emad-model", "own-model")
+    result = run("--emad-model", "random:emad-nano")
     assert result.ret != pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["*--emad-pair=None, but expected SMALL,LARGE; ours is judged*"])
 

@@ -42,6 +42,16 @@ def test_the_walk_finds_every_verb():
     assert all(choice.help for choice in VERBS._choices_actions)
 
 
+def test_the_help_shows_each_verb_once_under_its_purpose():
+    lines = TOP.format_help().splitlines()
+    purposes = [lines.index(f"  {purpose}:") for purpose in cli.VERB_GROUPS]
+    places = {
+        verb: next(i for i, line in enumerate(lines) if line.startswith(f"    {verb} ")) for verb in VERBS.choices
+    }
+    for start, end, group in zip(purposes, [*purposes[1:], len(lines)], cli.VERB_GROUPS.values(), strict=True):
+        assert {verb for verb, place in places.items() if start < place < end} == {run.__name__ for run, _ in group}
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_argument_has_help_and_stands_in_an_example(name):
     parser = PARSERS[name]

@@ -285,6 +285,15 @@ def test_every_bundled_model_that_can_be_walked_is() -> None:
         assert loaded.tokenizer is not None
 
 
+def test_a_bundled_model_loads_without_a_bar_and_others_keep_theirs(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    load("emad-nano")
+    assert "Loading weights" not in capfd.readouterr().err
+    load(str(folder))
+    assert "Loading weights" in capfd.readouterr().err
+
+
 class TestRandom:
     def test_published_geometry_without_a_download(self, no_hub: None) -> None:
         loaded = load("random:pythia-70m")

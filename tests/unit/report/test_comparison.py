@@ -319,7 +319,7 @@ def test_what_cannot_be_compared_is_one_error_and_status_2(tmp_path, capsys, new
 
 def test_a_report_that_is_missing_or_the_same_is_status_2(tmp_path, capsys):
     folder = written(tmp_path / "a", of())
-    for other, said in ((tmp_path / "none", "cannot be read"), (folder, "another report than A")):
+    for other, said in ((tmp_path / "none", "cannot be read"), (folder, "each once")):
         assert cli.main(["compare", str(folder), str(other)]) == 2
         assert said in capsys.readouterr().err
 
@@ -377,3 +377,28 @@ def test_markdown_is_a_table_in_which_names_stay_text(tmp_path, capsys):
 def test_a_report_read_from_its_file_compares_with_itself(tmp_path):
     data = read_report(written(tmp_path, report_2()))
     assert {change.status for change in compare_reports(data, data).changes} == {"as before"}
+
+
+def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(tmp_path, capsys):
+    """Whatever the folders are called; units are not mixed."""
+    story = [
+        ("z", 0.2, "relative rise", "survived"),
+        ("m", 5.0, "nats", "falsified"),
+        ("a", 0.4, "relative rise", None),
+    ]
+    for day, (name, estimate, unit, outcome) in enumerate(story, start=1):
+        row = verdict(outcome or "falsified") | {"estimate": estimate, "unit": unit, "legs": []}
+        found = of(row, verdict("not applicable", E1))
+        found["run"]["started"] = f"2026-11-0{day}T10:00:00+00:00"
+        written(tmp_path / name, found)
+    assert cli.main(["compare", str(tmp_path)]) == 0, "falsified before and now"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("3 reports, from ")
+    (row,) = [line for line in lines if line.startswith(F1)]
+    assert "▁·█" in row
+    assert "+20.00 % → +40.00 %" in " ".join(" ".join(lines[2:8]).split())
+    assert lines[-1] == "Passes by --fail-on verdict: nothing got worse."
+    assert not [line for line in lines if line.startswith(E1)], "what no report decides is no history"
+    assert cli.main(["compare", *(str(tmp_path / name) for name in "amz")]) == 0, "as given: better at last"
+    assert cli.main(["compare", *(str(tmp_path / name) for name in "azm"), "--fail-on", "never"]) == 0
+    assert cli.main(["compare", str(tmp_path / "z"), str(tmp_path / "a")]) == 1, "two reports are compared alone"

@@ -68,9 +68,32 @@ def test_every_leg_is_there_folded_away_below_its_claim():
     assert [(row["leg"].text, row["outcome"].text) for row in legs] == [(leg.name, leg.outcome) for leg in LEGS]
     assert legs[0]["p falsify"].values == [0.00012]
     assert legs[0]["[95 %]"].values == [[0.0211, 0.0419]]
-    tags = [tag for tag, _ in found.tags]
-    assert tags.count("details") == 3 + 2, "one per claim and per table, folded: none is open"
-    assert not any("open" in attrs for tag, attrs in found.tags if tag == "details")
+    folded = [attrs for tag, attrs in found.tags if tag == "details"]
+    assert sum(attrs.get("class") != "part" for attrs in folded) == 3 + 2, "one per claim and per table"
+    assert not any("open" in attrs for attrs in folded)
+
+
+def test_the_page_opens_with_the_verdict_in_a_word_and_a_colour():
+    failed, passed = report(), report(claims=[verdict("survived")])
+    failed["claims"] = [verdict("falsified")]
+    for found, tone, word in ((failed, "bad", "FAILED: 1 of 1 gate"), (passed, "good", "PASSED: of the gates")):
+        text = page_of(found)
+        assert f'<p class="overall {tone}">{word}' in text
+        assert text.index('class="overall') < text.index("<h3>Gates</h3>")
+
+
+def test_every_part_below_the_figures_is_folded_and_named_in_the_contents():
+    found = shown(report())
+    parts = {attrs["id"] for tag, attrs in found.tags if tag == "details" and attrs.get("class") == "part"}
+    links = {attrs["href"][1:] for tag, attrs in found.tags if tag == "a" and attrs["href"].startswith("#run-")}
+    assert {"run-1-claims", "run-1-points", "run-1-tables", "run-1-notes", "run-1-provenance"} <= parts <= links
+
+
+def test_on_a_phone_every_cell_carries_its_column():
+    found = shown(report())
+    cells = [attrs for tag, attrs in found.tags if tag == "td" and "colspan" not in attrs]
+    assert cells
+    assert all(attrs.get("data-name") for attrs in cells)
 
 
 def test_a_claim_is_told_in_the_registers_words_where_it_has_them():
@@ -85,12 +108,13 @@ def test_falsified_is_set_as_survived_is():
         page_of(report(claims=[verdict(outcome, legs=(), reason="all legs")])) for outcome in ("falsified", "survived")
     ]
     rows = [
-        [line for line in text.splitlines() if f"<td>{outcome}</td>" in line]
+        [line for line in text.splitlines() if f">{outcome}</td>" in line]
         for text, outcome in zip(pages, ("falsified", "survived"), strict=True)
     ]
     assert rows[0]
     assert [line.replace("falsified", "survived") for line in rows[0]] == rows[1]
-    attributes = [str(value) for text in pages for _, attrs in Page(text).tags for value in attrs.values()]
+    tags = [tag for text in pages for tag in Page(text).tags]
+    attributes = [str(value) for _, attrs in tags for name, value in attrs.items() if name != "data-name"]
     assert not [value for value in attributes if "falsified" in value or "survived" in value]
 
 
@@ -207,7 +231,11 @@ def test_several_runs_are_laid_side_by_side_and_apart():
         {"claim by run": "EAD-H1", "one (1)": "–", "two": "pair: measured", "one (2)": "–"},
     ]
     assert [row["run"].text for row in found.named("how many of each outcome")] == ["one (1)", "two", "one (2)"]
-    links = [attrs["href"] for tag, attrs in found.tags if tag == "a" and attrs["href"] != "#main"]
+    links = [
+        attrs["href"]
+        for tag, attrs in found.tags
+        if tag == "a" and attrs["href"].startswith("#run-") and attrs["href"].count("-") == 1
+    ]
     assert links == ["#run-1", "#run-2", "#run-3"]
     assert set(links) <= {f"#{attrs['id']}" for _, attrs in found.tags if "id" in attrs}
 
@@ -331,13 +359,13 @@ def test_a_text_in_turns_names_its_model_at_every_token():
 
 def test_each_gate_says_what_was_found_what_it_needs_and_which_way_is_good():
     cards = parsed_page(report(claims=[verdict(threshold=0.01, good="lower")])).text
-    said = ("falsified: does not hold", "+3.12 %", "[+2.11 %, +4.19 %]", "≤ +1.00 %, lower is better")
+    said = ("falsified: does not hold", "+3.12 %", "[+2.11 %, +4.19 %]", "at most +1.00 %")
     for words in (*said, "Saving 15 % of FLOPs leaves quality as it was"):
         assert words in cards
     high = parsed_page(report(claims=[verdict("survived", threshold=0.01, good="higher")])).text
-    assert "≥ +1.00 %, higher is better" in high
+    assert "at least +1.00 %" in high
     older = parsed_page(report(claims=[verdict("falsified", threshold=0.01)])).text
-    assert "is better" not in older, "a report that does not say leaves it"
+    assert "at most" not in older, "a report that does not say leaves it"
 
 
 def test_the_opening_counts_the_rest_and_names_failures_waivers_and_whose_decoder_it_was():
@@ -403,7 +431,7 @@ def test_the_collapse_is_named_where_depth_falls():
     text = figures_of(report(tables=[table])).text
     assert "from positions 3–4 on, depth is down to 4.2 of 12.0 layers and never rises again" in text
     flat = [row | {"mean depth": 12.0} for row in rows]
-    assert "nothing collapses" in figures_of(report(tables=[table | {"rows": flat}])).text
+    assert "layers at every position of this text." in figures_of(report(tables=[table | {"rows": flat}])).text
 
 
 def test_timed_legs_stand_in_a_table_with_their_intervals():

@@ -135,6 +135,14 @@ def test_parts_of_a_table_that_is_cut_begin_with_its_first_column():
     assert {part.splitlines()[-1].split()[0] for part in parts} == {"EMAD"}
 
 
+def test_every_part_of_a_cut_table_begins_with_all_key_columns():
+    row = {"saving": 0.15, "family": "EMAD"} | {f"column {number}": 123456789 for number in range(12)}
+    parts = plain_table([row], 60, keys=2).split("\n\n")
+    assert len(parts) > 1
+    assert {tuple(part.splitlines()[0].split()[:2]) for part in parts} == {("saving", "family")}
+    assert [column for column in row if sum(f"{column} " in f"{part} ".replace("\n", " ") for part in parts) == 0] == []
+
+
 def test_no_rows_no_table():
     assert points_table([]) == ""
     assert claims_table([]) == ""

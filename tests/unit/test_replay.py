@@ -1,0 +1,84 @@
+"""``emad replay``: one row of a report again, alone, on what the report keeps of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import AuditRefutedError, Tally
+from emad_ref.audit.trajectory import Judge, Trajectory
+from emad_ref.cli.replay import find_test, recorded_lines, replay_words
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from tests.unit.report.test_summary import claim, report
+
+FORCED = "suites/invariants/test_kv.py::test_forced[full depth]"
+F1 = "suites/claims/test_model.py::test_claim[m-EMAD-F1]"
+SAMPLE = {"point": "emad m=0.00", "row": "row 1", "tokens": [5, 6], "first": 1, "depths": [4], "forced": True}
+
+
+@pytest.fixture
+def judged() -> dict[str, Any]:
+    tests = [
+        {"nodeid": FORCED, "outcome": "failed", "reason": "Failed: logits off\nand more"},
+        {"nodeid": FORCED.replace("full", "least"), "outcome": "passed", "reason": ""},
+        {"nodeid": F1, "outcome": "failed", "reason": ""},
+    ]
+    audits = [{"test": FORCED, "check": "forced", "passed": False, "detail": "logits off by 2", "sample": SAMPLE}]
+    found = report([claim("EMAD-F1", "falsified", test=F1)], tests=tests, audits=audits, settings={"seed": 3})
+    found["run"]["command"] = ["pytest", "suites/", "-n", "2", "--emad-report", "out"]
+    return dict(found)
+
+
+def test_a_row_is_named_by_claim_or_by_part_of_a_node_id(judged: dict[str, Any]) -> None:
+    assert find_test(judged, "EMAD-F1") == F1
+    assert find_test(judged, "test_forced") == FORCED, "the only one that failed"
+    assert find_test(judged, "least") == FORCED.replace("full", "least")
+    with pytest.raises(BadArgument, match="it is in 3, of which 2 failed"):
+        find_test(judged, "test_")
+    with pytest.raises(BadArgument, match="nearest: EMAD-F1"):
+        find_test(judged, "EMAD-F2")
+
+
+def test_what_the_report_knows_is_said_first(judged: dict[str, Any]) -> None:
+    assert list(recorded_lines(judged, FORCED)) == [
+        f"{FORCED}, seed 3",
+        "recorded: audit forced: logits off by 2",
+        *(f"  {name}: {value}" for name, value in SAMPLE.items()),
+        "recorded: failed: Failed: logits off",
+    ]
+    assert "  found 53.50 % [48.60 %, 58.30 %] accuracy drop; needs at most 1.00 %; where: batch 4" in list(
+        recorded_lines(judged, F1)
+    )
+
+
+def test_the_run_is_repeated_for_this_test_alone_and_its_report_is_left_as_it_is(
+    judged: dict[str, Any], pytester: pytest.Pytester
+) -> None:
+    words = replay_words(judged, FORCED, Path("new"))
+    assert words[:5] == judged["run"]["command"][1:]
+    assert words[5:] == ["-k", "test_forced[full and depth]", "--emad-report", "new", "-n", "0"]
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.parametrize('x', ['full depth', 'least depth'])\ndef test_forced(x): pass"
+    )
+    pytester.runpytest(*words[5:7]).assert_outcomes(passed=1, deselected=1)
+
+
+def test_a_complaint_keeps_the_shortest_history_on_which_it_holds() -> None:
+    point = OperatingPoint("p", "fixed_entropy_point", layers=4, ceiling=4, probes=(2,), thresholds=((1.0,),))
+    depths = np.array([4, 2, 3, 1])  # the third rises
+    trajectory = Trajectory("row 1", np.arange(10, 16), 2, depths, np.full((4, 1), np.nan), np.zeros(4, dtype=bool))
+    tally = Tally("forced")
+    with pytest.raises(AuditRefutedError, match="depth must not rise"):
+        Judge(tally, None, point, 0.1).depths(trajectory, np.zeros((4, 1)))
+    assert tally.sample == {
+        "point": "p",
+        "row": "row 1",
+        "tokens": [10, 11, 12, 13, 14],
+        "first": 2,
+        "depths": [4, 2, 3],
+        "forced": True,
+    }
