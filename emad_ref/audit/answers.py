@@ -43,7 +43,7 @@ def _all_excused(check: str, tally: Tally, prefix: str = "") -> Finding:
     if tally.complaint is None:
         return Finding(check, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
     counts = f" ({tally.n} positions compared, {tally.ties} ties)" if prefix else ""
-    return Finding(check, False, f"{prefix}{tally.complaint}{counts}", tally.n, tally.ties, tally.sample)
+    return Finding(check, False, f"{prefix}{tally.complaint}{counts}", tally.n, tally.ties, sample=tally.sample)
 
 
 # ---------------------------------------------------------------- answers that a verdict reads

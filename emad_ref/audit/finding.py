@@ -151,7 +151,7 @@ class Tally:
         if self.notes:
             counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:
-            return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties, self.sample)
+            return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties, sample=self.sample)
         if self.ties > self.most_ties:
             where = f" and half of the {self.near} where one was possible" if self.noisy else ""
             detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"
