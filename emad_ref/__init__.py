@@ -24,6 +24,8 @@ _HOMES = {
     "Request": "emad_ref.protocol",
     "Capabilities": "emad_ref.protocol",
     "Unsupported": "emad_ref.protocol",
+    "StatedRule": "emad_ref.protocol",
+    "TokenLogProbs": "emad_ref.protocol",
     "InadmissibleDepth": "emad_ref.protocol",
     "TokenDecoder": "emad_ref.token_decoder",
     "Completion": "emad_ref.token_decoder",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Capabilities, Prompt, Request, Session, Step, TokenLogProbs, Unsupported
+from emad_ref.protocol import Capabilities, Prompt, Request, Session, StatedRule, Step, TokenLogProbs, Unsupported
 from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Tokens
 
 
@@ -34,9 +34,13 @@ class TokenDecoder:
     """
 
     capabilities = Capabilities(counted=False)
+    stated: StatedRule | None = None  # of a subclass with an exit rule of its own
 
     def __init__(self, request: Request):
         point = request.point
+        if request.own_rule and self.stated is None:
+            raise Unsupported("the engine has no exit rule of its own")
+        self.own_rule = request.own_rule
         if not point.fixed or point.ceiling < point.layers:
             raise Unsupported(f"{point.name}: an engine runs every layer for every token")
         self._layers, self._max_rows = point.layers, request.max_rows

@@ -19,7 +19,17 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.families import BACKENDS
-from emad_ref.report.provenance import ANSWERED, DECLINED, EXITS, FEATURES, NONE, PROVIDER_OUTCOMES, RETRIES, SAMPLING
+from emad_ref.report.provenance import (
+    ANSWERED,
+    DECLINED,
+    EXITS,
+    FEATURES,
+    NONE,
+    OWN_RULE,
+    PROVIDER_OUTCOMES,
+    RETRIES,
+    SAMPLING,
+)
 from emad_ref.wire.address import UrlAddress
 from pytest_emad.options import HOOK_TIMEOUT_S, REMOTE_TIMEOUT_S, settings
 
@@ -92,7 +102,7 @@ def register_providers(config: pytest.Config) -> None:
     asked_for = settings(config)
     if asked_for.decoder is not None:
         distant = RemoteProvider(
-            asked_for.decoder, asked_for.decoder_timeout or REMOTE_TIMEOUT_S, asked_for.decoder_dtype
+            asked_for.decoder, asked_for.decoder_timeout or REMOTE_TIMEOUT_S, asked_for.study.decoder_dtype
         )
         config.pluginmanager.register(distant, REMOTE_PROVIDER)
         config.add_cleanup(distant.close)
@@ -173,6 +183,8 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
     def count(feature: str, declined: bool) -> None:
         counted.setdefault(feature, [0, 0])[declined] += 1
 
+    if request.own_rule:
+        count(OWN_RULE, getattr(decoder, "stated", None) is None)
     seconds = None if name == REMOTE_PROVIDER else settings(config).decoder_timeout or HOOK_TIMEOUT_S
     said = provider_name(config, name, providers(config)[name])
     return GuardedDecoder(decoder, CallLimit(said, seconds, stream()), count)

@@ -20,7 +20,7 @@ from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S, Budget, Study, select_pair
 from emad_ref.models.bundled import BUNDLED_PAIR
 from emad_ref.models.families import BACKENDS, FAST
-from emad_ref.report.tiers import TIERS
+from emad_ref.report.tiers import STATED_CLAIM, TIERS
 from emad_ref.statistics.gate import GATES, INCONCLUSIVE, METHOD_ROWS, REQUIREMENTS, GateOptions
 from emad_ref.statistics.verdicts import Claim, load_register, select_ids
 from emad_ref.wire.address import ADDRESS_FORMS, Address, parse_address
@@ -42,7 +42,6 @@ class RunSettings:
     backend: str | None
     decoder: Address | None
     decoder_timeout: float | None
-    decoder_dtype: str | None
     tier: str | None
     process_timeout: float
     expect_decoder: str | None
@@ -369,6 +368,8 @@ def _read_settings(config: pytest.Config) -> RunSettings:
     given = {option.field: _option_value(config, option) for option in OPTIONS}
     if given["tier"] and not any((config.getoption("--emad-gate"), config.getini("emad_gate"))):
         given["gate"] = "decoder"
+    if given["tier"] == "claims":
+        given["gate_claims"] |= {STATED_CLAIM}
     given["budget"] = BUDGETS[given["budget"]]
     given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
     given["models"] = models = given.pop("model")

@@ -18,6 +18,7 @@ from emad_ref.files import BadFile
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report import schema
 from emad_ref.report.provenance import decoder_names, torch_threads
+from emad_ref.report.tiers import model_ids
 from pytest_emad import (
     collection_log,
     decoder_providers,
@@ -189,10 +190,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Session scope lets pytest free one model before it loads the next."""
     if "emad_model" in metafunc.fixturenames:
         names = settings(metafunc.config).models
-        ids = [name.rstrip("/").rpartition("/")[2] for name in names]  # of a path or a repository its last part
-        if len(set(ids)) < len(ids):
-            ids = [name.replace("/", "|") for name in names]
-        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=ids)
+        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_ids(names))
 
 
 @pytest.hookimpl(tryfirst=True)

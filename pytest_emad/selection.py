@@ -14,7 +14,7 @@ import pytest
 
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
-from emad_ref.report.tiers import is_of_tier, parameters_of
+from emad_ref.report.tiers import STATED_CLAIM, is_of_tier, parameters_of
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim
 from pytest_emad import environment
 from pytest_emad.environment import is_shipped, shipped_file
@@ -46,7 +46,9 @@ def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping
     """Why ``item`` is deselected, as one of ``report.deselection``'s reasons; "" if it runs."""
     arguments, ours = marker_arguments(item), environment.is_shipped(item)
     claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-    if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not _is_requested(claim, of_pair, chosen, register):
+    of_tier = chosen.tier == "claims" and claim == STATED_CLAIM
+    requested = of_tier or _is_requested(claim, of_pair, chosen, register)
+    if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not requested:
         return ABOVE_BUDGET  # first: such a test is not part of this run's proof, whatever else holds
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT

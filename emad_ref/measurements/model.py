@@ -7,10 +7,12 @@ from functools import cached_property
 
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.measurements.early_exits import ITEM_ROWS, EarlyExitMeasurements
+from emad_ref.measurements.engine import DOCUMENTS, EngineAnswers
 from emad_ref.measurements.latency import LatencyBenchmark, extra_batch_sizes
 from emad_ref.measurements.learned_exit import ComponentAblation, ExitEvaluation, SelfSpeculationTiming
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.operating_points import CandidatePoints
+from emad_ref.measurements.own_rule import OwnRuleAnswers
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
@@ -72,6 +74,14 @@ class ModelMeasurements:
         """The most rows per request that a verdict on this model reads."""
         sizes = [*self.study.budget.batch_sizes, *extra_batch_sizes(self.study.budget), self.scored.rows]
         return max(*sizes, ITEM_ROWS if self.subject.seq2seq else 1)
+
+    @cached_property
+    def engine(self) -> EngineAnswers:
+        return EngineAnswers(self.subject, max(DOCUMENTS, self.study.budget.evaluate))
+
+    @cached_property
+    def own_rule(self) -> OwnRuleAnswers:
+        return OwnRuleAnswers(self.subject)
 
     @cached_property
     def replay_validity(self) -> ReplayValidity:

@@ -284,7 +284,15 @@ class ModelUnderTest:
 
     # ------------------------------------------------------------ decoders
 
-    def decoder(self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0) -> Decoder:
+    def decoder(
+        self,
+        point: OperatingPoint,
+        *,
+        max_rows: int = 1,
+        temperature: float = 0.0,
+        seed: int = 0,
+        own_rule: bool = False,
+    ) -> Decoder:
         """A decoder from the run; the caller closes it. ``open`` also checks the judge's model afterwards.
 
         Raises:
@@ -294,14 +302,20 @@ class ModelUnderTest:
         if make is not make_judge_decoder:
             self.isolation.seal()
         with self.isolation.judge_visible():
-            decoder = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature))
+            decoder = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule))
         return self._with_source(decoder)
 
     @contextmanager
     def open(
-        self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0
+        self,
+        point: OperatingPoint,
+        *,
+        max_rows: int = 1,
+        temperature: float = 0.0,
+        seed: int = 0,
+        own_rule: bool = False,
     ) -> Iterator[Decoder]:
-        """Open a decoder for the block, and close it.
+        """Open a decoder for the block, and close it. ``own_rule``: under an exit rule of its own.
 
         Raises:
             Unsupported: the provider declines this request.
@@ -309,7 +323,7 @@ class ModelUnderTest:
         """
         before, foreign = ProcessSnapshot(), self._resources.make_decoder is not make_judge_decoder
         try:
-            decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed)
+            decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed, own_rule=own_rule)
         except Exception:
             if foreign:
                 self.isolation.require_untouched(before)

@@ -28,7 +28,7 @@ from emad_ref.models.model_spec import ModelSpec, save_model, stored_folder
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.probes.lens import copy_attachments
-from emad_ref.protocol import Decoder, ModelRef, Request
+from emad_ref.protocol import Decoder, ModelRef, Request, Unsupported
 from emad_ref.wire.address import Address, UrlAddress
 from emad_ref.wire.client import DecoderClient
 from emad_ref.wire.engine import EngineClient
@@ -143,6 +143,8 @@ def make_judge_decoder(request: Request) -> Decoder:
 
 
 def _reference_decoder(request: Request, loaded: LoadedModel) -> Decoder:
+    if request.own_rule:
+        raise Unsupported("the reference decoder has no exit rule of its own")
     seed, rows = request.seed, request.max_rows
     return WalkedDecoder(loaded.stepper, request.point, seed=seed, max_rows=rows, temperature=request.temperature)
 
@@ -195,6 +197,8 @@ class RemoteDecoders:
 
     def make(self, request: Request) -> Decoder:
         """Open a decoder. Raises Unsupported, BadArgument, DecoderFailed as ``wire.client.DecoderClient.open``."""
+        if request.own_rule:
+            raise Unsupported("a decoder in another process states no exit rule of its own")
         loaded = judge_model() or request.model.load()  # only its folder is sent: no copy is needed here
         if self._engine is not None:
             window = window_size(loaded.stepper.max_positions)

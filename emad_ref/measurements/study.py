@@ -73,6 +73,7 @@ class Study:
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
     ``exit``     an exit's file (``screening.exit``), in place of one that is found in the run.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
+    ``decoder_dtype``  the precision that the decoder under test states; None: ``dtype``.
     ``journal``  a folder in which lm-eval's results are kept for a run that goes on; None: nowhere.
     """
 
@@ -90,6 +91,7 @@ class Study:
     limit: int | None = None
     allow_code_execution: bool = False
     journal: Path | None = None
+    decoder_dtype: str | None = None
 
     @property
     def departures(self) -> list[str]:

@@ -84,7 +84,7 @@ PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
 FEATURES = "features"  # feature (anything beyond greedy requests at full depth) → [answered, declined]
 RETRIES = "retries"  # requests that a server put off and that were sent again; a key where there are some
 EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS = "exits", "sampling", "sessions", "forced depths"
-LOG_PROBS = "log-probabilities"
+LOG_PROBS, OWN_RULE = "log-probabilities", "a rule of its own"
 
 
 def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:

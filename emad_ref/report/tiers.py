@@ -20,14 +20,15 @@ A test counts as live if its audit passed. ``live_counts`` adds up what the deco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.report.deselection import is_below
-from emad_ref.report.provenance import EXITS, LOG_PROBS, SAMPLING, SESSIONS, not_offered, offered
+from emad_ref.report.provenance import EXITS, LOG_PROBS, OWN_RULE, SAMPLING, SESSIONS, not_offered, offered
 from emad_ref.report.schema import Report
 
+STATED_CLAIM = "ENG-7"  # decides what a decoder states of a rule of its own
 MAXIMA = ("rows_together",)  # counts of which the largest counts; others are added up
 
 
@@ -105,6 +106,7 @@ TIERS: dict[str, Tier] = {
         {"forced_positions": 200},
         includes=("tokens", "logprobs", "sessions"),
     ),
+    "claims": Tier(OWN_RULE, (("suites/cost/test_claims.py::test_claim", STATED_CLAIM),), {}, includes=("tokens",)),
 }
 
 
@@ -120,16 +122,26 @@ def judging_tests(tier: str) -> list[tuple[str, str]]:
 
 def is_of_tier(tier: str, shipped: str, parameters: Iterable[str]) -> bool:
     """Whether the shipped test with these parameters, without the model's name, judges ``tier``."""
-    words = {word for parameter in parameters for word in parameter.split("-")}
-    return any(is_below(shipped, [name]) and case in ("", *words) for name, case in judging_tests(tier))
+    return any(is_below(shipped, [name]) and _holds_case(parameters, case) for name, case in judging_tests(tier))
+
+
+def _holds_case(parameters: Iterable[str], case: str) -> bool:
+    """Whether ``case`` is one of the parameters, or ""."""
+    return not case or any(f"-{case}-" in f"-{parameter}-" for parameter in parameters)
+
+
+def model_ids(models: Sequence[str]) -> list[str]:
+    """How ids of tests name ``models``: by the last part of a path or repository, else by the whole name."""
+    ids = [name.rstrip("/").rpartition("/")[2] for name in models]
+    return ids if len(set(ids)) == len(ids) else [name.replace("/", "|") for name in models]
 
 
 def parameters_of(nodeid: str, models: Iterable[str]) -> list[str]:
     """The parameters in ``nodeid``, without the names of ``models``, which may hold any word."""
-    text = nodeid.partition("[")[2].removesuffix("]")
-    for name in sorted((model.replace("/", "|") for model in models), key=len, reverse=True):
-        text = text.replace(name, "")
-    return [text]
+    text = f"-{nodeid.partition('[')[2].removesuffix(']')}-"
+    for name in sorted(model_ids(list(models)), key=len, reverse=True):
+        text = text.replace(f"-{name}-", "-", 1)
+    return [text.strip("-")]
 
 
 def offered_tiers(report: Report) -> list[str]:
@@ -161,8 +173,8 @@ def shortfalls(report: Report, tier: str) -> Iterator[str]:
         yield f"tier {tier}: the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
     without = {name for name in not_offered(providers) if name == SAMPLING}
     models, counts = report["settings"].get("models", ()), live_counts(report)
-    for model in models:
-        live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, model)]
+    for model, id in zip(models, model_ids(models), strict=True):
+        live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, id)]
         for test, case in judging_tests(tier):
             if test == _SAMPLING and without:
                 continue
@@ -185,12 +197,13 @@ def _is_live(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_about(entry: Mapping[str, Any], model: str) -> bool:
-    return model.replace("/", "|") in entry["nodeid"].partition("[")[2] or "[" not in entry["nodeid"]
+    """Whether the test ran on the model of this id, or on none."""
+    parameters = entry["nodeid"].partition("[")[2].removesuffix("]")
+    return not parameters or f"-{model}-" in f"-{parameters}-"
 
 
 def _has_case(entry: Mapping[str, Any], case: str, models: Iterable[str]) -> bool:
-    words = {word for parameter in parameters_of(entry["nodeid"], models) for word in parameter.split("-")}
-    return case in ("", *words)
+    return _holds_case(parameters_of(entry["nodeid"], models), case)
 
 
 def tier_facts(report: Report) -> dict[str, Any]:

@@ -98,6 +98,15 @@ def test_the_name_of_a_model_is_no_case() -> None:
     assert sum("is not live for full" in line for line in shortfalls(report, "tokens")) >= 5
 
 
+def test_a_model_of_a_path_is_named_by_its_last_part() -> None:
+    report = whole("tokens")
+    report["settings"]["models"] = ["models/m"]
+    report["audits"][0]["model"] = "models/m"
+    assert list(shortfalls(report, "tokens")) == []
+    report["settings"]["models"] = ["models/m", "other/m"]
+    assert any("not live for models/m" in line for line in shortfalls(report, "tokens"))
+
+
 def test_a_decoder_that_never_samples_is_told_and_owes_no_samples() -> None:
     report = whole("tokens", {"exits": [0, 2], "sampling": [0, 2]})
     del report["audits"][0]["live"]["samples"]

@@ -78,6 +78,7 @@ def test_perplexity_rows_ask_for_more_documents_before_they_let_a_leg_survive():
         "EMAD-E10",
         "EMAD-E12",
         "EMAD-X1",
+        *("ENG-1", "ENG-4", "ENG-7"),
         *(f"EMAD-R{i}" for i in range(1, 5)),
     }
     assert all(load_register()[name].minimum["documents_to_survive"] == 200 for name in asking)

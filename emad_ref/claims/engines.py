@@ -1,0 +1,161 @@
+"""What users of inference engines ask (ENG-1 to ENG-4, ENG-7): the same model, alone or beside others, again, as
+precise as it states, and as fast as it states.
+
+Every request is at full depth, and the oracle is the folder's own model. The rows apply to any decoder that answers
+plain requests; ENG-1 and ENG-4 need log-probabilities (``protocol.TokenLogProbs``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from emad_ref.audit.tolerances import UNIT_ROUNDOFF
+from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.measurements.engine import DistributionEvidence, EngineAnswers, RepetitionEvidence
+from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
+from emad_ref.measurements.own_rule import OwnRuleEvidence
+from emad_ref.statistics.legs import (
+    combine_verdict,
+    count_leg,
+    decide_legs,
+    estimate_leg,
+    judge_exact,
+    judge_side,
+    leg_test,
+    unmeasured_leg,
+)
+from emad_ref.statistics.rates import mean_rate, perplexity_rise
+from emad_ref.statistics.speedup import total_ratio
+from emad_ref.statistics.verdicts import Verdict
+
+AGREEMENT = "top-1 agreement"
+
+
+def divergence_bound(found: DistributionEvidence) -> float:
+    """Largest mean KL of the stated precision, nats: twice what the folder's twin in it shows, and rounding."""
+    twin = found.twins.get(found.dtype)
+    return found.noise + (0.0 if twin is None else 2 * twin[0])
+
+
+def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-1: does the engine still compute the model of its folder?
+
+    Two legs: the mean KL of the oracle's next-token distribution from the engine's, against what the stated precision
+    explains; and the rise of perplexity of the emitted tokens. The second pays for ruined documents that no sample
+    shows (``statistics.rates.perplexity_rise``), which would diverge, too; so the first pays for skew alone. Top-1
+    agreement stands beside them.
+    """
+    bound, rise = divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
+    divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
+    loss = found.loss, found.own_loss, found.positions
+    perplexity = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
+    tests = [
+        leg_test(f"KL at {found.dtype}", divergence, "above", bound, asked.claim.minimum),
+        leg_test("perplexity of emitted tokens", perplexity, "above", rise, asked.claim.minimum),
+    ]
+    agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
+    legs = [*decide_legs(tests, asked.other_legs), estimate_leg(AGREEMENT, agreement)]
+    return combine_verdict(asked.claim, asked.model, legs)
+
+
+def decide_alone_or_beside(found: RepetitionEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-2: do a row's tokens depend on its neighbours, or on how many tokens a pass takes?
+
+    Exact up to ties: one row of any request that parts from the row alone, where the oracle sees no tie, falsifies.
+    """
+    return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.parted.items()}, 0)
+
+
+def decide_repeatable(found: RepetitionEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-3: does the same request get the same tokens? Exact: the same request leaves no room for a tie."""
+    return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.parted.items()}, 0)
+
+
+def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-4: is the engine as precise as it states?
+
+    The mean error of log-probabilities lies on the stated precision's side of the middle, on a logarithmic scale,
+    between it and the next coarser one. The coarser one is run on the folder; the stated one's error is that one's,
+    scaled by their roundings. It does not apply where no coarser precision is known.
+    """
+    coarser = [name for name in found.twins if UNIT_ROUNDOFF[name] > UNIT_ROUNDOFF[found.dtype]]
+    if not coarser:
+        return asked.not_applicable(f"no dtype coarser than {found.dtype} can be run here")
+    error = found.twins[coarser[0]][1]
+    middle = error * math.sqrt(UNIT_ROUNDOFF[found.dtype] / UNIT_ROUNDOFF[coarser[0]])
+    estimate = mean_rate(found.error, found.positions, threshold=middle, rng=asked.rng, unit="nats", worst=0.0)
+    legs = {f"{found.dtype}, not {coarser[0]}": estimate}
+    beside = [count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
+    return judge_side(asked.claim, asked.model, legs, "above", middle, other_legs=asked.other_legs, beside=beside)
+
+
+def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-7: does an exit rule of somebody else's save and speed up what it states, at the quality of full depth?
+
+    One leg for each stated number, measured against it less ``slack``: time of the same requests at full depth of the
+    same decoder over time under the rule, and the share of blocks skipped in single-token steps on the lent modules.
+    One leg for quality: the rise of perplexity, by the model at full depth, of the tokens emitted under the rule over
+    those emitted at full depth. It does not apply to a decoder that states neither number.
+    """
+    stated, slack = found.stated, asked.claim.thresholds["slack"]
+    rise = asked.claim.thresholds["perplexity_rise"]
+    if stated.speedup is None and stated.saved_blocks is None:
+        return asked.not_applicable(f"{stated.name!r} states neither a saving nor a speed-up")
+    tests, beside = [], []
+    if stated.speedup is not None:
+        least = stated.speedup * (1 - slack)
+        faster = total_ratio(found.full_s, found.rule_s, threshold=least)
+        tests.append(leg_test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least, asked.claim.minimum))
+    if stated.saved_blocks is not None:
+        name, least = f"blocks saved, {stated.saved_blocks:.0%} stated", stated.saved_blocks - slack
+        if found.skipped is None or found.blocks is None:
+            beside.append(unmeasured_leg(name, "the engine runs no module that it was lent: only its time is measured"))
+        else:
+            saved = mean_rate(found.skipped, found.blocks, threshold=least, rng=asked.rng, unit="share")
+            tests.append(leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
+    loss = found.loss, found.full_loss, found.tokens
+    risen = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
+    tests.append(leg_test("perplexity of emitted tokens", risen, "above", rise, asked.claim.minimum))
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def answer_stated_rule(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+    """From both arms of the decoder under test."""
+    if evidence.subject.seq2seq:
+        return Answer(asked.not_applicable(ENCODER_DECODER_REFUSAL), evidence.corpus, evidence.fingerprint)
+    verdict = decide_stated_rule(evidence.own_rule.evidence, asked)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+def engine_row(
+    claim: str, gather: Callable[[EngineAnswers], Any], decide: Callable[[Any, ClaimContext], Verdict], legs: int
+) -> Question[ModelMeasurements]:
+    """The row of a claim that ``decide`` makes of what ``gather`` takes from the decoder's answers."""
+
+    def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+        if evidence.subject.seq2seq:
+            return Answer(asked.not_applicable(ENCODER_DECODER_REFUSAL), evidence.corpus, evidence.fingerprint)
+        return Answer(decide(gather(evidence.engine), asked), evidence.corpus, evidence.fingerprint)
+
+    return Question(claim, "model", answer, legs=lambda study, layers: legs, decide=decide, budget="full")
+
+
+QUESTIONS = (
+    engine_row("ENG-1", lambda engine: engine.distributions, decide_same_model, 2),
+    engine_row("ENG-2", lambda engine: engine.company, decide_alone_or_beside, 0),
+    engine_row("ENG-3", lambda engine: engine.repeats, decide_repeatable, 0),
+    engine_row("ENG-4", lambda engine: engine.distributions, decide_precision, 1),
+    Question(
+        "ENG-7",
+        "model",
+        answer_stated_rule,
+        legs=lambda study, layers: 3,
+        measures=True,
+        suite="cost",
+        budget="full",
+        decide=decide_stated_rule,
+    ),
+)

@@ -1,0 +1,215 @@
+"""Plain requests to the decoder under test, as users of inference engines send them (claims ENG-1 to ENG-4).
+
+Every request is at full depth. ``EngineAnswers`` sends prompts from evaluation documents, each once: with
+log-probabilities, alone and beside other rows, again, and token by token.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.special import log_softmax
+
+from emad_ref.audit.log_probs import read_log_probs, truncated_divergence
+from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.probes.signal_values import to_host
+from emad_ref.protocol import Prompt, TokenLogProbs, Unsupported
+from emad_ref.record import Floats, Ints
+from emad_ref.statistics.units import ByDocument
+
+PROMPT, NEW, TOP = 48, 16, 5  # tokens of a prompt at most, new tokens, likeliest tokens that are asked for
+ROWS = 8  # of a request
+DOCUMENTS = 800  # at least: against a rise of 0.5 % nothing survives with fewer than 600
+TWIN_DOCUMENTS = 30  # on which twins of other precisions are run
+REPORTED = 2.0**-22  # nats: a log-probability that is written as float32 is off by so much at most, on average
+COMPANY = (1, 3, 7, 15)  # other rows beside one
+REPEATED = 16  # rows whose tokens are compared
+
+
+@dataclass(frozen=True)
+class DistributionEvidence:
+    """Log-probabilities of new tokens, by document: engine against oracle.
+
+    ``divergence``, ``error`` [documents]: KL and |Δ log p| of the likeliest tokens, summed, nats. ``loss``,
+    ``own_loss``: −log p of the emitted tokens, by engine and oracle. ``agreeing``: tokens whose top-1 is the oracle's.
+    ``positions`` [documents]. ``dtype``: the precision that the engine states. ``twins``: dtype → (mean KL, mean error)
+    of the same folder run in it. ``noise``: KL that rounding of the stated precision can explain without a twin.
+    """
+
+    divergence: ByDocument
+    error: ByDocument
+    loss: ByDocument
+    own_loss: ByDocument
+    agreeing: ByDocument
+    positions: ByDocument
+    dtype: str
+    twins: Mapping[str, tuple[float, float]]
+    noise: float
+
+
+@dataclass(frozen=True)
+class RepetitionEvidence:
+    """Request → whether each row [rows] got other tokens, without a tie that excuses it; 0 or 1."""
+
+    parted: Mapping[str, Ints]
+
+
+class EngineAnswers:
+    """Answers of the decoder under test to plain requests about at least ``documents`` evaluation documents."""
+
+    def __init__(self, subject: ModelUnderTest, documents: int = DOCUMENTS):
+        self._subject, self._documents = subject, documents
+
+    @property
+    def dtype(self) -> str:
+        """The precision that the decoder states: of ``--emad-decoder-dtype``, else that of the judge."""
+        return self._subject.study.decoder_dtype or self._subject.dtype
+
+    @cached_property
+    def _prompts(self) -> list[Prompt]:
+        longest = min(PROMPT, self._subject.window - NEW)
+        sequences = self._subject.sequences("evaluate", self._documents)
+        return [Prompt(sequence.tokens[:longest]) for sequence in sequences]
+
+    @cached_property
+    def distributions(self) -> DistributionEvidence:
+        """Raises Unsupported: the decoder reports no log-probabilities."""
+        subject = self._subject
+        shown: list[TokenLogProbs] = []
+        with subject.open(subject.full, max_rows=ROWS) as decoder:
+            for start in range(0, len(self._prompts), ROWS):
+                shown += read_log_probs(decoder, self._prompts[start : start + ROWS], NEW, TOP)
+        expected = [self._expected(prompt, row) for prompt, row in zip(self._prompts, shown, strict=True)]
+        columns = np.array([_compare(row, own) for row, own in zip(shown, expected, strict=True)]).T
+        divergence, error, loss, own_loss, agreeing = map(ByDocument.distinct, columns)
+        positions = ByDocument.distinct(np.full(len(shown), NEW))
+        tolerance = subject.tolerance
+        return DistributionEvidence(
+            divergence, error, loss, own_loss, agreeing, positions, self.dtype,
+            {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.dtype)},
+            tolerance**2 / 2 + REPORTED,
+        )  # fmt: skip
+
+    def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
+        """[m, V] log-probabilities by the oracle."""
+        history = np.concatenate([prompt.tokens, row.tokens[:-1]])
+        depths = np.full(len(row.tokens), self._subject.stepper.layers)
+        expected: Floats = log_softmax(self._subject.lens.at_depths(history, depths), axis=-1)
+        return expected
+
+    @torch.inference_mode()
+    def _twin(self, dtype: str, shown: Sequence[TokenLogProbs], expected: Sequence[Floats]) -> tuple[float, float]:
+        """Mean KL and mean |Δ log p| of the folder's model in ``dtype``, on some of the same tokens."""
+        model = copy.deepcopy(self._subject.loaded.model).to(getattr(torch, dtype))
+        found = []
+        for prompt, row, own in zip(self._prompts[:TWIN_DOCUMENTS], shown, expected, strict=False):
+            history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]
+            logits = to_host(model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double())
+            log_p = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
+            found.append(_compare(TokenLogProbs(row.tokens, row.ids, log_p), own)[:2])
+        divergence, error = np.mean(found, axis=0) / NEW
+        return float(divergence), float(error)
+
+    @cached_property
+    def company(self) -> RepetitionEvidence:
+        """Rows alone against the same rows beside others, reordered, and token by token (ENG-2)."""
+        subject, prompts = self._subject, self._ragged
+        with subject.open(subject.full, max_rows=max(COMPANY) + 1) as decoder:
+
+            def tokens(rows: Sequence[Prompt], new: int = NEW) -> list[Ints]:
+                return [np.asarray(each) for each in decoder.generate(rows, new, frozenset()).emitted]
+
+            alone = [tokens([prompt])[0] for prompt in prompts]
+            beside = {
+                f"beside {others}": [
+                    each
+                    for start in range(0, len(prompts), others + 1)
+                    for each in tokens(prompts[start : start + others + 1])
+                ]
+                for others in COMPANY
+            }
+            backwards = tokens(prompts[::-1])[::-1]
+            stepwise = [self._stepwise(prompt, row, tokens) for prompt, row in zip(prompts, alone, strict=True)]
+            noise = decoder.capabilities.logit_noise
+        runs = beside | {"reordered": backwards, "one token at a time": stepwise}
+        return RepetitionEvidence({name: self._parted(prompts, run, alone, noise) for name, run in runs.items()})
+
+    @staticmethod
+    def _stepwise(prompt: Prompt, row: Ints, tokens: Callable[[Sequence[Prompt], int], list[Ints]]) -> Ints:
+        """The last of ``row``'s tokens asked for one by one, each after a prompt that holds those before it."""
+        fed = [np.concatenate([prompt.tokens, row[:at]]) for at in range(len(row))]
+        return np.array([tokens([Prompt(each)], 1)[0][0] for each in fed])
+
+    @cached_property
+    def repeats(self) -> RepetitionEvidence:
+        """The same requests again, idle, between other requests and sampled under one seed (ENG-3)."""
+        subject, prompts = self._subject, self._ragged
+        with subject.open(subject.full, max_rows=len(prompts)) as decoder:
+            first = decoder.generate(prompts, NEW, frozenset()).emitted
+            again = decoder.generate(prompts, NEW, frozenset()).emitted
+            for other in self._prompts[-REPEATED:]:
+                decoder.generate([other], 2, frozenset())
+            later = decoder.generate(prompts, NEW, frozenset()).emitted
+        runs = {"again": again, "after other requests": later}
+        parted = {name: _differing(run, first) for name, run in runs.items()}
+        return RepetitionEvidence(parted | self._sampled(prompts))
+
+    def _sampled(self, prompts: Sequence[Prompt]) -> dict[str, Ints]:
+        """Tokens drawn twice under one seed; nothing of a decoder that declines sampling."""
+        drawn = []
+        for _ in range(2):
+            try:
+                with self._subject.open(self._subject.full, max_rows=len(prompts), temperature=1.0, seed=1) as decoder:
+                    drawn.append(decoder.generate(prompts, NEW, frozenset()).emitted)
+            except Unsupported:
+                return {}
+        return {"sampled under one seed": _differing(*drawn)}
+
+    @cached_property
+    def _ragged(self) -> list[Prompt]:
+        """Rows of different lengths, from one token on."""
+        chosen = self._prompts[:REPEATED]
+        return [Prompt(prompt.tokens[: 1 + 3 * row]) for row, prompt in enumerate(chosen)]
+
+    def _parted(self, prompts: Sequence[Prompt], run: Sequence[Ints], alone: Sequence[Ints], noise: float) -> Ints:
+        """[rows] 1 where tokens differ and no tie excuses it."""
+        given = self._subject.lens, self._subject.tolerance
+        rows = zip(prompts, run, alone, strict=True)
+        found = [
+            same_tokens(*given, [prompt], [one.tolist()], [other.tolist()], declared=noise, most_ties=1.0).passed
+            for prompt, one, other in rows
+        ]
+        return np.array([passed is False for passed in found], dtype=np.int64)
+
+
+def _differing(run: Sequence[Ints], first: Sequence[Ints]) -> Ints:
+    """[rows] 1 where tokens differ at all: the same request is no other sum."""
+    return np.array([not np.array_equal(one, other) for one, other in zip(run, first, strict=True)], dtype=np.int64)
+
+
+def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
+    """KL and |Δ log p| summed over a row; its loss by engine and by oracle; tokens with the oracle's top-1."""
+    known = np.take_along_axis(own, row.ids, axis=-1)
+    places = row.ids == row.tokens[:, None]
+    return (
+        float(truncated_divergence(known, row.log_probs).sum()),
+        float(np.abs(known - row.log_probs).mean(axis=-1).sum()),
+        -float(row.log_probs[places].sum()),
+        -float(known[places].sum()),
+        float((row.ids[:, 0] == own.argmax(axis=-1)).sum()),
+    )
+
+
+def _twin_dtypes(dtype: str) -> Iterator[str]:
+    """``dtype`` unless it is the oracle's kind, and the next coarser one."""
+    ordered = sorted(DTYPES, key=UNIT_ROUNDOFF.__getitem__)
+    at = ordered.index(dtype)
+    yield from ([dtype] if dtype in ("float16", "bfloat16") else [])
+    yield from ordered[at + 1 : at + 2] if dtype != "float64" else ["float16"]

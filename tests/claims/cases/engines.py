@@ -1,0 +1,149 @@
+"""Answers of engines whose truth is known (ENG-1 to ENG-4, ENG-7)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emad_ref.claims.engines import divergence_bound
+from emad_ref.measurements.engine import DistributionEvidence, RepetitionEvidence
+from emad_ref.measurements.own_rule import OwnRuleEvidence
+from emad_ref.protocol import StatedRule
+from emad_ref.statistics.units import ByDocument, ByPair
+from tests.claims.simulation import Case, celled, says
+
+TOKENS = 16  # of a document
+TWINS = {"bfloat16": (1e-4, 8e-3)}  # dtype → mean KL, mean error
+NOISE = 1e-7
+BOUND = NOISE + 2 * TWINS["bfloat16"][0]  # of an engine that states bfloat16
+MIDDLE = 8e-3 * 2.0**-1.5  # between float16 and bfloat16, three bits apart
+
+
+def answers(
+    n: int = 200,
+    *,
+    kl: float = 1e-5,
+    rise: float = 0.0,
+    error: float = 1e-3,
+    dtype: str = "bfloat16",
+    spread: float = 0.5,
+    ruined: float = 0.0,
+):
+    """Documents of mean KL ``kl``, rise of perplexity ``rise`` and mean error ``error``, each spread log-normally.
+
+    ``ruined``: share of documents that lose half a nat a token.
+    """
+
+    def found(rng: np.random.Generator) -> DistributionEvidence:
+        def spread_around(mean: float) -> np.ndarray:
+            drawn: np.ndarray = mean * np.exp(spread * rng.standard_normal(n) - spread**2 / 2)
+            return drawn
+
+        own = rng.gamma(4.0, 0.2, n)
+        divergence, losses = spread_around(kl), own + np.log1p(rise) + 0.004 * rng.standard_normal(n)
+        losses += 0.5 * (rng.uniform(size=n) < ruined)
+        columns = (divergence, spread_around(error), losses, own, rng.binomial(TOKENS, 0.999, n) / TOKENS)
+        sums = [ByDocument.distinct(TOKENS * column) for column in columns]
+        positions = ByDocument.distinct(np.full(n, TOKENS))
+        return DistributionEvidence(*sums, positions, dtype, TWINS, NOISE)
+
+    return found
+
+
+def diverging(kl: float):
+    return lambda n, icc: answers(n, kl=kl)
+
+
+def erring(error: float):
+    return lambda n, icc: answers(n, error=error, dtype="float16")
+
+
+def parted(**rows: list[int]):
+    return lambda rng: RepetitionEvidence({name: np.array(each) for name, each in rows.items()})
+
+
+def has_bound(verdict) -> None:
+    assert verdict.legs[0].threshold == BOUND == divergence_bound(answers()(np.random.default_rng(0)))
+
+
+ENG_1 = [
+    Case("rounding alone", "holds", answers(800), draws=10, check=has_bound),
+    Case("int8 under the name of bfloat16", "fails", answers(kl=2e-3), draws=10),
+    Case("another model", "fails", answers(kl=0.3, rise=0.2), draws=5),
+    Case("as near, but losses rise by a per cent", "fails", answers(rise=0.01), draws=10),
+    Case("one document in a hundred is ruined", "edge", answers(800, ruined=0.01), draws=60),
+    *celled("at the bound of its precision", "edge", diverging(BOUND), icc=(0.0,), draws=20),
+    *celled("at the limit of perplexity", "edge", lambda n, icc: answers(n, rise=0.005), icc=(0.0,), draws=20),
+]
+ENG_2 = [
+    Case("no row parts", "holds", parted(beside=[0] * 16, reordered=[0] * 16)),
+    Case("one row beside others parts", "fails", parted(beside=[0] * 15 + [1], reordered=[0] * 16)),
+    Case("nothing was asked", "premise", parted()),
+]
+ENG_3 = [
+    Case("the same again", "holds", parted(again=[0] * 16)),
+    Case("one row is another the second time", "fails", parted(again=[0] * 16, later=[1] + [0] * 15)),
+    Case("nothing was asked", "premise", parted()),
+]
+ENG_4 = [
+    Case("as precise as float16", "holds", answers(error=1e-3, dtype="float16"), draws=10),
+    Case("bfloat16 under the name of float16", "fails", answers(error=8e-3, dtype="float16"), draws=10),
+    *celled("in the middle", "edge", erring(MIDDLE), icc=(0.0,), draws=20),
+    Case("nothing coarser is known", "premise", answers(dtype="bfloat16"), check=says("coarser than bfloat16")),
+]
+
+
+def timed(
+    speedup: float,
+    saved: float | None = 0.5,
+    *,
+    states: StatedRule,
+    rise: float = 0.0,
+    n: int = 400,
+):
+    """Requests that a rule answers ``speedup`` times as fast and with a share ``saved`` of blocks skipped."""
+
+    def found(rng: np.random.Generator) -> OwnRuleEvidence:
+        full = np.exp(0.05 * rng.standard_normal(n))
+        rule = np.exp(0.05 * rng.standard_normal(n)) / speedup
+        own = TOKENS * rng.gamma(4.0, 0.2, n)
+        losses = own + TOKENS * (np.log1p(rise) + 0.004 * rng.standard_normal(n))
+        blocks = np.full(40, 12.0 * TOKENS)
+        skipped = None if saved is None else ByDocument.distinct(blocks * (saved + 0.05 * rng.standard_normal(40)))
+        return OwnRuleEvidence(
+            states,
+            *(ByPair(times) for times in (full, rule)),
+            *(ByDocument.distinct(column) for column in (losses, own, np.full(n, TOKENS))),
+            skipped,
+            None if saved is None else ByDocument.distinct(blocks),
+        )
+
+    return found
+
+
+TWICE = StatedRule("theirs", saved_blocks=0.5, speedup=2.0)
+TRIPLE = StatedRule("exits everywhere", speedup=3.0)
+NOTHING_STATED = StatedRule("silent")
+
+
+def is_timed_alone(verdict) -> None:
+    """Its blocks cannot be seen, so nothing is said of them; the time is."""
+    outcomes = {leg.name.partition(",")[0]: leg.outcome for leg in verdict.legs}
+    assert outcomes["blocks saved"] == "unmeasured"
+    assert outcomes["speed-up"] == "survived"
+
+
+def at_the_slack(n: int, icc: float):
+    return timed(2.0 * 0.95, states=StatedRule("theirs", speedup=2.0), n=n)
+
+
+ENG_7 = [
+    Case("what it states is so", "holds", timed(2.0, states=TWICE), draws=10),
+    Case("3.00× is stated, every block runs", "fails", timed(1.0, 0.0, states=TRIPLE), draws=10),
+    Case("half of the blocks is stated, a quarter is saved", "fails", timed(2.0, 0.25, states=TWICE), draws=10),
+    Case("as fast as it states, at a loss", "fails", timed(2.0, states=TWICE, rise=0.05), draws=10),
+    Case("its blocks cannot be seen", "tied", timed(2.0, None, states=TWICE), draws=5, check=is_timed_alone),
+    *celled("at the slack", "edge", at_the_slack, icc=(0.0,), draws=20),
+    Case("it states nothing", "premise", timed(2.0, states=NOTHING_STATED), check=says("neither a saving")),
+]
+
+CASES = {"ENG-1": ENG_1, "ENG-2": ENG_2, "ENG-3": ENG_3, "ENG-4": ENG_4, "ENG-7": ENG_7}
