@@ -750,14 +750,14 @@ def assemble_trace(
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
-    """One trace of ``sequences`` in their order; ``traced`` processes them in another order, batch by batch.
+    """One trace of ``sequences`` in order; ``traced`` runs them in another one, batch by batch. Bars need a terminal.
 
     Raises:
         EmptyCorpus: no sequences.
     """
     ordered = list(sequences)
     order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
-    bar = tqdm(traced([ordered[i] for i in order]), desc=progress, disable=progress is None, unit="batch", file=file)
+    bar = tqdm(traced([ordered[i] for i in order]), progress, disable=progress is None or None, unit="batch", file=file)
     return concatenate_traces(list(bar)).reordered(np.argsort(order))
 
 

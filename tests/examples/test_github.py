@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+import emad_ref
 from emad_ref import cli
 from emad_ref.report.deselection import shipped_tests
 from emad_ref.report.schema import read_report
@@ -133,7 +134,10 @@ def test_the_workflow_is_one_that_github_reads() -> None:
     for step in STEPS:
         assert ("run" in step) != ("uses" in step)
         assert step.get("if", "${{ !cancelled() }}") in CONDITIONS
-        assert re.fullmatch(r"[\w./-]+@v\d+", step.get("uses", "a@v1"))
+        assert "uses" not in step or re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"]), "pinned by hash"
+    assert WORKFLOW["concurrency"]["group"] == "gate-${{ github.ref }}"
+    assert STEPS[0]["with"]["persist-credentials"] is False
+    assert f"pytest-emad[report,suites]=={emad_ref.__version__}" in RUNS["Install"]["run"]
     assert [*RUNS] == ["Install", "Judge", "Verify", "Find or make the report of the base branch", "Compare"]
     (kept,) = [step["with"] for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact")]
     assert kept["path"] == "report"

@@ -64,6 +64,18 @@ def test_claims_about_a_pair_are_not_asked_beside_a_model_of_ones_own(suites: Pa
     assert [entry["claim"] for entry in report["deselected"]] == ["EAD-H1", "EAD-F1", None]
 
 
+@pytest.mark.parametrize("option", [("--emad-model", "emad-tinny"), ("--emad-pair", "emad-nano,emad-tinny")])
+def test_a_model_that_does_not_exist_ends_the_run_before_collection(
+    suites: Path, run: Run, option: tuple[str, str]
+) -> None:
+    result = run("suites", *option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = " ".join(result.stderr.str().split())
+    assert "name='emad-tinny', but expected one of emad-nano" in said
+    assert "nearest: emad-tiny" in said
+    assert "collected" not in result.stdout.str()
+
+
 def test_a_pair_that_was_named_is_asked_about(suites: Path, run: Run) -> None:
     (suites / "test_pair.py").write_text(PAIR)
     pair = ("--emad-pair", "emad-nano,random:emad-nano")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeyp
         assert (unread == -1).all() if name == "top1" else np.isnan(unread).all(), name
     if divergence:
         assert np.allclose(some.divergence()[:, read], whole.divergence()[:, read], atol=ROUNDING)
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("file", "drawn"), [(Screen(), True), (io.StringIO(), False)])
+def test_a_bar_is_drawn_on_a_terminal_and_in_no_captured_output(stepper, file, drawn):
+    take_trace(stepper, [TokenSequence(np.arange(5), 0)], progress="reading", file=file)
+    assert ("reading" in file.getvalue()) is drawn
 
 
 def test_a_point_that_reads_an_unread_layer_is_refused_by_layer(stepper):

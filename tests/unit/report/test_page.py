@@ -307,7 +307,10 @@ def test_the_script_shows_what_the_table_says_at_every_stop():
 
 def test_it_opens_at_the_point_put_forward_and_says_depth_signal_and_threshold():
     found = parsed_page(report(tables=MOVING))
-    _, upon, line = tokens(found)[:3]
+    once, upon, line = tokens(found)[:3]
+    assert ["joined" in token["class"].split() for token in (once, upon, line)] == [True, False, False], (
+        "parts of words"
+    )
     assert upon["data-numbers"] == "depth 4; layer 2: entropy 1.25 against 1 nats"
     assert line["data-numbers"] == "depth 2; layer 2: entropy 0.5 against 1 nats"
     assert line["data-text"] == "↵\n"
