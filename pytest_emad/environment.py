@@ -321,7 +321,7 @@ def _check_dashes(arguments: Sequence[str]) -> None:
 def _check_workers(config: pytest.Config, arguments: Sequence[str]) -> None:
     wanted = [one for one in arguments if one in ("-n", "--numprocesses") or one.startswith("--numprocesses=")]
     wanted += [one for one in arguments if one.startswith("-n") and one[2:].isdecimal()]
-    if wanted and not config.pluginmanager.has_plugin("xdist"):
+    if wanted and not hasattr(config.known_args_namespace, "numprocesses"):  # xdist's plugin may bear another name
         raise pytest.UsageError(
             f"{wanted[0]}: pytest-xdist, which runs tests in several processes, is not installed; "
             f"leave {wanted[0]} out, or pip install pytest-xdist"

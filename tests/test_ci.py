@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = """
 <!-- main-job -->
 ```sh
-test ! -e left && touch left && python -c "import sys; print('main', sys.prefix != sys.base_prefix)"
+test ! -e left && touch left
+python -c "import sys; print('main', sys.prefix != sys.base_prefix, sys.dont_write_bytecode)"
 ```
 <!-- tests -->
 ```
@@ -42,7 +43,7 @@ def ci(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [checkout / ".ci" / "run", *arguments],
         cwd=checkout,
-        env=os.environ | {"PATH": path},
+        env=os.environ | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -52,7 +53,7 @@ def ci(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_both_commands_run_in_clean_copies(checkout: Path) -> None:
     done = ci(checkout)
     assert done.returncode == 0, done.stdout
-    assert "main True" in done.stdout
+    assert "main True False" in done.stdout, "in an environment, and bytecode is kept there"
     assert re.search(r"^pip \d", done.stdout, re.MULTILINE)
     assert not (checkout / "left").exists()
 

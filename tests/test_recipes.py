@@ -96,6 +96,9 @@ def copied(folder: Path) -> Path:
             if (ROOT / name).is_file():  # one that was removed and not yet committed is still listed
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
+        for made in [*folder.rglob("*/")]:  # bytecode serves the copies of unchanged files: it names time and size
+            if (compiled := ROOT / made.relative_to(folder) / "__pycache__").is_dir():
+                shutil.copytree(compiled, made / "__pycache__")
     else:
         ignored = shutil.ignore_patterns("__pycache__", ".*cache", ".venv", ".tox", ".hypothesis")
         shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=ignored)

@@ -120,7 +120,7 @@ def test_pasted_dashes_are_named(run: Run, pasted: str, meant: str) -> None:
 def test_workers_without_xdist_are_a_usage_error_of_the_suites(
     suites: Path, run_apart: Run, workers: list[str]
 ) -> None:
-    result = run_apart("-p", "no:xdist", "--emad-seed=0", *workers)
+    result = run_apart("-p", "no:xdist.plugin", "--emad-seed=0", *workers)
     assert result.ret == USAGE
     assert "pytest-xdist, which runs tests in several processes, is not installed; leave -" in said(result)
 

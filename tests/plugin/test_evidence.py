@@ -109,9 +109,11 @@ def test_audit(emad_record, emad_settings, passed):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_finding_of_an_audit_is_on_record(project: pytest.Pytester, run_apart: Run, workers: int) -> None:
+def test_every_finding_of_an_audit_is_on_record(
+    project: pytest.Pytester, run: Run, run_apart: Run, workers: int
+) -> None:
     project.makepyfile(AUDITED)
-    run_apart("-n", workers, "--emad-report", "out", "--emad-model", "m")
+    (run_apart if workers else run)("-n", workers, "--emad-report", "out", "--emad-model", "m")
     audits = report_of(project.path / "out")["audits"]
     assert sorted(str(audit["passed"]) for audit in audits) == ["False", "None", "True"]
     assert {(audit["check"], audit["detail"], audit["n"], audit["ties"]) for audit in audits} == {
@@ -141,7 +143,12 @@ def test_a_report_says_running_from_the_first_test_on(project: pytest.Pytester, 
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
 @pytest.mark.parametrize("where", ["conftest.py", "pytest.ini"])
 def test_an_end_before_the_first_test_does_not_leave_an_earlier_report_as_proof(
-    project: pytest.Pytester, run_apart: Run, end: str, where: str, capsys: pytest.CaptureFixture[str]
+    project: pytest.Pytester,
+    run: Run,
+    run_apart: Run,
+    end: str,
+    where: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whatever imports a decoder may end the process there: nothing of this run is said, and exit status 0."""
     out = project.path / "out"
@@ -150,7 +157,7 @@ def test_an_end_before_the_first_test_does_not_leave_an_earlier_report_as_proof(
     if where == "pytest.ini":
         (project.path / "pytest.ini").write_text("[pytest]\nemad_report = out\n")
         asked = ()
-    assert run_apart(*asked).ret == 0
+    assert run(*asked).ret == 0
     before = (out / "report.json").read_bytes()
     project.makeconftest(f"import os, sys\n{end}")
     assert run_apart(*asked).ret == 0
@@ -158,17 +165,17 @@ def test_an_end_before_the_first_test_does_not_leave_an_earlier_report_as_proof(
     assert cli.main(["verify", str(out)]) == 1
     assert "never told how it ended" in capsys.readouterr().err
     project.makeconftest("")
-    assert run_apart(*asked).ret == 0
+    assert run(*asked).ret == 0
     cli.main(["verify", str(out / "report.json")])
     assert "never told how it ended" not in capsys.readouterr().err
 
 
 def test_a_run_that_says_why_it_did_not_start_leaves_an_earlier_report_as_it_was(
-    project: pytest.Pytester, run_apart: Run, capsys: pytest.CaptureFixture[str]
+    project: pytest.Pytester, run: Run
 ) -> None:
     project.makepyfile("def test(): pass")
-    assert run_apart("--emad-report", "out").ret == 0
-    assert run_apart("--emad-report", "out", "--emad-seed", "x").ret == USAGE
+    assert run("--emad-report", "out").ret == 0
+    assert run("--emad-report", "out", "--emad-seed", "x").ret == USAGE
     assert sorted(path.name for path in (project.path / "out").iterdir() if path.suffix == ".begun") == []
 
 

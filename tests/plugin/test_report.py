@@ -138,11 +138,11 @@ def needs(*extra: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tables_with_a_figure_are_drawn_into_the_report_folder(
-    project: pytest.Pytester, run_apart: Run, workers: int
+    project: pytest.Pytester, run: Run, run_apart: Run, workers: int
 ) -> None:
     needs("matplotlib", "jinja2")
     project.makepyfile(FIGURE, test_claims=SUITE)
-    result = run_apart("-n", workers, "--emad-report", "out")
+    result = (run_apart if workers else run)("-n", workers, "--emad-report", "out")
     result.stdout.fnmatch_lines(["emad: report written to *", "emad: beside it report.md, index.html, 1 figure"])
     assert files(project.path / "out") == {"report.json", "report.md", "index.html", "emad-tiny-pareto.svg"}
     (table,) = report_of(project.path / "out")["tables"]
@@ -312,10 +312,10 @@ def test_collect_only_writes_no_report(project: pytest.Pytester, run: Run) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_junit_has_flat_short_properties(project: pytest.Pytester, run_apart: Run, workers: int) -> None:
+def test_junit_has_flat_short_properties(project: pytest.Pytester, run: Run, run_apart: Run, workers: int) -> None:
     mine = "(emad_record, record_property):\n    record_property('mine', 'x')"
     project.makepyfile(SUITE.replace("(emad_record):", mine))
-    run_apart("--junit-xml", "junit.xml", "-n", workers, "--emad-report", "out")
+    (run_apart if workers else run)("--junit-xml", "junit.xml", "-n", workers, "--emad-report", "out")
     cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
     found = {
         case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")} for case in cases

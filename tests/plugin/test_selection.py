@@ -149,11 +149,14 @@ def test_a_gate_that_was_left_out_is_not_green_for_require(suites: Path, run: Ru
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_choices_cross_to_the_xdist_controller(project: pytest.Pytester, run_apart: Run, workers: int) -> None:
+def test_choices_cross_to_the_xdist_controller(
+    project: pytest.Pytester, run: Run, run_apart: Run, workers: int
+) -> None:
+    judge = run_apart if workers else run
     project.makepyfile(MODEL)
-    result = run_apart("-n", workers, "--emad-only", "EMAD-F1", "--emad-require", "quality")
+    result = judge("-n", workers, "--emad-only", "EMAD-F1", "--emad-require", "quality")
     assert result.ret == pytest.ExitCode.OK
-    left = run_apart("-n", workers, "--emad-only", "EMAD-E1", "--emad-require", "quality")
+    left = judge("-n", workers, "--emad-only", "EMAD-E1", "--emad-require", "quality")
     left.stdout.fnmatch_lines(["emad: skipped EMAD-F1, EMAD-R1, EMAD-R2: left out by --emad-only"])
     assert left.ret == pytest.ExitCode.TESTS_FAILED
 

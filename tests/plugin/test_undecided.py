@@ -512,6 +512,6 @@ def test_a_decoder_that_leaves_does_not_pass(
 
 def test_a_run_without_the_plugin_leaves_nothing_to_believe(wheel_layout: Path, project: pytest.Pytester) -> None:
     (wheel_layout / "claims" / "test_claim.py").write_text("def test_claim(): pass\n")
-    arguments = ["-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.claims", "-p", "no:emad"]
+    arguments = ["-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.claims", "-p", "no:pytest_emad.plugin"]
     assert project.runpytest_subprocess(*arguments).ret == 0
     assert cli.main(["verify", str(project.path / "out")]) == 1

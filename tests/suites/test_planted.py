@@ -95,12 +95,16 @@ def test_the_honest_decoder_passes_what_is_called_here(loaded: LoadedModel, know
 
 @pytest.mark.parametrize("defect", PLANTED)
 def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
-    planted = PLANTED[defect]
+    """The first complaint that says so ends the test: further parameters would only be asked the same."""
+    planted, said = PLANTED[defect], []
     try:
-        said = list(complaints(judged(loaded, known, planted.make), planted.test))
+        for complaint in complaints(judged(loaded, known, planted.make), planted.test):
+            if re.search(planted.says, complaint):
+                return
+            said.append(complaint)
     except NotPlantable as reason:
         pytest.skip(str(reason))
-    assert any(re.search(planted.says, complaint) for complaint in said), said
+    pytest.fail(f"{planted.says!r} in none of {said}")
 
 
 TIMED = [name for name, planted in CATALOGUE.items() if planted.kind == "timed"]

@@ -33,11 +33,6 @@ def test_quality_is_not_applicable_and_everything_else_runs(judge: Run, bundle: 
     assert verdicts["EMAD-E2"]["verdict"] == "survived"
 
 
-def test_block_compute_is_counted(judge: Run, bundle: str, tmp_path: Path) -> None:
-    judge("cost/test_claims.py::test_claim", model=bundle, report=tmp_path / "out", more=only("EMAD-E5"))
-    assert verdicts_of(tmp_path / "out")["EMAD-E5"]["verdict"] == "survived"
-
-
 def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
     result = judge("claims", model=bundle, require="quality")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -45,7 +40,12 @@ def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
 
 
 def test_time_is_measured_but_no_speed_up_counts_without_quality(judge: Run, bundle: str, tmp_path: Path) -> None:
-    result = judge("cost/test_claims.py::test_claim", model=bundle, report=tmp_path / "out", more=only("EMAD-F2"))
+    """A required decision on speed fails and says what is missing; block compute is counted."""
+    chosen = {"report": tmp_path / "out", "require": "speed", "more": only("EMAD-F2", "EMAD-E5")}
+    result = judge("cost/test_claims.py::test_claim", model=bundle, **chosen)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "asks for weights that were trained" in text_of(result)
+    assert verdicts_of(tmp_path / "out")["EMAD-E5"]["verdict"] == "survived"
     verdict = verdicts_of(tmp_path / "out")["EMAD-F2"]
     assert verdict["verdict"] == "not applicable", text_of(result)
     assert "random weights" in verdict["reason"]
@@ -54,9 +54,3 @@ def test_time_is_measured_but_no_speed_up_counts_without_quality(judge: Run, bun
     assert {(leg["outcome"], leg["n"]) for leg in ratios.values()} == {("measured", 30)}
     checked = [leg for leg in verdict["legs"] if leg["name"].endswith("timed requests")]
     assert [leg["outcome"] for leg in checked] == ["measured"] * 2, "the timed path tells the truth"
-
-
-def test_a_required_decision_on_speed_fails_and_says_what_is_missing(judge: Run, bundle: str) -> None:
-    result = judge("cost/test_claims.py::test_claim", model=bundle, require="speed", more=only("EMAD-F2"))
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "asks for weights that were trained" in text_of(result)
