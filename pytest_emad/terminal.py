@@ -111,13 +111,15 @@ def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
     """
     from emad_ref.statistics.number_format import quantity
 
-    lines = [
-        f"  {claim['id']:15}  {claim['verdict']:12}  "
-        + quantity(claim["estimate"], claim["unit"], claim["interval"])
-        + (f" ({claim['model']})" if " + " in claim["model"] else "")
-        for claim in claims
-        if claim["verdict"] not in UNDECIDED
-    ]
+    lines = []
+    for claim in claims:
+        if claim["verdict"] not in UNDECIDED:
+            found = quantity(claim["estimate"], claim["unit"], claim["interval"])
+            line = f"  {claim['id']:15}  {claim['verdict']:12}  {found}"
+            pair = f" ({claim['model']})" if " + " in claim["model"] else ""
+            lines.append(
+                line + pair if len(line + pair) <= width else line
+            )  # a pair's name is said whole or not at all
     return "\n".join(printable(line) if len(line) <= width else f"{printable(line[: width - 1])}…" for line in lines)
 
 

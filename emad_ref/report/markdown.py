@@ -52,7 +52,7 @@ def _run_sections(run: PageRun) -> list[str]:
         "Provenance": [_table(run.provenance)],
     }
     lines = [part for heading, parts in sections.items() if any(parts) for part in (f"### {heading}", *parts)]
-    return [f"## {escape_markdown(run.name)}", *lines]
+    return [f"## {escape_markdown(run.name)}", markdown_paragraph(run.overview["headline"]), *lines]
 
 
 def _figure_line(heading: str, figure: PageFigure | None) -> str:

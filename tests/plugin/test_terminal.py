@@ -67,3 +67,11 @@ def test_workers_of_xdist_share_a_terminal_and_so_leave_it_alone(monkeypatch: py
         assert terminal_module.progress_stream() is None
     finally:
         terminal_module.close_stream()
+
+
+def test_a_pairs_name_stands_beside_its_number_whole_or_not_at_all() -> None:
+    claim = {"id": "EAD-H1", "verdict": "survived", "estimate": 0.0005, "interval": None, "unit": "saving"}
+    claim |= {"model": "emad-nano + emad-tiny"}
+    wide, narrow = (terminal_module.claim_lines([claim], width) for width in (80, 50))
+    assert wide.endswith("saving (emad-nano + emad-tiny)")
+    assert narrow.endswith(" saving")

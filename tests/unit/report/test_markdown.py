@@ -47,6 +47,13 @@ def test_verdicts_come_first_then_claims_points_tables_notes_and_where_it_comes_
     ]
 
 
+def test_each_run_opens_with_passed_or_failed_and_why():
+    found = report()
+    found["claims"] = found["claims"][:1]
+    text = text_of(found)
+    assert "\n## m\n\nFAILED: 1 of 1 gate does not hold\n" in text
+
+
 def test_claims_show_what_the_terminal_shows_and_their_legs_follow():
     text = text_of(report())
     head, first, second, third = table_below(text, "### Claims")

@@ -72,6 +72,14 @@ def test_the_deciding_leg_is_the_surest_of_the_falsified_and_the_least_sure_of_t
     )
 
 
+def test_the_headline_is_the_model_under_test_where_it_decided_alike():
+    own, others = [leg("falsified", "own", 0.04), leg("survived", "own too", 0.01)], [leg("falsified", "b", 0.001)]
+    verdict = combine_verdict(CLAIM, "m", [*own, *others], headline=own)
+    assert (verdict.verdict, verdict.reason) == ("falsified", "2 of 3 legs falsified; worst leg: own")
+    alone = combine_verdict(CLAIM, "m", [*own[1:], *others], headline=own[1:])
+    assert alone.reason == "1 of 2 legs falsified; worst leg: b"
+
+
 def test_no_legs_are_refused():
     with pytest.raises(BadArgument, match="legs"):
         combine([])
