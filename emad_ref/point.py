@@ -363,6 +363,14 @@ class OperatingPoint:
         """Whether every token runs to the ceiling, whatever it is."""
         return not self.probes and self.schedule not in RULELESS
 
+    @property
+    def readout_layers(self) -> tuple[int, ...]:
+        """Layers whose readouts a replay of it compares or emits, ascending."""
+        lowest = self.ceiling if self.floor is None else self.floor
+        if self.interpolate and self.probes:
+            lowest = min(lowest, self.probes[0])
+        return tuple(sorted({*self.probes, *range(lowest, self.ceiling + 1)}))
+
     def to_json(self) -> dict[str, Any]:
         """Every field by name, as built-in types; the frequency table in hexadecimal."""
         plain = asdict(self)

@@ -164,8 +164,10 @@ def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Repla
 
 
 def sequence_sums(trace: Trace, values: NDArray[Any]) -> Floats:
-    """[sequences] sums of ``values`` [tokens] within each sequence."""
-    return np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1])
+    """[sequences] sums of ``values`` [tokens] within each sequence; 0 for one without a token."""
+    sums, filled = np.zeros(trace.sequences), trace.lengths > 0  # reduceat gives an empty segment its next value
+    sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
+    return sums
 
 
 def argmax_at(trace: Trace, depth: Ints) -> Ints:

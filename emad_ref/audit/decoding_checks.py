@@ -27,7 +27,6 @@ from emad_ref.audit.trajectory import (
     count_differing_tokens,
     count_discriminating,
     feed_slices,
-    logits_at_depth,
 )
 from emad_ref.audit.work import judge_ledger
 from emad_ref.errors import BadArgument
@@ -275,7 +274,7 @@ def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int
     """
     point, tolerance = judge.point, judge.tolerance
     near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
-    best = np.sort(logits_at_depth(reference.emitted[at : at + 1], run.depth[at : at + 1])[0])[-2:]
+    best = np.sort(reference.emitted.after(int(run.depth[at]))[at])[-2:]
     return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance))
 
 

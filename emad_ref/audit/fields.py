@@ -486,9 +486,9 @@ class FieldsCheck:
             read = np.asarray(point.probes, dtype=np.int64) <= depth[:, None]
             off = np.abs(mine.signal - theirs.signal) > CLEAR * self.tolerance * signal_noise(point)
             differ |= (off & read).any(axis=1)
-        at = np.arange(len(depth)), depth - 1
+        shown, hidden = mine.emitted.at_depth(depth), theirs.emitted.at_depth(depth)
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
-            apart = np.abs(mine.emitted[at] - theirs.emitted[at]) > CLEAR * self.tolerance * emission_noise(point)
+            apart = np.abs(shown - hidden) > CLEAR * self.tolerance * emission_noise(point)
         differ |= apart.any(axis=-1)
         return int(differ.sum())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,24 +48,91 @@ class ProbeReadouts:
         return ProbeReadouts(heads, shows, np.zeros((positions, point.layers), dtype=np.int64))
 
 
+class LayerLogits:
+    """Logits float64 [n, L, V] of n positions; a layer's are read when they are first used.
+
+    A head of a large vocabulary costs as much as several blocks, and most checks use the depths taken alone.
+    ``np.asarray`` and indexing read every layer. ``read(layer)``: float64 [n, V] after ``layer``, from 1.
+    """
+
+    def __init__(self, positions: int, layers: int, read: Callable[[int], Floats]):
+        self._positions, self.layers, self._read_layer = positions, layers, read
+        self._read: dict[int, Floats] = {}
+
+    @staticmethod
+    def of(logits: Floats) -> LayerLogits:
+        """Of an array [n, L, V].
+
+        Raises:
+            BadArgument: another number of dimensions or dtype, or values that are not finite.
+        """
+        if logits.ndim != 3:
+            raise BadArgument("lens", logits.shape, "logits of shape (n, L, V)", "one entry per token and layer")
+        if logits.dtype != np.float64:
+            raise BadArgument("lens", logits.dtype.name, "float64 logits", "convert after the forward pass")
+        if not np.isfinite(logits).all():
+            raise BadArgument("lens", "NaN or infinite logits", "finite logits", "check the weights and the dtype")
+        return LayerLogits(logits.shape[0], logits.shape[1], lambda layer: logits[:, layer - 1])
+
+    def __len__(self) -> int:
+        return self._positions
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self), self.layers, self.after(self.layers).shape[-1]
+
+    @property
+    def last(self) -> Floats:
+        """float64 [n, V] at full depth."""
+        return self.after(self.layers)
+
+    def after(self, layer: int) -> Floats:
+        """float64 [n, V] after ``layer``."""
+        if layer not in self._read:
+            self._read[layer] = self._read_layer(layer)
+        return self._read[layer]
+
+    def at_depth(self, depth: Ints) -> Floats:
+        """float64 [n, V] of each position after its own layer in ``depth`` int64 [n]."""
+        layers = np.unique(depth).tolist()
+        if len(layers) == 1:
+            return self.after(layers[0])
+        picked = np.empty((len(self), self.after(layers[0]).shape[-1]))
+        for layer in layers:
+            rows = depth == layer
+            picked[rows] = self.after(layer)[rows]
+        return picked
+
+    def between(self, first: int, end: int) -> LayerLogits:
+        """Of the positions ``first`` … ``end`` − 1; layers that either reads are read once."""
+        return LayerLogits(end - first, self.layers, lambda layer: self.after(layer)[first:end])
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.asarray(self)[key]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        stacked = np.stack([self.after(layer) for layer in range(1, self.layers + 1)], axis=1)
+        return stacked if dtype is None else stacked.astype(dtype)
+
+
 @dataclass(frozen=True)
 class RuleReadings:
     """Readings of a rule at all layers over n positions, as if no token stopped.
 
-    ``signal`` float64 [n, probes], NaN where the rule is not defined; ``emitted`` float64 [n, L, V]: logits of a token
-    that stops after each layer, −inf for pruned tokens.
+    ``signal`` float64 [n, probes], NaN where the rule is not defined; ``emitted`` [n, L, V]: logits of a token that
+    stops after each layer, −inf for pruned tokens.
     """
 
     signal: Floats
-    emitted: Floats
+    emitted: LayerLogits
     readouts: ProbeReadouts
 
 
 class Lens(Protocol):
     """A function from one sequence of tokens int64 [n] to the model's logits after every layer."""
 
-    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
-        """Logits float64 [n − first, L, V]; entry [t, ℓ − 1] is the readout of position first + t after layer ℓ.
+    def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
+        """Logits [n − first, L, V]; entry [t, ℓ − 1] is the readout of position first + t after layer ℓ.
 
         The pass is over all of ``tokens``: only what is read of it starts at ``first``.
         """
@@ -84,8 +151,8 @@ class LogitLens:
 
     logits: Callable[[Ints], Floats]
 
-    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
-        return self.logits(tokens)[first:]
+    def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
+        return LayerLogits.of(self.logits(tokens)[first:])
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         rule = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
@@ -98,14 +165,14 @@ class LogitLens:
 class LensReference:
     """Reference for n positions of one sequence.
 
-    ``logits`` float64 [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
+    ``logits`` [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
     ``readouts`` as in ``RuleReadings``. ``rows``: the threshold row of each position, int64 [n], followed by every
     other assignment that the tolerance allows.
     """
 
-    logits: Floats
+    logits: LayerLogits
     signal: Floats
-    emitted: Floats
+    emitted: LayerLogits
     readouts: ProbeReadouts
     rows: tuple[Ints, ...]
 
@@ -118,25 +185,22 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
     """
     tokens = np.asarray(tokens, dtype=np.int64)
     logits = lens(tokens, first)
-    if logits.ndim != 3 or logits.shape[:2] != (len(tokens) - first, point.layers):
+    if (len(logits), logits.layers) != (len(tokens) - first, point.layers):
         expected = f"logits of shape ({len(tokens) - first}, {point.layers}, V)"
-        raise BadArgument("lens", logits.shape, expected, "one entry per token and layer")
-    if logits.dtype != np.float64:
-        raise BadArgument("lens", logits.dtype.name, "float64 logits", "convert after the forward pass")
-    if not np.isfinite(logits).all():
-        raise BadArgument("lens", "NaN or infinite logits", "finite logits", "check the weights and the dtype")
+        raise BadArgument("lens", (len(logits), logits.layers, "V"), expected, "one entry per token and layer")
     from_lens = SIGNALS[point.signal].from_lens
     if from_lens is None or not is_read_from_logits(point):
         led = lens.lead(tokens, first, point)
         if point.lens is not None:  # its heads are the lens', also at a forced depth; the last layer has none
             logits = led.emitted
     else:
-        probed = logits[:, np.asarray(point.probes, dtype=np.int64) - 1]
-        led = RuleReadings(from_lens(probed), logits, ProbeReadouts.whole(point, len(logits)))
+        signal = [from_lens(logits.after(probe)) for probe in point.probes]
+        columns = np.stack(signal, axis=1) if signal else np.zeros((len(logits), 0))
+        led = RuleReadings(columns, logits, ProbeReadouts.whole(point, len(logits)))
     position = first + np.arange(len(logits))
     rows: tuple[Ints, ...] = (np.zeros(len(logits), dtype=np.int64),)
     if point.probes and point.bins.features:
-        rows = threshold_rows(point, position, logits[:, point.probes[0] - 1], tolerance)
+        rows = threshold_rows(point, position, logits.after(point.probes[0]), tolerance)
     return LensReference(logits, led.signal, led.emitted, led.readouts, rows)
 
 

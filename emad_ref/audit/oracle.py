@@ -14,18 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
-from emad_ref.audit.lens import ProbeReadouts, RuleReadings, candidate_bins
-from emad_ref.calibration.trace import TokenSequence, lens_logits, lens_states, take_trace
+from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins
+from emad_ref.calibration.trace import TokenSequence, lens_states, take_trace
+from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.probes.lens import lens_macs, point_lens
 from emad_ref.probes.probe import make_probe
 from emad_ref.probes.signal_values import to_host
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
-
-FULL = READOUTS.index("full")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,21 +36,14 @@ class ModelLens:
     stepper: Stepper
     source: Ints | None = None
 
-    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
-        return lens_logits(self.stepper, tokens, first, self.source)
+    def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
+        states = lens_states(self.stepper, tokens, first, self.source)
 
-    @torch.inference_mode()
-    def at_depths(self, tokens: Ints, depths: Ints) -> Floats:
-        """Logits float64 [n, V] of the last n positions, each after its own layer in ``depths`` int64 [n].
+        @torch.inference_mode()
+        def read(layer: int) -> Floats:
+            return _finite(to_host(self.stepper.logits(states[layer - 1][None])[0]), layer)
 
-        Heads run after those layers alone, over all positions: the numbers are those of ``__call__``.
-        """
-        states, first = lens_states(self.stepper, tokens, source=self.source), len(tokens) - len(depths)
-        read = np.empty((len(depths), self.stepper.vocabulary))
-        for layer in np.unique(depths).tolist():
-            rows = np.flatnonzero(depths == layer)
-            read[rows] = to_host(self.stepper.logits(states[layer - 1][None])[0])[first + rows]
-        return read
+        return LayerLogits(len(tokens) - first, self.stepper.layers, read)
 
     @torch.inference_mode()
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
@@ -59,27 +53,35 @@ class ModelLens:
             BadArgument: an estimator or a pruning of other sizes than this model's.
         """
         watch, n = make_probe(self.stepper, point), len(tokens) - first
-        signal, emitted = np.full((n, len(point.probes)), np.nan), []
+        states = lens_states(self.stepper, tokens, first, self.source)
+        signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
-        ahead: Ints = np.zeros(point.layers, dtype=np.int64)
         watch.begin()
-        for layer, states in enumerate(lens_states(self.stepper, tokens, first, self.source), start=1):
+        for probe, layer in enumerate(point.probes):
             work = Work.none(point.layers)
-            logits = watch.emit(states, layer, work)
-            ahead[layer - 1] = work.readout_macs[FULL, layer - 1] // n
-            if layer in point.probes:
-                probe, work = point.probes.index(layer), Work.none(point.layers)
-                reading = watch.read(states, probe, work)
-                signal[:, probe] = to_host(reading.signal)
-                heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
-                macs[:, layer - 1] = (
-                    work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
-                )
-                if reading.logits is not None:
-                    shows[layer - 1], logits = True, reading.logits
-            emitted.append(to_host(logits))
-        return RuleReadings(signal, np.stack(emitted, axis=1), ProbeReadouts(heads, shows, macs, ahead))
+            reading = watch.read(states[layer - 1], probe, work)
+            signal[:, probe] = to_host(reading.signal)
+            heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
+            macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
+            if reading.logits is not None:
+                shows[layer - 1], shown[layer] = True, reading.logits
+
+        @torch.inference_mode()
+        def emitted(layer: int) -> Floats:
+            if layer in shown:
+                return to_host(shown[layer])
+            return to_host(watch.emit(states[layer - 1], layer, Work.none(point.layers)))
+
+        ahead = lens_macs(point_lens(self.stepper, point), point.layers)
+        return RuleReadings(signal, LayerLogits(n, point.layers, emitted), ProbeReadouts(heads, shows, macs, ahead))
+
+
+def _finite(logits: Floats, layer: int) -> Floats:
+    if not np.isfinite(logits).all():
+        expected = "finite logits"
+        raise BadArgument("lens", f"NaN or infinite logits after layer {layer}", expected, "check weights and dtype")
+    return logits
 
 
 def replay_document(
@@ -92,7 +94,8 @@ def replay_document(
     """
     estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
     rules = [] if point.confidence is None else [point]
-    trace = take_trace(stepper, [sequence], estimators=estimators, rules=rules, lens=point.lens)
+    read = point.readout_layers
+    trace = take_trace(stepper, [sequence], estimators=estimators, rules=rules, lens=point.lens, layers=read)
     done, columns = replay(trace, point), np.asarray(point.probes, dtype=np.int64) - 1
     rows: tuple[Ints, ...] = ()
     if point.probes and point.bins.features:

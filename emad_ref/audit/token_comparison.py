@@ -78,9 +78,10 @@ def _is_tie(
 ) -> bool:
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
-        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < 2 * tolerance
+        logits = lens(history, len(history) - 1)
+        return _gap(logits.after(depth or logits.layers)[-1]) < 2 * tolerance
     reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
-    gap = _gap(reference.emitted[-1, (depth or point.layers) - 1])
+    gap = _gap(reference.emitted.after(depth or point.layers)[-1])
     near = is_tied(point, reference.signal, reference.rows, tolerance)
     return gap < tied_gap(point, tolerance) or bool(near.any())
 

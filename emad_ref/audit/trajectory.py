@@ -263,25 +263,23 @@ class Judge:
 
 def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
     """[m, V] emitted logits at the depths taken: by the rule if it chose them, else by a full head."""
-    chosen, forced = (logits_at_depth(each, trajectory.depth) for each in (reference.emitted, reference.logits))
-    emitted: Floats = np.where(trajectory.chosen[:, None], chosen, forced)
+    depth, chosen = trajectory.depth, trajectory.chosen
+    if reference.emitted is reference.logits or chosen.all():
+        return reference.emitted.at_depth(depth)
+    by_rule, by_head = reference.emitted.at_depth(depth), reference.logits.at_depth(depth)
+    emitted: Floats = np.where(chosen[:, None], by_rule, by_head)
     return emitted
-
-
-def logits_at_depth(logits: Floats, depth: Ints) -> Floats:
-    """[m, V] of ``logits`` [m, L, V] after layer ``depth`` [m] (layers from 1)."""
-    return logits[np.arange(len(depth)), depth - 1]
 
 
 def count_differing_tokens(reference: LensReference, trajectory: Trajectory) -> int:
     """Number of positions whose argmax is not full depth's: only there do emitted tokens betray a wrong depth."""
-    return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits[:, -1].argmax(-1)).sum())
+    return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last.argmax(-1)).sum())
 
 
 def count_differing_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
     """Number of positions whose logits are not full depth's: only there do logits betray a wrong depth."""
-    emitted = emitted_logits(reference, trajectory)
-    return int((np.abs(emitted - reference.logits[:, -1]).max(axis=-1) > tolerance).sum())
+    emitted, last = emitted_logits(reference, trajectory), reference.logits.last
+    return int((np.abs(emitted - last).max(axis=-1) > tolerance).sum())
 
 
 def count_discriminating(trajectory: Trajectory, point: OperatingPoint) -> int:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from emad_ref.calibration.lens_fit import states_and_final
 from emad_ref.calibration.profile import require_probes
-from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, ridge, ridge_system
+from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
 from emad_ref.calibration.run import limit_tokens
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, states_after
 from emad_ref.errors import BadArgument
@@ -186,16 +186,9 @@ def _solve_translators(
         elif rank == 0:
             slopes = np.zeros((width, width))
         else:
-            factors = _reduced_rank(slopes, system, rank)
+            factors = reduced_rank(slopes, system, rank)
             slopes = factors[1] @ factors[0].T
         parts = (*factors, mean_y[mine] - mean_x @ slopes)
         *tensors, bias = (torch.from_numpy(np.ascontiguousarray(part)).to(dtype) for part in parts)
         translators[pair] = Translator(tuple(tensors), bias)
     return translators
-
-
-def _reduced_rank(slopes: Floats, system: Floats, rank: int) -> tuple[Floats, Floats]:
-    """(U, V), each [D, r], of the best x ↦ U·Vᵀ·x, given the unrestricted solution ``slopes`` and ``system``."""
-    _, directions = np.linalg.eigh(slopes.T @ system @ slopes)  # ascending
-    up = directions[:, -rank:]
-    return up, slopes @ up

@@ -113,6 +113,13 @@ def ridge_system(moments: Moments, penalty: float = RIDGE_PENALTY) -> Floats:
     return system
 
 
+def reduced_rank(slopes: Floats, system: Floats, rank: int) -> tuple[Floats, Floats]:
+    """(U, V), each [D, r], of the best x ↦ U·Vᵀ·x, given the unrestricted solution ``slopes`` and ``system``."""
+    _, directions = np.linalg.eigh(slopes.T @ system @ slopes)  # ascending
+    up = directions[:, -rank:]
+    return up, slopes @ up
+
+
 def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:
     """(slope, intercept) of the least-squares line from estimates ``raw`` [tokens] to ``full`` entropies [tokens].
 

@@ -462,16 +462,18 @@ class _StatisticsShard:
 
 @dataclass(frozen=True, eq=False)
 class _TraceShard:
-    """Batches to trace, ``rules`` beside the plain columns; heads after ``layers``, None: after every one."""
+    """Batches to trace, ``rules`` beside the plain columns; ``layers``, ``sample_every`` as of ``take_trace``."""
 
     whence: ModelSpec
     rules: tuple[OperatingPoint, ...]
     layers: tuple[int, ...] | None
+    sample_every: int | None
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> list[Trace]:
         stepper = load_cached(self.whence).stepper
-        taken = (stream_traces(stepper, each, rules=self.rules, layers=self.layers) for each in self.batches)
+        options: dict[str, Any] = {"rules": self.rules, "layers": self.layers, "sample_every": self.sample_every}
+        taken = (stream_traces(stepper, each, **options) for each in self.batches)
         return [trace for traces in taken for trace in traces]
 
 
@@ -495,10 +497,11 @@ def worker_traces(
     sequences: Iterable[TokenSequence],
     rules: Sequence[OperatingPoint] = (),
     layers: Sequence[int] | None = None,
+    sample_every: int | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch, as from ``trace.stream_traces``. Raises as ``worker_statistics``."""
     read = None if layers is None else tuple(layers)
-    units = (_TraceShard(spec, tuple(rules), read, shard) for shard in _shards(batched(sequences)))
+    units = (_TraceShard(spec, tuple(rules), read, sample_every, shard) for shard in _shards(batched(sequences)))
     for _, trace in dispatch_in_order(crew, _TraceShard.read, units):
         yield from trace
 

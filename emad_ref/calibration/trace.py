@@ -13,12 +13,9 @@ its own probe, run at all its layers with no token stopping.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, islice
-from operator import itemgetter
 from typing import Any, TextIO
 
 import numpy as np
@@ -39,7 +36,6 @@ from emad_ref.probes.signal_values import divergence_nats, require_finite, row_b
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.interface import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, at_least_float32
-from emad_ref.text.corpora import LongDocument
 
 LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers: 2 MB of float32 stay near the core
 LOGITS_IN_CACHE = 2**23  # logits of one layer that are read at a time: 32 MB of float32 stay in a shared cache
@@ -215,7 +211,8 @@ class Trace:
     ``lens``: digest of the tuned lens of all readouts except estimates; None: the model's own head. ``macs_ahead``:
     int64 [L] multiply-adds per row of that lens in front of a head after each layer. ``divergence_nats``: float32
     [tokens, L] KL(p_L ‖ p_ℓ), 0 at L, for oracles; None: not recorded. ``read_layers``: layers whose heads were read,
-    including the last; other columns hold NaN (``top1``: −1). None: every layer.
+    including the last; other columns hold NaN (``top1``: −1). None: every layer. ``sampled``: bool [tokens] positions
+    at which every layer's head was read all the same; None: nowhere.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -234,6 +231,7 @@ class Trace:
     macs_ahead: Ints | None = None
     divergence_nats: NDArray[np.float32] | None = None
     read_layers: tuple[int, ...] | None = None
+    sampled: Bools | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -305,18 +303,19 @@ class Trace:
         Raises:
             BadArgument: such a point.
         """
-        if self.read_layers is None:
-            return
-        lowest = point.ceiling if point.floor is None else point.floor
-        if point.interpolate and point.probes:
-            lowest = min(lowest, point.probes[0])
-        layers = {*point.probes, *range(lowest, point.ceiling + 1)}
-        if lacking := sorted(layers - set(self.read_layers)):
-            read = ", ".join(map(str, self.read_layers))
+        if lacking := self._unread(point):
+            read = ", ".join(map(str, self.layers_read))
             raise BadArgument(
                 "point", f"{point.name} (reads layers {lacking})", f"layers that this trace has read ({read})",
                 "take one that reads them: take_trace(layers=…)",
             )  # fmt: skip
+
+    def reads(self, point: OperatingPoint) -> bool:
+        """Whether this trace has read every layer that ``point`` compares or emits."""
+        return not self._unread(point)
+
+    def _unread(self, point: OperatingPoint) -> list[int]:
+        return sorted(set(point.readout_layers) - set(self.layers_read))
 
     def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
         """[tokens, L] the signal that ``point`` compares with its thresholds.
@@ -370,15 +369,36 @@ class Trace:
     def reordered(self, order: Ints) -> Trace:
         """The sequences ``order`` [n] of this trace, in that order."""
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
+        starts = np.concatenate([[0], np.cumsum(self.lengths[order])])
+        return replace(self._of_rows(rows), starts=starts, prompts=self.prompts[order])
+
+    @property
+    def every_layer(self) -> Trace:
+        """The positions at which every layer's head was read, of all sequences; for means by layer, not for replay.
+
+        Raises:
+            BadArgument: there are none.
+        """
+        if self.read_layers is None:
+            return self
+        if self.sampled is None:
+            expected = "a trace that has read every layer at some positions"
+            raise BadArgument("trace.sampled", None, expected, "take one that does: take_trace(sample_every=…)")
+        rows = np.flatnonzero(self.sampled)
+        kept = self._of_rows(rows)
+        starts = np.searchsorted(rows, self.starts)
+        return replace(kept, starts=starts, read_layers=None, sampled=None)
+
+    def _of_rows(self, rows: Ints) -> Trace:
+        """Columns of these tokens; offsets of sequences are left as they are."""
         return replace(
             self,
             **{name: getattr(self, name)[rows] for name in (*COLUMNS, "token", "target", "position")},
-            starts=np.concatenate([[0], np.cumsum(self.lengths[order])]),
-            prompts=self.prompts[order],
             signals={signal: column[rows] for signal, column in self.signals.items()},
             estimates={estimator: column[rows] for estimator, column in self.estimates.items()},
             rules={rule: columns.of_tokens(rows) for rule, columns in self.rules.items()},
             divergence_nats=None if self.divergence_nats is None else self.divergence_nats[rows],
+            sampled=None if self.sampled is None else self.sampled[rows],
         )
 
     @property
@@ -416,6 +436,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         rules={rule: ConfidenceColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
         divergence_nats=np.concatenate([part.divergence() for part in parts]) if has_divergence else None,
         read_layers=parts[0].read_layers,
+        sampled=None if (parts[0].sampled is None) else np.concatenate([part.sampled for part in parts]),
     )
 
 
@@ -570,11 +591,13 @@ def trace_batch(
     lens: str | None = None,
     divergence: bool = False,
     layers: Sequence[int] | None = None,
+    sample_every: int | None = None,
 ) -> Trace:
     """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
     ``readers``: estimator → (its layers, its reader). ``observe(layer, states [tokens, D], entropy)`` is called after
-    every layer that is read. ``rules``: rule → any point of it. ``divergence``, ``layers``: as in ``take_trace``.
+    every layer that is read whole. ``rules``: rule → any point of it. ``divergence``, ``layers``, ``sample_every``: as
+    in ``take_trace``.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
@@ -592,6 +615,8 @@ def trace_batch(
     remembered: dict[int, Tensor] = {}
     compared, tuned = layers_of_rules(rules), attached_lens(stepper, lens)
     read = _layers_to_read(stepper.layers, layers, compared)
+    sampled = None if read is None or sample_every is None else _sample_positions(batch, sample_every)
+    sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
     climbed: Iterable[Tensor] = states_after(stepper, batch)
     final: Tensor | None = None
     apart = np.full(shape, np.nan, dtype=np.float32)
@@ -606,9 +631,9 @@ def trace_batch(
             if layer in layers_asked:
                 estimate = reader.read(states, list(layers_asked).index(layer)).entropy_nats
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
-        if read is not None and layer not in read:
-            continue
-        for rows in head_blocks(stepper, len(target)):
+        whole = read is None or layer in read
+        for block in head_blocks(stepper, len(target) if whole else len(sample)):
+            rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
             for name, values in readout_columns(logits, target[rows], f"after layer {layer}").items():
@@ -617,7 +642,7 @@ def trace_batch(
                 ahead = final[rows]
                 parts = [divergence_nats(ahead[some], logits[some]).float() for some in row_blocks(logits)]
                 apart[rows, layer - 1] = torch.cat(parts).cpu().numpy()
-        if observe is not None:
+        if observe is not None and whole:
             observe(layer, states, torch.from_numpy(columns[ENTROPY.name][:, layer - 1]))
     trace = Trace(
         **_trace_fields(columns),
@@ -633,6 +658,7 @@ def trace_batch(
         macs_ahead=None if tuned is None else lens_macs(tuned, stepper.layers),
         divergence_nats=apart if divergence else None,
         read_layers=read,
+        sampled=sampled,
     )
     return replace(trace, rules=confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
 
@@ -647,6 +673,12 @@ def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable
     if lacking := sorted(set(compared) - set(read)):
         raise BadArgument("layers", tuple(layers), f"also layers {lacking}, which a rule reads")
     return read
+
+
+def _sample_positions(batch: Sequence[TokenSequence], every: int) -> Bools:
+    """bool [tokens] every ``every``-th position, from another one on in each document."""
+    documents = np.repeat([s.document for s in batch], [len(s.tokens) - 1 - s.adaptive_from for s in batch])
+    return (positions_of(batch) + documents) % every == 0
 
 
 def head_blocks(stepper: Stepper, rows: int) -> Iterator[slice]:
@@ -664,6 +696,7 @@ def stream_traces(
     lens: str | None = None,
     divergence: bool = False,
     layers: Sequence[int] | None = None,
+    sample_every: int | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {ConfidenceRule.of(point): point for point in rules}
@@ -672,7 +705,7 @@ def stream_traces(
         for estimator, layers in estimators.items()
     }
     for batch in batched(sequences):
-        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers)
+        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
 
 
 def take_trace(
@@ -685,6 +718,7 @@ def take_trace(
     lens: str | None = None,
     divergence: bool = False,
     layers: Sequence[int] | None = None,
+    sample_every: int | None = None,
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
@@ -702,17 +736,17 @@ def take_trace(
         Called as in ``trace_batch``.
     rules : sequence of OperatingPoint
         Points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than the
-        plain
-        columns, and four times [tokens, L] of memory.
+        plain columns, and four times [tokens, L] of memory.
     lens : str or None
         Digest of a tuned lens attached to ``stepper``, through which all but the last layer are read, for points with
-        that
-        lens (also among ``rules``). Estimates still read the states.
+        that lens (also among ``rules``). Estimates still read the states.
     divergence : bool
         Also record KL(p_L ‖ p_ℓ), nats: one more head per batch, with its states after all layers in memory.
     layers : sequence of int or None
         Layers whose heads are read, besides the last; None: all. A head of a large vocabulary costs as much as several
         blocks.
+    sample_every : int or None
+        With ``layers``: every so many positions all other layers' heads are read too, for ``Trace.every_layer``.
     progress : str or None
         Name of the progress bar; None shows none.
     file : TextIO or None
@@ -729,8 +763,7 @@ def take_trace(
         No sequences.
     BadArgument
         A point without a confidence among ``rules``, or one of another lens; a lens that is not attached; ``layers``
-        that
-        the model lacks.
+        that the model lacks.
     """
     rules = list(rules)
     others = [point.name for point in rules if point.lens != lens]
@@ -739,7 +772,7 @@ def take_trace(
         raise BadArgument("rules", others, expected, "what a token emits is read through one lens or another")
 
     def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-        return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence, layers)
+        return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence, layers, sample_every)
 
     return assemble_trace(sequences, traced, progress, file)
 
@@ -788,63 +821,3 @@ def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
     """Reference logits float64 [n − first, L, V] of ``lens_states``."""
     states = lens_states(stepper, tokens, first, source)
     return np.stack([to_host(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
-
-
-LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
-# Windows per document in a judged split: documents are the resampled unit, and a sample with a few long ones beside
-# many short ones says little. Calibration text is not judged, so it has no such limit.
-MOST_WINDOWS = 4
-
-
-def window_size(positions: int | None) -> int:
-    """Tokens per window: the model's number of positions (None: unlimited), up to 512."""
-    return min(positions or LONGEST_WINDOW, LONGEST_WINDOW)
-
-
-def windows(
-    documents: Iterable[Ints | LongDocument],
-    window: int,
-    opening: int | None,
-    limit: int | None = None,
-    per_document: int | None = None,
-) -> Iterator[TokenSequence]:
-    """Token sequences to score: one document per window, longer ones cut into windows that each start at full depth.
-
-    ``documents`` yields int64 [n] without an opening token; ``opening`` (the model's beginning-of-text id, or None) is
-    put before each window, so that its first token is predicted too. ``limit`` counts windows; ``per_document`` bounds
-    the windows of one document, from its start.
-
-    Raises:
-        BadArgument: a window that cannot hold two tokens, a negative limit, no window per document.
-    """
-    if window < 2:
-        raise BadArgument("window", window, "at least 2 tokens", "one to see and one to predict")
-    if limit is not None and limit < 0:
-        raise BadArgument("limit", limit, "a count of windows ≥ 0", "None takes all")
-
-    if per_document is not None and per_document < 1:
-        raise BadArgument("per_document", per_document, "a count of windows ≥ 1", "None takes all")
-
-    def cut() -> Iterator[TokenSequence]:
-        room = window - (opening is not None)
-        for number, document in enumerate(documents):
-            for start in count(0, room) if per_document is None else range(0, per_document * room, room):
-                piece = np.asarray(document[start : start + room], dtype=np.int64)
-                if not len(piece):
-                    break
-                tokens = piece if opening is None else np.concatenate([[opening], piece])
-                if len(tokens) >= 2:
-                    yield TokenSequence(tokens, document=number)
-
-    return islice(cut(), limit)
-
-
-def round_robin_windows(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
-    """At most ``count`` of these windows: all first ones of a document before any second one, in order."""
-    turns: Counter[int] = Counter()
-    placed = []
-    for place, window in enumerate(cut):
-        placed.append((turns[window.document], place, window))
-        turns[window.document] += 1
-    chosen = sorted(placed, key=itemgetter(0))[:count]
-    return [window for _, _, window in sorted(chosen, key=itemgetter(1))]

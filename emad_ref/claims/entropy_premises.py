@@ -91,11 +91,11 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
     if reason := evidence.subject.without_quality:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
-    verdict = decide_entropy_profile(EntropyProfileEvidence(traces.entropy_sums, traces.lengths), asked)
+    verdict = decide_entropy_profile(EntropyProfileEvidence(*traces.entropy_sums), asked)
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
-    rows = readouts(traces.evaluation, targets, rises)
+    rows = readouts(traces.evaluation.every_layer, targets, rises)
     table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
     said = [each for each in (*profile_warnings(profile), correction_text(profile)) if each]
     notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)
@@ -450,9 +450,7 @@ def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
     verdict = quality_premise(evidence, asked)
     if verdict is None:
         traces = evidence.traces
-        verdict = decide_flat_profile(
-            FlatProfileEvidence(traces.entropy_sums, traces.lengths, margin_gain(evidence.rivals)), asked
-        )
+        verdict = decide_flat_profile(FlatProfileEvidence(*traces.entropy_sums, margin_gain(evidence.rivals)), asked)
         verdict = with_flop_evidence(verdict, evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 

@@ -73,7 +73,7 @@ def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> An
     layers, rng = evidence.subject.stepper.layers, asked.rng
     drawn = [
         differences_at(evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS)))
-        for _ in range(evidence.study.budget.examples)
+        for _ in range(evidence.subject.budget.examples)
     ]
     return answer_from_differences(evidence, asked, drawn)
 
@@ -101,7 +101,9 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
     """
     subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
     tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary, PROMPT + len(depths))
-    reference = subject.lens.at_depths(tokens, np.append(subject.stepper.layers, depths))
+    reference = (
+        subject.lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(np.append(subject.stepper.layers, depths))
+    )
     with subject.open(subject.full) as decoder:
         session, step = decoder.start([Prompt(tokens[:PROMPT])])
         seen = [step.logits[0, 0]]

@@ -35,7 +35,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.profile import require_probes
     from emad_ref.calibration.run import CalibrationPlan, worker_statistics
     from emad_ref.calibration.run import calibrate as run
-    from emad_ref.calibration.trace import window_size
+    from emad_ref.calibration.windows import window_size
     from emad_ref.exit_rules.rules import default_probes
     from emad_ref.models.loading import load
     from emad_ref.models.model_spec import ModelSpec
@@ -224,7 +224,7 @@ def lens(args: argparse.Namespace) -> None:
     from emad_ref.calibration.lens_files import save_lens
     from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
     from emad_ref.calibration.linear_maps import fit_gate
-    from emad_ref.calibration.trace import window_size
+    from emad_ref.calibration.windows import window_size
     from emad_ref.models.loading import load
     from emad_ref.models.tokenizers import require_decoder_only
     from emad_ref.probes.lens import attach_lens

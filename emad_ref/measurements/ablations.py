@@ -90,7 +90,7 @@ class AblationRows:
 
     def at(self, points: Sequence[OperatingPoint], first: TableRow, trace: Trace | None = None) -> list[TableRow]:
         """One row per point; ``first``: leading columns. ``trace``: of the same windows, with estimates."""
-        trace = self._traces.evaluation if trace is None else trace
+        trace = self._traces.holding("evaluate", points) if trace is None else trace
         return [first | self._row(loss, trace) for loss in loss_table(trace, self._geometry, points)]
 
     def full(self, first: TableRow) -> TableRow:
@@ -429,7 +429,7 @@ def interpolation_rows(
         for name, point in arms.items():
             (row,) = rows.at([point], first | {"interpolation": name, "layers between": len(between)})
             table.append(row | times[name])
-        require_layers_between(evidence.traces.evaluation, off, on, between)
+        require_layers_between(evidence.traces.holding("evaluate", [off, on]), off, on, between)
     return table
 
 
@@ -513,9 +513,10 @@ def schedule_points(evidence: ModelMeasurements, rule: OperatingPoint) -> dict[s
         f"chunks of {period}": replace(rule, name=f"{rule.name}, chunks of {period}", schedule="chunked", period=period)
         for period in CHUNK_LENGTHS
     }
-    validation, geometry = evidence.traces.validation, evidence.loaded.geometry
+    positional, geometry = positional_points(rule.layers), evidence.loaded.geometry
+    validation = evidence.traces.holding("validate", positional)
     (mine,) = loss_table(validation, geometry, [rule])
-    falls = loss_table(validation, geometry, positional_points(rule.layers))
+    falls = loss_table(validation, geometry, positional)
     best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, as every point
     return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
 
@@ -577,7 +578,7 @@ def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
         at = points(evidence.traces.calibrated(probes), tried_margins(evidence))
         assert at, f"{name}: nothing can exit at margin 0"
         table_rows += rows.at(at, {"probes": name, "layers": ", ".join(map(str, probes))})
-    note = agreement_note(evidence.traces.evaluation, sorted(set().union(*named.values())))
+    note = agreement_note(evidence.traces.evaluation.every_layer, sorted(set().union(*named.values())))
     table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", table_rows)
     return Attachments((table,), (f"{evidence.name}: {note}",))
 

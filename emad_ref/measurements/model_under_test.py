@@ -20,22 +20,16 @@ from emad_ref.audit.positions import MAX_SHORT_LENGTH, short_lengths
 from emad_ref.audit.tolerances import largest_noise, tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.run import worker_traces
-from emad_ref.calibration.trace import (
-    MOST_WINDOWS,
-    TokenSequence,
-    Trace,
-    assemble_trace,
-    round_robin_windows,
-    take_trace,
-    window_size,
-    windows,
-)
+from emad_ref.calibration.trace import TokenSequence, Trace, assemble_trace, take_trace
+from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, window_size, windows
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
+from emad_ref.exit_rules.rules import default_probes
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
 from emad_ref.measurements.study import Study
 from emad_ref.models.generation import count_traced_graphs, greedy_generate, strict_compilation
+from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.snapshots import ProcessSnapshot
@@ -96,6 +90,12 @@ ENCODER_DECODER_REFUSAL = (
 )
 
 
+def traced_token_flops(geometry: Geometry) -> float:
+    """FLOPs of one token of a lens trace: all blocks, and a head after every default probe and at the end."""
+    heads = 1 + len(default_probes(geometry.layers))
+    return geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
+
+
 class ModelUnderTest:
     """One loaded model under one study. ``isolation``: of the judge's model; None: decoders load it again."""
 
@@ -103,12 +103,18 @@ class ModelUnderTest:
         self, loaded: LoadedModel, study: Study, resources: RunResources, isolation: ModelIsolation | None = None
     ):
         self.loaded, self.study, self._resources = loaded, study, resources
-        self.data, self.seed, self.budget = study.data, study.seed, study.budget
+        self.data, self.seed = study.data, study.seed
+        self.budget = study.budget.fitted(traced_token_flops(loaded.geometry))
         self.isolation = isolation or ModelIsolation(loaded)
         self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
         self._texts: dict[Split, Documents] = {}
 
     # ------------------------------------------------------------ model and text
+
+    @property
+    def reads_less(self) -> str:
+        """What the run's budget reads less for a model of this size; empty if nothing."""
+        return self.budget.left_out(self.study.budget)
 
     @property
     def stepper(self) -> Stepper:
@@ -267,20 +273,22 @@ class ModelUnderTest:
         what: str,
         rules: Sequence[OperatingPoint] = (),
         layers: Sequence[int] | None = None,
+        sample_every: int | None = None,
     ) -> Trace:
         """The lens trace of ``sequences``, taken by the run's workers where it has some.
 
-        ``rules``, ``layers``: as of ``take_trace``.
+        ``rules``, ``layers``, ``sample_every``: as of ``take_trace``.
         """
+        read: dict[str, Any] = {"rules": rules, "layers": layers, "sample_every": sample_every}
         named, file = f"{self.name}: {what}", self.progress_stream()
         if (workers := self._resources.workers) is not None:
             spec = ModelSpec.of(self.loaded)
 
             def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-                return worker_traces(workers, spec, ordered, rules, layers)
+                return worker_traces(workers, spec, ordered, **read)
 
             return assemble_trace(sequences, traced, named, file)
-        return take_trace(self.stepper, sequences, rules=rules, layers=layers, progress=named, file=file)
+        return take_trace(self.stepper, sequences, **read, progress=named, file=file)
 
     # ------------------------------------------------------------ decoders
 

@@ -108,9 +108,10 @@ class CandidatePoints:
 
     @cached_property
     def truncation_sweep(self) -> list[PointLoss]:
-        """Evaluation losses of fixed truncation at every depth."""
-        depths = truncation_points(self.subject.stepper.layers)
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, depths)
+        """Evaluation losses of fixed truncation at every depth whose head was read."""
+        evaluation = self.traces.evaluation
+        depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.reads(point)]
+        return loss_table(evaluation, self.subject.loaded.geometry, depths)
 
     def nll(self, loss: PointLoss) -> NllPair:
         """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""
@@ -230,9 +231,11 @@ def reading_note(points: CandidatePoints) -> str:
     documents, windows = len(traces.lengths), traces.evaluation.sequences
     alike = subject.near_duplicates("evaluate")
     left_out = f" ({alike} near-duplicates left out)" if alike else ""
+    fewer = f"; a model of this size reads less ({subject.reads_less}; all of it with --emad-budget standard)"
     return (
         f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents{left_out} in {windows} windows "
         f"of up to {subject.window} tokens, each from full depth; no prompt: decode FLOPs are all there are"
+        f"{fewer if subject.reads_less else ''}"
     )
 
 
@@ -326,7 +329,8 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
         raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
     continuation = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
     texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, continuation, strict=True)]
-    trace = subject.trace([TokenSequence(text, adaptive_from=read - 1) for text in texts], "texts for the page")
+    decided = [TokenSequence(text, adaptive_from=read - 1) for text in texts]
+    trace = subject.trace(decided, "texts for the page", layers=points.traces.layers_read)
     replays = list(replay_all(trace, compared))
     number, rows = _most_varied(trace, replays)
     words = token_texts(subject.loaded.tokenizer, texts[number])

@@ -269,16 +269,20 @@ class BaselineComparison(FamilyComparison):
         Notes say which rule has no family, and why a perplexity is missing.
         """
         subject, seed = self._traces.subject, self._traces.subject.seed
-        notes = [
-            f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
-            for rule, reason in self.confident.refused.items()
-        ]
-        rows, early = self.table(seed), self.confident.table(seed)
-        windows = self.confident.evaluation.sequences
-        titled = {
-            f"best perplexity at equal net FLOPs on {subject.corpus}": rows,
-            f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}": early,
-        }
+        rows, early, notes = self.table(seed), list[dict[str, Any]](), list[str]()
+        titled = {f"best perplexity at equal net FLOPs on {subject.corpus}": rows}
+        if subject.reads_less:
+            notes.append(
+                f"{subject.name}: early exits are not compared: their rules read a head after every layer, too "
+                "much for a model of this size; --emad-budget standard compares them"
+            )
+        else:
+            notes += [
+                f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
+                for rule, reason in self.confident.refused.items()
+            ]
+            early, windows = self.confident.table(seed), self.confident.evaluation.sequences
+            titled[f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}"] = early
         if not rows:
             notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")
         if any(row["perplexity"] is None for row in early):
@@ -348,7 +352,7 @@ class ProfileFlatness:
 
 def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
     """Flatness of a model on its corpus."""
-    slope = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=rng)
+    slope = profile_slope(*traces.entropy_sums, threshold=0.0, rng=rng)
     gained = margin_gain(rivals)
     return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, gained.point, gained.saved)
 

@@ -6,7 +6,7 @@ Standard library only: importing this module loads neither NumPy nor torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,6 +44,30 @@ class Budget:
         """0 for the smallest budget; a test runs when its own budget's rank does not exceed the run's."""
         return list(BUDGETS).index(self.name)
 
+    def fitted(self, token_flops: float) -> Budget:
+        """The budget for a model whose traced token costs so many FLOPs: ``smoke`` has fewer documents for a large one.
+
+        So it ends in minutes at every size. Larger budgets read all, whatever that takes.
+        """
+        share = SMOKE_TOKEN_FLOPS / token_flops
+        if self.rank or share >= 1:
+            return self
+        amounts = {name: max(least, round(share * getattr(self, name))) for name, least in FEWEST.items()}
+        return replace(self, **{name: min(amount, getattr(self, name)) for name, amount in amounts.items()})
+
+    def left_out(self, whole: Budget) -> str:
+        """What this budget reads less than ``whole``; empty if nothing."""
+        parts = [
+            f"{name} {getattr(self, name)} of {getattr(whole, name)}"
+            for name in FEWEST
+            if getattr(self, name) < getattr(whole, name)
+        ]
+        return ", ".join(parts)
+
+
+SMOKE_TOKEN_FLOPS = 250e6  # of a traced token: its blocks, and a head after every probe and at the end
+# of each split documents on which claims are still decided; to judge on, three times METHODS' 30
+FEWEST = {"examples": 4, "calibrate": 40, "validate": 40, "evaluate": 100}
 
 BUDGETS: dict[str, Budget] = {
     budget.name: budget

@@ -5,7 +5,7 @@ Calibrate on one split, choose a margin on a second, judge on a third.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,14 @@ from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.exit_rules.bins import frequency_buckets
 from emad_ref.exit_rules.rules import default_probes
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, ModelUnderTest
-from emad_ref.point import BinSpec, Estimator
+from emad_ref.point import BinSpec, Estimator, OperatingPoint
 from emad_ref.protocol import Unsupported
 from emad_ref.replay import sequence_sums
 from emad_ref.statistics.units import ByDocument, DocumentOf
 from emad_ref.text.documents import Split
+
+TRACES: dict[Split, str] = {"calibrate": "calibration", "validate": "validation", "evaluate": "evaluation"}
+SAMPLE_EVERY = 8  # positions; every layer's head there costs less than the probes' at all of them
 
 
 class LensTraces:
@@ -30,28 +33,46 @@ class LensTraces:
 
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject
-
-    def _require_plain(self) -> None:
-        if self.subject.seq2seq:
-            raise Unsupported(ENCODER_DECODER_REFUSAL)
+        self._every_layer: dict[Split, Trace] = {}
 
     @cached_property
     def calibration(self) -> Trace:
-        """Lens trace of the calibration text, after ``_calibrated_layers`` and the last."""
-        return self._take_calibration(self._calibrated_layers)
+        """Lens trace of the calibration text, after ``layers_read`` and the last."""
+        return self._take("calibrate", self.layers_read)
 
     @cached_property
-    def _every_layer_calibration(self) -> Trace:
-        """Lens trace of the calibration text after every layer, for probes that an ablation chooses."""
-        return self._take_calibration(None)
-
-    def _take_calibration(self, layers: tuple[int, ...] | None) -> Trace:
-        self._require_plain()
-        return self.subject.trace(self.calibrated_on, f"calibrate, {self.subject.corpus}", layers=layers)
+    def validation(self) -> Trace:
+        """Lens trace of the validation text, after ``layers_read`` and the last."""
+        return self._take("validate", self.layers_read)
 
     @cached_property
-    def _calibrated_layers(self) -> tuple[int, ...] | None:
-        """Layers to calibrate at if a head costs more FLOPs than a block: the probes. None: every layer."""
+    def evaluation(self) -> Trace:
+        """Lens trace of the evaluation text, after ``layers_read`` and the last; after the others at a sample."""
+        return self._take("evaluate", self.layers_read, SAMPLE_EVERY)
+
+    def of_every_layer(self, split: Split) -> Trace:
+        """Lens trace of a split after every layer, for probes and depths that an ablation chooses."""
+        if split not in self._every_layer:
+            self._every_layer[split] = self._take(split, None)
+        return self._every_layer[split]
+
+    def holding(self, split: Split, points: Iterable[OperatingPoint]) -> Trace:
+        """The split's trace if it has read every layer of ``points``, else that of every layer."""
+        trace: Trace = getattr(self, TRACES[split])
+        return trace if all(trace.reads(point) for point in points) else self.of_every_layer(split)
+
+    def _take(self, split: Split, layers: tuple[int, ...] | None, sample_every: int | None = None) -> Trace:
+        if self.subject.seq2seq:
+            raise Unsupported(ENCODER_DECODER_REFUSAL)
+        read = self.subject.sequences(split, self._windows_of(split))
+        return self.subject.trace(read, f"{split}, {self.subject.corpus}", layers=layers, sample_every=sample_every)
+
+    def _windows_of(self, split: Split) -> int:
+        return int(getattr(self.subject.budget, split))
+
+    @cached_property
+    def layers_read(self) -> tuple[int, ...] | None:
+        """Layers whose heads are read if a head costs more FLOPs than a block: the probes. None: every layer."""
         geometry, given = self.subject.loaded.geometry, self.subject.study.profile
         if geometry.head_flops() <= geometry.block_flops():
             return None
@@ -61,17 +82,6 @@ class LensTraces:
     @cached_property
     def calibrated_on(self) -> list[TokenSequence]:
         return self.subject.sequences("calibrate", self.subject.budget.calibrate)
-
-    @cached_property
-    def validation(self) -> Trace:
-        self._require_plain()
-        sequences = self.subject.sequences("validate", self.subject.budget.validate)
-        return self.subject.trace(sequences, f"validate, {self.subject.corpus}")
-
-    @cached_property
-    def evaluation(self) -> Trace:
-        self._require_plain()
-        return self.subject.trace(self.evaluated, f"evaluate, {self.subject.corpus}")
 
     @cached_property
     def evaluated(self) -> list[TokenSequence]:
@@ -97,11 +107,11 @@ class LensTraces:
         return self.by_document(self.evaluation.lengths)
 
     @property
-    def entropy_sums(self) -> ByDocument:
-        """[documents, L] Σ H_ℓ over the tokens of each evaluated document, nats."""
-        trace = self.evaluation
+    def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
+        """(Σ H_ℓ in nats [documents, L], tokens [documents]) of the evaluated documents, where every layer was read."""
+        trace = self.evaluation.every_layer
         by_layer = [sequence_sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
-        return self.by_document(np.stack(by_layer, axis=1))
+        return self.by_document(np.stack(by_layer, axis=1)), self.by_document(trace.lengths)
 
     @cached_property
     def profile(self) -> Profile:
@@ -122,7 +132,8 @@ class LensTraces:
         """The profile of the calibration text at ``probes`` (default: METHODS'), thresholds by ``features``."""
         frequency = b""
         probes = default_probes(self.subject.stepper.layers) if probes is None else probes
-        trace = self.calibration if set(probes) <= set(self.calibration.layers_read) else self._every_layer_calibration
+        read = set(probes) <= set(self.calibration.layers_read)
+        trace = self.calibration if read else self.of_every_layer("calibrate")
         if "frequency" in features:
             counts = np.bincount(trace.target, minlength=self.subject.stepper.vocabulary)
             frequency = frequency_buckets(counts)

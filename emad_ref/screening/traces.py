@@ -19,7 +19,8 @@ from tqdm import tqdm
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import MOST_WINDOWS, TokenSequence, Trace, round_robin_windows, take_trace, window_size
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint

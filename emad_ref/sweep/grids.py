@@ -284,18 +284,20 @@ def point_families(
     """Every sweep by its name in tables, ``count`` points each; the first is EMAD as published.
 
     ``profile`` has entropies only; thresholds of other signals come from ``calibration``, a trace of similar text.
+    Points of fixed depths are limited to the layers that ``calibration`` has read.
     ``saved``: saving of a point on the selection split (``grids.NetSaving``).
     """
     layers, probes = profile.layers, profile.probes
+    positional = [point for point in positional_points(layers) if calibration.reads(point)]
     matched = {} if profile.statistics is None else {"EMAD, quantile": quantile_points(profile, saved, count)}
     return {
         EMAD_FAMILY: margin_points(profile, saved, count),
         **matched,
-        "fixed truncation": truncation_points(layers),
+        "fixed truncation": [point for point in truncation_points(layers) if calibration.reads(point)],
         "fixed entropy": fixed_entropy_points(profile, saved, count),
         "softmax response": response_points(layers, probes, saved, count),
         "chunked": chunked_points(profile, saved, count),
-        "positional": positional_points(layers),
+        **({"positional": positional} if positional else {}),
         **{
             f"{signal.label}, quantile": signal_quantile_points(signal, calibration, probes, saved, count)
             for signal in swept_signals("front")

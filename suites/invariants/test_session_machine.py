@@ -209,7 +209,7 @@ class SessionMachine(RuleBasedStateMachine):
         first = min(row.shown)
         reference = self.subject.lens(np.array(row.history), first)
         for position, (depth, logits, after) in sorted(row.shown.items()):
-            off = np.abs(logits - reference[position - first, depth - 1]).max()
+            off = np.abs(logits - reference.after(depth)[position - first]).max()
             at = f"row {index}, position {position}, depth {depth}"
             assert off <= self.tolerance, f"{at}: logits off by {off:.2g} after {after}, more than {self.tolerance:g}"
         row.shown.clear()

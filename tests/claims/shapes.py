@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from emad_ref.calibration.trace import LONGEST_WINDOW, MOST_WINDOWS
+from emad_ref.calibration.windows import LONGEST_WINDOW, MOST_WINDOWS
 from emad_ref.measurements.operating_points import NllPair
 from emad_ref.statistics.units import ByDocument
 

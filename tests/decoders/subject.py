@@ -71,7 +71,7 @@ def under_test(
 def entropy_nats(logits: Floats) -> Floats:
     """[...] in nats, of ``logits`` [..., V]."""
     assert ENTROPY.from_lens is not None
-    return ENTROPY.from_lens(logits)
+    return ENTROPY.from_lens(np.asarray(logits))
 
 
 def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], Ints]:

@@ -15,7 +15,8 @@ import pytest
 
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import Trace, take_trace, window_size
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import window_size
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.lens import attach_lens

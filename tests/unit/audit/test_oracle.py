@@ -17,10 +17,10 @@ def test_logits_at_depths_are_the_whole_lens_there_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch, depths: list[int]
 ) -> None:
     lens, heads = ModelLens(CausalStepper(small_model("gpt_neox"))), []
-    whole = lens(TOKENS)
+    whole = np.asarray(lens(TOKENS))
     logits = CausalStepper.logits
     monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: heads.append(hidden) or logits(self, hidden))
-    found = lens.at_depths(TOKENS, np.array(depths))
+    found = lens(TOKENS).between(len(TOKENS) - len(depths), len(TOKENS)).at_depth(np.array(depths))
     expected = whole[np.arange(len(TOKENS) - len(depths), len(TOKENS)), np.array(depths) - 1]
     assert found.dtype == np.float64
     assert np.array_equal(found, expected)

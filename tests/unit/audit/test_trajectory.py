@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.lens import LensReference, ProbeReadouts
+from emad_ref.audit.lens import LayerLogits, LensReference, ProbeReadouts
 from emad_ref.audit.trajectory import Judge, Trajectory, count_discriminating
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
@@ -29,8 +29,9 @@ def made(depth: object = DEPTH, signal: Floats = SIGNAL, **change: object) -> Tr
 
 def said(logits: Floats) -> LensReference:
     """Full heads of ``logits`` [5, L, V], which are also what is emitted."""
+    heads = LayerLogits.of(logits)
     return LensReference(
-        logits, REFERENCE, logits, ProbeReadouts.whole(POINT, len(logits)), (np.zeros(5, dtype=np.int64),)
+        heads, REFERENCE, heads, ProbeReadouts.whole(POINT, len(logits)), (np.zeros(5, dtype=np.int64),)
     )
 
 

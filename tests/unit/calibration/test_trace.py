@@ -23,15 +23,15 @@ from emad_ref.calibration.trace import (
     take_trace,
     trace_batch,
     trace_stepwise,
-    windows,
 )
+from emad_ref.calibration.windows import windows
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.lens import attached_lens
 from emad_ref.probes.signal_values import NotFinite
-from emad_ref.replay import replay
+from emad_ref.replay import replay, sequence_sums
 from emad_ref.signals import LAYERWISE
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -105,6 +105,32 @@ def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeyp
         assert np.allclose(some.divergence()[:, read], whole.divergence()[:, read], atol=ROUNDING)
 
 
+def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
+    """The whole trace's columns there, for documents of any length; replay keeps to the layers read everywhere."""
+    texts = [replace(sequence(length, prompt), document=document)
+             for document, (length, prompt) in enumerate([(40, 0), (30, 3), (5, 3)])]  # fmt: skip
+    whole, seen = take_trace(stepper, texts), []
+    logits = CausalStepper.logits
+    monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: seen.append(len(hidden)) or logits(self, hidden))
+    some = take_trace(stepper, texts, layers=(2, 4), sample_every=4)
+    document = np.repeat(np.arange(3), whole.lengths)
+    sampled = (whole.position + document) % 4 == 0
+    assert some.sampled.tolist() == sampled.tolist()
+    assert 0 < sampled.sum() < len(whole) / 3
+    assert sum(seen) == 3 * len(whole) + (LAYERS - 3) * sampled.sum()
+    sample = some.every_layer
+    for name in ("nll_nats", "top1", "token", "position"):
+        assert np.allclose(getattr(sample, name), getattr(whole, name)[sampled], atol=ROUNDING), name
+    assert np.allclose(sample.entropy_nats, whole.entropy_nats[sampled], atol=ROUNDING)
+    assert sample.lengths.tolist() == np.bincount(document[sampled], minlength=3).tolist()
+    sums = sequence_sums(sample, sample.entropy_nats[:, 2])
+    by_hand = [whole.entropy_nats[sampled & (document == number), 2].sum() for number in range(3)]
+    assert np.allclose(sums, by_hand)
+    assert sums[2] == 0
+    assert not some.reads(truncated(LAYERS, 3))
+    assert whole.every_layer is whole
+    with pytest.raises(BadArgument, match=r"take_trace\(sample_every"):
+        assert take_trace(stepper, texts, layers=(2, 4)).every_layer
 class Screen(io.StringIO):
     def isatty(self):
         return True

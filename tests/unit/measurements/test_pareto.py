@@ -81,6 +81,7 @@ def traces(profile: Profile, stepper: Stepper) -> SimpleNamespace:
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
         corpus="random",
         seed=0,
+        reads_less="",
         budget=SimpleNamespace(name="smoke", validate=SEQUENCES, evaluate=SEQUENCES),
         sequences=text,
         trace=lambda sequences, what, rules: take_trace(stepper, sequences, rules=rules),
@@ -429,7 +430,7 @@ def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_
 def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
     evidence = small_evidence()
     found, traces = profile_flatness(evidence.traces, evidence.rivals, np.random.default_rng(3)), evidence.traces
-    expected = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=np.random.default_rng(3))
+    expected = profile_slope(*traces.entropy_sums, threshold=0.0, rng=np.random.default_rng(3))
     assert found.slope == expected
     assert (found.model, found.corpus) == ("small", "self")
     gained = margin_gain(evidence.rivals)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from emad_ref import tuning
-from emad_ref.calibration.trace import windows
+from emad_ref.calibration.windows import windows
 from emad_ref.models.loading import load
 from emad_ref.text import corpora
 from emad_ref.text.corpora import LongDocument, tokenize_document
