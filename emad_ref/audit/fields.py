@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,16 @@ import numpy as np
 from emad_ref.audit.comparisons import UNREACHED_THRESHOLD, DecoderOpening
 from emad_ref.audit.decoding_checks import judge_record, judge_session
 from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_complaints
-from emad_ref.audit.lens import Lens, LensReference, consult, emission_noise, headroom, rule_depths, signal_noise
+from emad_ref.audit.lens import (
+    Lens,
+    LensReference,
+    PrefixLens,
+    consult,
+    emission_noise,
+    headroom,
+    rule_depths,
+    signal_noise,
+)
 from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError
@@ -313,6 +323,11 @@ class FieldsCheck:
     rng: np.random.Generator
     tolerance: float
 
+    @cached_property
+    def _text_lens(self) -> PrefixLens:
+        """The lens for the text that all variants share: its heads are read once."""
+        return PrefixLens(self.lens)
+
     def finding(self, prompt: Prompt, continuation: Ints, variants: dict[str, PointVariant] = VARIANTS) -> Finding:
         """Check every variant on ``prompt`` followed by ``continuation`` int64 [n], and on tokens generated.
 
@@ -391,9 +406,11 @@ class FieldsCheck:
             if variant.jumps and allowed > MAX_JUMP_TOLERANCE:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
                 raise SignalTooNoisyError(why)
-            judge = Judge(tally, self.lens, point, allowed, decoder.capabilities.counted)
+            judge = Judge(tally, self._text_lens, point, allowed, decoder.capabilities.counted)
             judge_session(judge, decoder, [prompt], continuation[None])
-            judge_record(judge, decoder.generate([prompt], self.new, frozenset()), [prompt], self.new)
+            judge_record(
+                replace(judge, lens=self.lens), decoder.generate([prompt], self.new, frozenset()), [prompt], self.new
+            )
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
         """Require a refusal: decoding at a point that names a missing file ignores the field."""
@@ -416,11 +433,11 @@ class FieldsCheck:
             return point, ENOUGH
         # copied states change the signals; those of exact ones are near enough to choose thresholds
         exact = point if variant.by_lens else replace(point, schedule="monotone", period=None, floor=None)
-        mine = consult(self.lens, tokens, exact, first, self.tolerance)
+        mine = consult(self._text_lens, tokens, exact, first, self.tolerance)
         if variant.by_lens:
             # readouts and emissions do not depend on thresholds: one pass each serves all tried thresholds
             theirs = [
-                consult(self.lens, tokens, ignoring(point), first, self.tolerance) for ignoring in variant.ignored
+                consult(self._text_lens, tokens, ignoring(point), first, self.tolerance) for ignoring in variant.ignored
             ]
             most, least = None, len(EXIT_SHARES)
         else:

@@ -161,6 +161,24 @@ class LogitLens:
         raise BadArgument("point", rule, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
 
 
+class PrefixLens:
+    """A lens that caches its last sequence, and answers for its prefixes from it: entries are causal."""
+
+    def __init__(self, lens: Lens):
+        self._lens = lens
+        self._tokens, self._first = np.zeros(0, dtype=np.int64), 0
+        self._logits: LayerLogits | None = None
+
+    def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
+        if self._logits is None or first < self._first or not np.array_equal(self._tokens[: len(tokens)], tokens):
+            self._logits = self._lens(tokens, first)
+            self._tokens, self._first = np.array(tokens), first
+        return self._logits.between(first - self._first, len(tokens) - self._first)
+
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
+        return self._lens.lead(tokens, first, point)
+
+
 @dataclass(frozen=True)
 class LensReference:
     """Reference for n positions of one sequence.

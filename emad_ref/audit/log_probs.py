@@ -112,7 +112,7 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
 def _expected(under_test: DecoderUnderTest, prompt: Prompt, tokens: Ints) -> Floats:
     """[n, V] log-probabilities after each position of the prompt and of all ``tokens`` but the last."""
     history = np.concatenate([prompt.tokens, tokens[:-1]]).astype(np.int64)
-    expected: Floats = log_softmax(under_test.lens(history)[:, -1].astype(np.float64), axis=-1)
+    expected: Floats = log_softmax(under_test.lens(history).last, axis=-1)
     return expected
 
 

@@ -16,10 +16,9 @@ import numpy as np
 from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.audit.lens import LayerLogits, Lens, ProbeReadouts, RuleReadings
+from emad_ref.audit.lens import PrefixLens, ProbeReadouts
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Ints, Record
 
@@ -27,24 +26,6 @@ MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of o
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 9  # variations of it, itself included
-
-
-class PrefixLens:
-    """A lens that caches its last sequence, and answers for its prefixes from it: entries are causal."""
-
-    def __init__(self, lens: Lens):
-        self._lens = lens
-        self._tokens, self._first = np.zeros(0, dtype=np.int64), 0
-        self._logits: LayerLogits | None = None
-
-    def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
-        if self._logits is None or first < self._first or not np.array_equal(self._tokens[: len(tokens)], tokens):
-            self._logits = self._lens(tokens, first)
-            self._tokens, self._first = np.array(tokens), first
-        return self._logits.between(first - self._first, len(tokens) - self._first)
-
-    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
-        return self._lens.lead(tokens, first, point)
 
 
 def generate_answer(

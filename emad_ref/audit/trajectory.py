@@ -170,7 +170,7 @@ class Judge:
         expected, first = emitted_logits(reference, trajectory)[-LAST_POSITIONS:], len(trajectory.tokens)
         count = 0
         for at, logits in enumerate(expected, start=first - len(expected)):
-            alone = self.lens(trajectory.tokens[at : at + 1])[0, trajectory.depth[at - first] - 1]
+            alone = self.lens(trajectory.tokens[at : at + 1]).after(int(trajectory.depth[at - first]))[0]
             count += int(np.abs(logits - alone).max() > self.tolerance)
         return count
 

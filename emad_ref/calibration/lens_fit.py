@@ -96,7 +96,7 @@ class LensPlan:
 
 
 @dataclass
-class _LensFitState:
+class LensFitState:
     """State of a fit after ``steps`` and ``judged`` batches, of text with these digests.
 
     ``nats`` [2, layers] sums over ``tokens``.
@@ -163,7 +163,7 @@ def fit_lens(
     ----------
     Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
     """
-    _require_fitting(stepper, plan)
+    require_fitting(stepper, plan)
     if every < 1:
         raise BadArgument("every", every, "a count ≥ 1")
     fresh = _initial_state(stepper, plan)
@@ -183,7 +183,23 @@ def fit_lens(
             bar.update()
             keep(number)
     keep(0)
-    lens = _lens_of(stepper, plan, state)
+    lens = lens_of(stepper, plan, state)
+    return held_out_divergences(stepper, plan, windows, state, lens, progress, keep)
+
+
+def held_out_divergences(
+    stepper: Stepper,
+    plan: LensPlan,
+    windows: WindowSource,
+    state: LensFitState,
+    lens: TunedLens,
+    progress: str | None,
+    keep: Callable[[int], None] = lambda batches: None,
+) -> FittedLens:
+    """The fitted lens with the divergences of both readouts on held-out documents, in nats.
+
+    ``keep``: called with the number of batches after each of them. Raises EmptyCorpus if no document is held out.
+    """
     with tqdm(desc="held out", disable=progress is None, initial=state.tokens, unit="tok", unit_scale=True) as bar:
         for number, tokens in enumerate(_measure_batches(stepper, plan, windows, state, lens), start=1):
             bar.update(tokens)
@@ -197,16 +213,13 @@ def fit_lens(
     return FittedLens(lens, plan.to_json(), raw, tuned, state.tokens)
 
 
-# ---------------------------------------------------------------- the fit
-
-
-def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _LensFitState) -> Iterator[float]:
+def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: LensFitState) -> Iterator[float]:
     """Yield the mean divergence of each further step, and update ``state``."""
     parameters = [tensor for factors in state.factors.values() for tensor in factors]
     adam = torch.optim.Adam(parameters, lr=plan.rate)
     if state.moments:
         adam.load_state_dict(state.moments)
-    lessons = batched(_training_windows(plan, windows), plan.tokens_per_step)
+    lessons = batched(_endless_windows(plan, windows), plan.tokens_per_step)
     digest = _skip_batches(lessons, state.steps, state.lessons_digest, plan)
     for batch in islice(lessons, plan.steps - state.steps):
         for group in adam.param_groups:
@@ -231,7 +244,7 @@ def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _
 
 
 def _measure_batches(
-    stepper: Stepper, plan: LensPlan, windows: WindowSource, state: _LensFitState, lens: TunedLens
+    stepper: Stepper, plan: LensPlan, windows: WindowSource, state: LensFitState, lens: TunedLens
 ) -> Iterator[int]:
     """Yield the tokens of each further held-out batch, and add its divergences to ``state``."""
     batches = batched(limit_tokens(held_out_windows(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
@@ -268,14 +281,18 @@ def held_out_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSeq
     return (window for window in windows() if plan.holds_out(window.document))
 
 
-def _training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
+def training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
+    """Windows of the documents to fit on."""
+    return (window for window in windows() if not plan.holds_out(window.document))
+
+
+def _endless_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
     """Windows of the documents to fit on, in an endless loop."""
     while True:
         has_window = False
-        for window in windows():
-            if not plan.holds_out(window.document):
-                has_window = True
-                yield window
+        for window in training_windows(plan, windows):
+            has_window = True
+            yield window
         if not has_window:
             raise EmptyCorpus(
                 f"corpus={plan.corpus!r} has no window to fit on, but expected at least one; use more text, or hold "
@@ -283,7 +300,7 @@ def _training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSe
             )
 
 
-def _initial_state(stepper: Stepper, plan: LensPlan) -> _LensFitState:
+def _initial_state(stepper: Stepper, plan: LensPlan) -> LensFitState:
     """The identity at every layer: A = 0, or U = 0 with random V, since two zero factors have no gradient."""
     width, generator = stepper.geometry.hidden, torch.Generator().manual_seed(plan.seed)
     dtype = torch.float64 if stepper.dtype == torch.float64 else torch.float32
@@ -298,10 +315,10 @@ def _initial_state(stepper: Stepper, plan: LensPlan) -> _LensFitState:
         return [zeros(width, plan.rank), basis.to(stepper.device, dtype), zeros(width)]
 
     factors = {layer: [tensor.requires_grad_() for tensor in identity()] for layer in plan.layers}
-    return _LensFitState(factors, {}, nats=np.zeros((2, len(plan.layers))))
+    return LensFitState(factors, {}, nats=np.zeros((2, len(plan.layers))))
 
 
-def _lens_of(stepper: Stepper, plan: LensPlan, state: _LensFitState) -> TunedLens:
+def lens_of(stepper: Stepper, plan: LensPlan, state: LensFitState) -> TunedLens:
     translators = {}
     for layer, factors in state.factors.items():
         *matrices, bias = (tensor.detach().cpu().clone() for tensor in factors)
@@ -309,7 +326,7 @@ def _lens_of(stepper: Stepper, plan: LensPlan, state: _LensFitState) -> TunedLen
     return TunedLens(plan.fingerprint, plan.dtype, stepper.layers, translators)
 
 
-def _require_fitting(stepper: Stepper, plan: LensPlan) -> None:
+def require_fitting(stepper: Stepper, plan: LensPlan) -> None:
     if not all(1 <= layer < stepper.layers for layer in plan.layers):
         expected = f"layers in 1–{stepper.layers - 1} of this model"
         raise BadArgument("layers", plan.layers, expected, "the last is what a lens is fitted to")
@@ -338,9 +355,9 @@ def _batch_bytes(batch: Sequence[TokenSequence]) -> bytes:
     return b"".join(window_bytes(window) for window in batch)
 
 
-def _save_state(path: Path, plan: LensPlan, state: _LensFitState) -> None:
+def _save_state(path: Path, plan: LensPlan, state: LensFitState) -> None:
     """Write the state; the file is complete or unchanged."""
-    contents = {name: getattr(state, name) for name in _LensFitState.__annotations__} | {
+    contents = {name: getattr(state, name) for name in LensFitState.__annotations__} | {
         "factors": {layer: [tensor.detach() for tensor in factors] for layer, factors in state.factors.items()},
         "nats": torch.from_numpy(state.nats),
         "of": json.dumps(plan.to_json(), sort_keys=True),
@@ -349,7 +366,7 @@ def _save_state(path: Path, plan: LensPlan, state: _LensFitState) -> None:
         torch.save(contents, file)
 
 
-def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: _LensFitState) -> _LensFitState | None:
+def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: LensFitState) -> LensFitState | None:
     """The state to continue from; None without a checkpoint."""
     if not path.exists():
         return None
@@ -361,7 +378,7 @@ def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: _LensFitState) 
     try:
         contents = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
         of = contents.pop("of")
-        state = _LensFitState(**contents | {"nats": contents["nats"].numpy()})
+        state = LensFitState(**contents | {"nats": contents["nats"].numpy()})
         shapes = {layer: [tensor.shape for tensor in factors] for layer, factors in state.factors.items()}
         fits = shapes == {layer: [tensor.shape for tensor in factors] for layer, factors in fresh.factors.items()}
         for factors in state.factors.values():

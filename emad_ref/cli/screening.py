@@ -40,15 +40,19 @@ def screen(args: argparse.Namespace) -> None:
     """Find out what would work on a model: how much any exit could save, what ours do, and what to decode with."""
     import torch
 
+    from emad_ref.measurements.model_under_test import traced_token_flops
     from emad_ref.models.loading import load
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
     from emad_ref.screening.exit import save_exit
     from emad_ref.screening.screen import screen as screened
-    from emad_ref.screening.settings import ScreeningSettings
+    from emad_ref.screening.settings import ScreeningSettings, default_documents
 
     require_writable(args.out, "out")  # bad input is refused before the long passes, not after them
-    settings = ScreeningSettings(args.corpus, args.data, args.documents, args.rise, args.seed)
+    given = DOCUMENTS if args.documents is None else args.documents
+    settings = ScreeningSettings(args.corpus, args.data, given, args.rise, args.seed)  # refused before loading
     loaded = load(args.model)
+    if args.documents is None:
+        settings = replace(settings, documents=default_documents(traced_token_flops(loaded.geometry)))
     if args.threads is not None:
         if args.threads < 1:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
@@ -151,8 +155,8 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
         "--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on; {DEFAULT_CORPUS} by default"
     )
     sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
-    sub.add_argument("--documents", type=int, default=DOCUMENTS, metavar="N",
-                     help=f"to choose on, to certify on and to judge on, each; {DOCUMENTS} by default")  # fmt: skip
+    sub.add_argument("--documents", type=int, metavar="N", help="to choose on, to certify on and to judge on, each; "
+                     f"{DOCUMENTS} by default, fewer for a model of more than about 50M parameters")  # fmt: skip
     sub.add_argument("--rise", type=float, default=0.01, metavar="SHARE",
                      help="of perplexity that may be lost at most; 0.01 by default")  # fmt: skip
     sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")

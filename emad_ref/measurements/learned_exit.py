@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -161,17 +162,21 @@ class ExitEvaluation:
         """The same traces of the validation split."""
         return self._read(self.subject.sequences("validate", self.subject.budget.validate), "validate")
 
+    @cached_property
+    def _layers_read(self) -> tuple[int, ...] | None:
+        """Layers of the run's traces and of the exit's lens; None: every layer."""
+        layers = self._traces.layers_read
+        return None if layers is None else tuple(sorted({*layers, *self.exit.fitted.lens.translators}))
+
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
         fitted, lens = self.exit.fitted, self.exit.fitted.lens.digest
         gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
         named, file = f"{self.subject.name}: {split}, {self.subject.corpus}", self.subject.progress_stream()
-        own = take_trace(
-            self.subject.stepper, sequences, divergence=True, progress=f"{named}, every readout", file=file
-        )
+        both: dict[str, Any] = {"divergence": True, "layers": self._layers_read, "file": file}
+        own = take_trace(self.subject.stepper, sequences, **both, progress=f"{named}, every readout")
         through = take_trace(
-            self.subject.stepper, sequences, lens=lens, estimators=gate, divergence=True,
-            progress=f"{named}, through the lens", file=file,
-        )  # fmt: skip
+            self.subject.stepper, sequences, lens=lens, estimators=gate, **both, progress=f"{named}, through the lens"
+        )
         return SplitTraces(ScreeningText(tuple(sequences)), own, through)
 
     @cached_property
@@ -218,7 +223,8 @@ class ExitEvaluation:
     @property
     def _families(self) -> list[ExitFamily]:
         fitted, vocabulary, layers = self.exit.fitted, self.subject.stepper.vocabulary, self.subject.stepper.layers
-        own = published_families(self._traces.profile, vocabulary) + free_depth_families(layers, vocabulary)
+        own = published_families(self._traces.profile, vocabulary, self._layers_read)
+        own += free_depth_families(layers, vocabulary, self._layers_read)
         return own + ([] if fitted.gate is None else tuned_lens_families(fitted, vocabulary))
 
     def _spaced(self, family: ExitFamily) -> list[OperatingPoint]:

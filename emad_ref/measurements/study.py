@@ -13,6 +13,7 @@ from pathlib import Path
 from emad_ref.errors import BadArgument
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_names
+from emad_ref.screening.settings import LARGE_TOKEN_FLOPS
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Budget:
 
         So it ends in minutes at every size. Larger budgets read all, whatever that takes.
         """
-        share = SMOKE_TOKEN_FLOPS / token_flops
+        share = LARGE_TOKEN_FLOPS / token_flops
         if self.rank or share >= 1:
             return self
         amounts = {name: max(least, round(share * getattr(self, name))) for name, least in FEWEST.items()}
@@ -65,7 +66,6 @@ class Budget:
         return ", ".join(parts)
 
 
-SMOKE_TOKEN_FLOPS = 250e6  # of a traced token: its blocks, and a head after every probe and at the end
 # of each split documents on which claims are still decided; to judge on, three times METHODS' 30
 FEWEST = {"examples": 4, "calibrate": 40, "validate": 40, "evaluate": 100}
 

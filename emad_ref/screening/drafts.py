@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from emad_ref.calibration.lens_files import FittedLens
-from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows, states_and_final
-from emad_ref.calibration.linear_maps import fit_gate
+from emad_ref.calibration.lens_fit import LensPlan, states_and_final
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched
 from emad_ref.decoding.pair import shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
@@ -38,13 +37,20 @@ from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, full_depth
 from emad_ref.probes.draft_reader import DraftReader
-from emad_ref.probes.lens import attach_lens
+from emad_ref.probes.lens import dtype_of
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import PROMPT_LENGTHS, CandidateTime, Generate, generate_by, time_candidates
-from emad_ref.screening.traces import ScreeningText, TextSplits
+from emad_ref.screening.traces import (
+    HELD_OUT_TOKENS,
+    ScreeningText,
+    TextSplits,
+    fit_with_gate,
+    held_out_tokens,
+    layers_to_read,
+)
 
 LOOKUP, ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "prompt lookup", "assisted", "self", "lens", "copies"
 LOOKUP_TOKENS = 10  # drafted tokens of prompt lookup, as in transformers' documentation
@@ -318,7 +324,7 @@ def _runs(flags: Bools) -> list[int]:
     return runs
 
 
-DRAFT_LENS_STEPS = 500  # of 512 tokens: the held-out agreement of small models has converged
+DRAFT_LENS_STEPS = 250  # of 512 tokens, after the closed form
 
 
 def draft_layers(layers: int) -> tuple[int, ...]:
@@ -334,6 +340,7 @@ def fit_draft_lens(
     corpus: str,
     rank: int | None = None,
     steps: int = DRAFT_LENS_STEPS,
+    tokens: int = HELD_OUT_TOKENS,
     seed: int = 0,
     progress: str | None = None,
 ) -> FittedLens:
@@ -346,24 +353,20 @@ def fit_draft_lens(
         BadArgument: layers or a rank that the model lacks.
         EmptyCorpus: no text, or too few documents to hold any out.
     """
-    stepper = model.stepper
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
-        dtype=str(stepper.dtype).removeprefix("torch."),
+        dtype=dtype_of(model.stepper),
         corpus=f"{corpus}, continued by the model",
         window=max((len(text.tokens) for text in texts), default=0),
         layers=tuple(layers),
         rank=rank,
         steps=steps,
         held_out=0.3,
+        held_out_tokens=tokens,
         seed=seed,
     )
-    fitted = fit_lens(stepper, plan, lambda: iter(texts), progress=progress)
-    name = attach_lens(stepper, fitted.lens, model.fingerprint)
-    named = None if progress is None else f"{progress}, gate"
-    gate = fit_gate(stepper, held_out_windows(plan, lambda: iter(texts)), plan.layers, name, progress=named)
-    return replace(fitted, gate=gate)
+    return fit_with_gate(model, plan, texts, progress)
 
 
 CONTINUED_TOKENS = 112
@@ -424,8 +427,9 @@ def choose_drafting(
     """
     layers = draft_layers(model.geometry.layers)
     try:
-        lessons = _continued(model, texts.calibrate, MAX_LESSONS)
-        chosen, judged = (_continued(model, text, MAX_WINDOWS) for text in (texts.choose, texts.evaluate))
+        few = settings.part(MAX_WINDOWS)
+        lessons = _continued(model, texts.calibrate, few if layers_to_read(model) else settings.part(MAX_LESSONS))
+        chosen, judged = (_continued(model, text, few) for text in (texts.choose, texts.evaluate))
         spoken = fit_draft_lens(
             model,
             lessons,
@@ -433,6 +437,7 @@ def choose_drafting(
             corpus=settings.corpus,
             rank=fitted.lens.rank,
             steps=settings.part(DRAFT_LENS_STEPS),
+            tokens=held_out_tokens(model, settings),
             seed=settings.seed,
         )
     except (BadArgument, EmptyCorpus) as error:

@@ -165,7 +165,8 @@ def read_features(
     if schedule_of(point).settle is None or point.confidence is not None:
         return decoded_features(stepper, point, windows, text, progress=progress)
     estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
-    trace = take_trace(stepper, windows, estimators=estimators, lens=point.lens, progress=progress)
+    read = {"layers": point.readout_layers, "lens": point.lens}
+    trace = take_trace(stepper, windows, estimators=estimators, **read, progress=progress)  # type: ignore[arg-type]
     return replayed_features(trace, point, DocumentOf(np.array([window.document for window in windows])), text)
 
 

@@ -41,9 +41,15 @@ class ExitFamily:
     points: tuple[OperatingPoint, ...] = ()
 
 
-def published_families(profile: Profile, vocabulary: int) -> list[ExitFamily]:
-    """Families as published, by the model's own head; the first is EMAD."""
+def published_families(profile: Profile, vocabulary: int, read: Sequence[int] | None = None) -> list[ExitFamily]:
+    """Families as published, by the model's own head; the first is EMAD.
+
+    ``read``: layers that traces have read; depths elsewhere are left out. None: every layer.
+    """
     layers, probes = profile.layers, profile.probes
+    allowed = set(range(1, layers + 1)) if read is None else {*read, layers}
+    falling = [point for point in positional_points(layers) if allowed.issuperset(point.readout_layers)]
+    fixed = [point for point in truncation_points(layers) if allowed.issuperset(point.readout_layers)]
     chunk = CHUNK_LENGTHS[1]
     emad = margin_sweep(profile)
 
@@ -57,14 +63,14 @@ def published_families(profile: Profile, vocabulary: int) -> list[ExitFamily]:
             for signal in _plain_signals()
         ),
         ExitFamily(f"EMAD, chunks of {chunk}", OWN_HEAD, "in chunks", (replace(emad, point=chunked),)),
-        ExitFamily("positional", OWN_HEAD, "by position", points=tuple(positional_points(layers))),
-        ExitFamily("truncation", OWN_HEAD, "fixed", points=tuple(truncation_points(layers))),
+        *([ExitFamily("positional", OWN_HEAD, "by position", points=tuple(falling))] if falling else []),
+        ExitFamily("truncation", OWN_HEAD, "fixed", points=tuple(fixed)),
     ]
 
 
-def free_depth_families(layers: int, vocabulary: int) -> list[ExitFamily]:
-    """Free depth by the model's own head; softmax response is CALM."""
-    sets = probe_sets(layers)
+def free_depth_families(layers: int, vocabulary: int, read: Sequence[int] | None = None) -> list[ExitFamily]:
+    """Free depth by the model's own head; softmax response is CALM. ``read``: as in ``published_families``."""
+    sets = probe_sets(layers, read)
     return [
         ExitFamily(
             signal.label,

@@ -47,11 +47,19 @@ from emad_ref.screening.selection import (
 )
 from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
 from emad_ref.screening.timing import CandidateTime, generate_by, points_to_time, time_candidates
-from emad_ref.screening.traces import SplitTraces, TextSplits, fit_lens_and_gate, read_splits, shortage, take_traces
+from emad_ref.screening.traces import (
+    SplitTraces,
+    TextSplits,
+    fit_lens_and_gate,
+    layers_to_read,
+    read_splits,
+    shortage,
+    take_traces,
+)
 
 T = TypeVar("T")
 PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "timing", "drafts")
-PROFILE_WINDOWS = 100  # windows, for EMAD's profile
+PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS = 100, 40  # windows, for EMAD's profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +190,11 @@ def _fit_families(
     model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings, progress: str | None
 ) -> list[ExitFamily]:
     layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
-    named = None if progress is None else f"{progress}, profile"
+    named, read = None if progress is None else f"{progress}, profile", layers_to_read(model)
     profile = profile_of(
-        take_trace(model.stepper, texts.calibrate.windows[:PROFILE_WINDOWS], progress=named),
+        take_trace(
+            model.stepper, texts.calibrate.windows[: settings.part(PROFILE_WINDOWS)], layers=read, progress=named
+        ),
         default_probes(layers),
         model=model.name,
         fingerprint=model.fingerprint,
@@ -192,8 +202,8 @@ def _fit_families(
         dtype=fitted.lens.dtype,
     )
     return [
-        *published_families(profile, vocabulary),
-        *free_depth_families(layers, vocabulary),
+        *published_families(profile, vocabulary, read),
+        *free_depth_families(layers, vocabulary, read),
         *tuned_lens_families(fitted, vocabulary),
     ]
 

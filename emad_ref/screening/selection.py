@@ -424,7 +424,8 @@ def certify_points(
         BadArgument: no points.
     """
     require_order(points)
-    whole = take_trace(model.stepper, text.windows, progress=None if progress is None else f"{progress}, full depth")
+    named = None if progress is None else f"{progress}, full depth"
+    whole = take_trace(model.stepper, text.windows, layers=(), progress=named)
     full = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
     columns = join_columns(full, decode_points(model, text, points, progress))
     tokens = text.lengths

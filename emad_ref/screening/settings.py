@@ -14,6 +14,8 @@ from emad_ref.text.documents import DEFAULT_CORPUS
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity in tables
 DOCUMENTS = 300
+LARGE_TOKEN_FLOPS = 250e6  # of a traced token: its blocks, and a head after every probe and at the end
+FEWEST_DOCUMENTS = 200  # of a large model: the fewest with which a lossy point may be recommended
 SETTLED_DOCUMENTS = 300  # documents from which on lens, gate and drafts are fitted in their full number of steps
 WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on
 
@@ -42,6 +44,11 @@ class ScreeningSettings:
         if not 0 < self.rise < 1:
             raise BadArgument("rise", self.rise, "a fraction in 0–1, both excluded", "0.01 is 1 %")
 
-    def part(self, whole: int) -> int:
-        """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, reduced in proportion for fewer."""
-        return max(1, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
+    def part(self, whole: int, fewest: int = 1) -> int:
+        """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, in proportion for fewer; at least ``fewest``."""
+        return max(fewest, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
+
+
+def default_documents(token_flops: float) -> int:
+    """``DOCUMENTS``, and fewer for a model whose traced token costs more FLOPs than ``LARGE_TOKEN_FLOPS``."""
+    return max(FEWEST_DOCUMENTS, round(DOCUMENTS * min(1.0, LARGE_TOKEN_FLOPS / token_flops)))

@@ -76,12 +76,12 @@ def oracle_curve(
 ) -> SavingsCurve:
     """The oracle's curve on ``trace``, which records divergences, at ``count`` settings and at full depth.
 
-    ``probes``: layers after which tokens may leave; None: every one below the last.
+    ``probes``: layers after which tokens may leave; None: every one below the last that the trace has read.
 
     Raises:
         BadArgument: a trace without divergences; probes that are not ascending layers below the last.
     """
-    allowed = tuple(range(1, trace.layers)) if probes is None else tuple(probes)
+    allowed = tuple(layer for layer in trace.layers_read if layer < trace.layers) if probes is None else tuple(probes)
     at = [probe - 1 for probe in allowed]
     root_divergence = np.sqrt(trace.divergence()[:, at].astype(np.float64))
     name = f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.lens import PrefixLens
 from emad_ref.audit.requests import (
     MAX_STOP_TOKENS,
     VARIATIONS,
-    PrefixLens,
     batches,
     draw_stop_tokens,
     endings,

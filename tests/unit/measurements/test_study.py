@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.measurements.model_under_test import traced_token_flops
-from emad_ref.measurements.study import BUDGETS, FEWEST, SMOKE_TOKEN_FLOPS
+from emad_ref.measurements.study import BUDGETS, FEWEST
 from emad_ref.models.geometry import geometry_of
+from emad_ref.screening.settings import LARGE_TOKEN_FLOPS
 from tests.small import small_config
 
 
@@ -14,7 +15,7 @@ def test_a_small_model_reads_all_of_its_budget() -> None:
     geometry = geometry_of(small_config("llama"))
     heads = 1 + (geometry.layers - 1) // 2  # a probe after every second of few layers
     expected = geometry.layers * geometry.block_flops() + heads * geometry.head_flops()
-    assert traced_token_flops(geometry) == expected < SMOKE_TOKEN_FLOPS
+    assert traced_token_flops(geometry) == expected < LARGE_TOKEN_FLOPS
     smoke = BUDGETS["smoke"]
     assert smoke.fitted(expected) == smoke
     assert smoke.left_out(smoke) == ""
@@ -22,7 +23,7 @@ def test_a_small_model_reads_all_of_its_budget() -> None:
 
 def test_smoke_reads_less_of_a_large_model_in_proportion_and_never_too_little() -> None:
     smoke = BUDGETS["smoke"]
-    less = smoke.fitted(SMOKE_TOKEN_FLOPS / 0.8)
+    less = smoke.fitted(LARGE_TOKEN_FLOPS / 0.8)
     assert (less.calibrate, less.validate, less.evaluate, less.examples) == (80, 48, 160, 8)
     assert less.left_out(smoke) == "examples 8 of 10, calibrate 80 of 100, validate 48 of 60, evaluate 160 of 200"
     assert {name: getattr(smoke.fitted(1e15), name) for name in FEWEST} == FEWEST
