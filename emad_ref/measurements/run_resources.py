@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.calibration.trace import window_size
+from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
 from emad_ref.models.loading import LoadedModel

@@ -191,11 +191,10 @@ def _fit_families(
 ) -> list[ExitFamily]:
     layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
     named, read = None if progress is None else f"{progress}, profile", layers_to_read(model)
+    windows = texts.calibrate.windows[: settings.part(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)]
     profile = profile_of(
-        take_trace(
-            model.stepper, texts.calibrate.windows[: settings.part(PROFILE_WINDOWS)], layers=read, progress=named
-        ),
-        default_probes(layers),
+        take_trace(model.stepper, windows, layers=read, progress=named),
+        read or default_probes(layers),
         model=model.name,
         fingerprint=model.fingerprint,
         corpus=settings.corpus,

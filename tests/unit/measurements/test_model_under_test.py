@@ -49,6 +49,7 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
     study = Study(corpus=corpus, budget=FEW, margin=margin)
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [len(text) % VOCABULARY, len(text) % 7])
     loaded = SimpleNamespace(
+        geometry=geometry_of(small_config("gpt_neox")),
         name="small",
         stepper=stepper,
         trained=True,
@@ -98,7 +99,6 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     run, drops = evidence(stepper, corpus="world:premise"), {}
     monkeypatch.setattr("emad_ref.sweep.losses.is_within_bounds", lambda row, reference: True)
     run.traces.validation = take_trace(stepper, [TokenSequence(np.arange(20))])
-    run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     monkeypatch.setattr(
         task_scores.TaskScores, "validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
     )
@@ -144,7 +144,6 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
 
     monkeypatch.setattr(task_scores.world, "examples", examples)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
-    run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     run.subject.budget = replace(FEW, items=500)
     assert run.scored.guess("recall") == 167 / 500, "the majority of validation, on what is evaluated"
     assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", task_scores.VALIDATED_ITEMS)]
@@ -156,7 +155,6 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     made = [Example("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
     monkeypatch.setattr(task_scores.world, "examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
-    run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     held = run.scored.at("recall", run.replay_validity.shallow_point)
     assert len(held.full.independent) == len(held.adaptive.independent) == 3
     assert held.saving > 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from emad_ref import cli
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.measurements.model_under_test import traced_token_flops
+from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening import result
+from emad_ref.screening import drafts, result, traces
+from emad_ref.screening import screen as screen_module
 from emad_ref.screening.exit import load_exit
 from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily, probe_sets
 from emad_ref.screening.guarantee import Guarantee, ThresholdTest
@@ -28,11 +32,12 @@ from emad_ref.screening.selection import (
     SelectedPoint,
     loosest_point,
 )
-from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
-from emad_ref.screening.traces import TooLittleText, read_splits, shortage
+from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings, default_documents
+from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_read, read_splits, shortage
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.units import DocumentOf
 from emad_ref.sweep.grids import ThresholdSweep
+from tests.small import small_config
 
 DOCUMENTS = 12
 FAST = ("--documents", str(DOCUMENTS))
@@ -71,6 +76,38 @@ def test_every_phase_has_run_and_every_family_has_a_row_at_every_level(found):
     assert drafts["fast"] > 0
     assert drafts["sentence"].startswith("lossless: ")
     json.dumps(record, allow_nan=False)  # plain, and without what no reader of JSON takes
+
+
+def smollm2_geometry():
+    config = small_config("llama")
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    sizes |= {"num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49_152, "tie_word_embeddings": True}
+    for name, value in sizes.items():
+        setattr(config, name, value)
+    return geometry_of(config)
+
+
+def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
+    geometry = smollm2_geometry()
+    assert geometry.parameters() == 134_515_008
+    large = SimpleNamespace(geometry=geometry)
+    assert layers_to_read(large) == (5, 10, 15, 20, 25)
+    assert held_out_tokens(large, ScreeningSettings()) == 4_000
+    assert default_documents(traced_token_flops(geometry)) == 200
+    assert layers_to_read(nano) is None
+    assert held_out_tokens(nano, ScreeningSettings()) == 20_000
+    assert default_documents(traced_token_flops(nano.geometry)) == 300
+
+
+def test_a_screening_of_few_layers_reads_compares_and_leaves_after_these_alone(nano, monkeypatch):
+    for module in (traces, screen_module, drafts):
+        monkeypatch.setattr(module, "layers_to_read", lambda model: (2, 3))
+    record = screen(nano, ScreeningSettings(documents=DOCUMENTS)).screened
+    assert list(record["lens"]["tuned_nats"]) == ["2", "3"]
+    assert {probe for row in record["reached"] for probe in row.get("probes") or ()} <= {2, 3}
+    assert "positional" not in {row["family"] for row in record["reached"] if row["probes"]}
+    assert len(record["slack"]) == 2 * 2 * 2 * len(RISE_LEVELS)
+    assert record["drafts"]["sentence"].startswith("lossless: ")
 
 
 def test_few_documents_are_inconclusive_and_nothing_is_recommended(found):
