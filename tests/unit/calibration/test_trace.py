@@ -131,6 +131,8 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
     assert whole.every_layer is whole
     with pytest.raises(BadArgument, match=r"take_trace\(sample_every"):
         assert take_trace(stepper, texts, layers=(2, 4)).every_layer
+
+
 class Screen(io.StringIO):
     def isatty(self):
         return True
