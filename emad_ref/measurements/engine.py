@@ -100,8 +100,7 @@ class EngineAnswers:
     def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
         """[m, V] log-probabilities by the oracle."""
         history = np.concatenate([prompt.tokens, row.tokens[:-1]])
-        depths = np.full(len(row.tokens), self._subject.stepper.layers)
-        expected: Floats = log_softmax(self._subject.lens.at_depths(history, depths), axis=-1)
+        expected: Floats = log_softmax(self._subject.lens(history).last[-len(row.tokens) :], axis=-1)
         return expected
 
     @torch.inference_mode()

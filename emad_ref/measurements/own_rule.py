@@ -92,8 +92,7 @@ class OwnRuleAnswers:
     def _loss(self, prompt: Prompt, tokens: Ints) -> float:
         """−log p of ``tokens`` after ``prompt`` by the model at full depth, in nats."""
         history = np.concatenate([prompt.tokens, tokens[:-1]])
-        depths = np.full(len(tokens), self._subject.stepper.layers)
-        log_p = log_softmax(self._subject.lens.at_depths(history, depths), axis=-1)
+        log_p = log_softmax(self._subject.lens(history).last[-len(tokens) :], axis=-1)
         return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
     def _blocks(self, decoder: Decoder, prompts: Sequence[Prompt]) -> np.ndarray:
