@@ -74,9 +74,7 @@ class EngineAnswers:
 
     @cached_property
     def _prompts(self) -> list[Prompt]:
-        longest = min(PROMPT, self._subject.window - NEW)
-        sequences = self._subject.sequences("evaluate", self._documents)
-        return [Prompt(sequence.tokens[:longest]) for sequence in sequences]
+        return self._subject.openings(self._documents, min(PROMPT, self._subject.window - NEW))
 
     @cached_property
     def distributions(self) -> DistributionEvidence:

@@ -263,6 +263,18 @@ class ModelUnderTest:
             )
         return [replace(window, source=self.source) for window in cut]
 
+    def openings(self, count: int, longest: int) -> list[Prompt]:
+        """Prompts of at most ``longest`` tokens: beginnings of ``count`` evaluation documents, or of all there are.
+
+        Of the corpus ``self`` no more than that is sampled.
+        """
+        documents = self.documents("evaluate")
+        if self.corpus == "self":
+            ends = self.loaded.ends
+            documents = sampled_documents(self.stepper, self.opening, longest, "evaluate", self.seed, ends)
+        cut = windows(documents, longest, self.opening, count, per_document=1)
+        return [Prompt(window.tokens, self.source) for window in cut]
+
     def progress_stream(self) -> TextIO | None:
         """Stream of progress bars; None: standard error."""
         return self._resources.progress_stream()

@@ -57,8 +57,7 @@ class OwnRuleAnswers:
     def evidence(self) -> OwnRuleEvidence:
         """Raises Unsupported: the decoder has no exit rule of its own."""
         subject, rng = self._subject, np.random.default_rng([self._subject.seed, NEW])
-        longest = min(PROMPT, subject.window - NEW)
-        prompts = [Prompt(each.tokens[:longest]) for each in subject.sequences("evaluate", self._documents)]
+        prompts = subject.openings(self._documents, min(PROMPT, subject.window - NEW))
         seconds = {arm: np.zeros(len(prompts)) for arm in ARMS}
         loss = {arm: np.zeros(len(prompts)) for arm in ARMS}
         with subject.open(subject.full) as full, subject.open(subject.full, own_rule=True) as rule:

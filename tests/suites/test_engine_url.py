@@ -27,7 +27,7 @@ FILES = (
     "invariants/test_requests.py",
 )
 GATE: dict[str, Any] = {"gate": "decoder", "inconclusive": "fail", "expect_decoder": "foreign", "report": "report"}
-LIVE = 8  # tests at full depth of generate alone, sampling at two temperatures among them
+LIVE = 9  # tests at full depth of generate alone, sampling at two temperatures and the declared noise among them
 
 
 def completing(folder: Path, longest: int) -> Complete:
