@@ -27,6 +27,7 @@ from emad_ref.statistics.units import ByDocument, DocumentOf, Units, column_of, 
 
 RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
+PICKS_AT_ONCE = 2**16  # of documents for bootstrap samples: a processor's cache holds them, ten times faster than all
 FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to be meaningful
 
 
@@ -50,9 +51,13 @@ def document_draws(documents: int, resamples: int, rng: np.random.Generator) -> 
     All operating points of one corpus can share the draws: that is cheaper, and compares points on the same samples.
     """
     size = max(2, documents // 2, documents - math.floor(2 * math.sqrt(documents)))
-    picks = rng.integers(documents, size=(resamples, size)) + documents * np.arange(resamples)[:, None]
-    counts = np.bincount(picks.ravel(), minlength=resamples * documents)
-    return counts.reshape(resamples, documents).astype(np.float64)
+    counts = np.empty((resamples, documents))
+    step = max(1, PICKS_AT_ONCE // size)
+    for start in range(0, resamples, step):
+        part = counts[start : start + step]
+        picks = rng.integers(documents, size=(len(part), size)) + documents * np.arange(len(part))[:, None]
+        part[:] = np.bincount(picks.ravel(), minlength=part.size).reshape(part.shape)
+    return counts
 
 
 def linearised_ratio(x: Floats, weight: Floats) -> tuple[float, Floats, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emad_ref.statistics import rates
 from emad_ref.statistics.rates import document_draws, resamples_for
 
 
@@ -25,3 +26,13 @@ def test_draws_are_somewhat_smaller_than_the_sample_they_come_from(n, drawn):
     assert (draws.sum(1) == drawn).all()
     assert draws.mean(0) == pytest.approx(np.full(n, drawn / n), abs=0.25)
     assert len(np.unique(draws, axis=0)) >= min(3, n)
+
+
+def test_draws_are_the_same_however_many_are_made_at_once(monkeypatch):
+    """Counts and the generator's state after them: verdicts on record were drawn all at once."""
+    made = []
+    for picks in (1, 100, 10**9):
+        monkeypatch.setattr(rates, "PICKS_AT_ONCE", picks)
+        source = rng()
+        made.append((document_draws(30, 11, source).tolist(), source.bit_generator.state))
+    assert made[0] == made[1] == made[2]
