@@ -303,7 +303,7 @@ def _record_lines(report: Report) -> Iterator[str]:
 
 def _run_remarks(report: Report) -> Iterator[str]:
     decoder = report.get("decoder") or {"providers": (), "foreign": False}
-    if decoder["foreign"]:  # ours is named in the header of the run
+    if decoder["foreign"] or len(decoder["providers"]) > 1:  # ours alone is named in the header of the run
         yield f"decoder under test: {decoder['name']}"
         if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
             yield tier_line(report)
