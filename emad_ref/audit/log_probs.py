@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_softmax
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge
@@ -52,8 +52,8 @@ def log_probs(
 ) -> Finding:
     """Check ``max_new`` greedy tokens of each prompt: the ``top`` likeliest ids, and their log-probabilities.
 
-    Prompt tokens are checked where the decoder reports them. Discriminating are positions at which so much probability
-    lies beyond the ``top`` that leaving it out of the normaliser would show.
+    Prompt tokens are checked where the decoder reports them. Discriminating are positions whose likeliest and least
+    likely reported tokens lie farther apart than is allowed: there other ids or another history would show.
     """
     judge = Judge.of("log-probabilities", under_test, needed)
     tally, allowed = judge.tally, 2 * judge.tolerance
@@ -88,7 +88,7 @@ def log_probs(
                 _require_close(judge, f"row {row}, prompt token", shown.prompt[:, None], told[:, None], allowed)
                 tally.live["prompt_log_probs"] += len(told)
             tally.live["log_probs"] += shown.log_probs.size
-            tally.discriminating += int((-logsumexp(known, axis=-1) > 2 * allowed).sum())
+            tally.discriminating += int((known.max(axis=-1) - known.min(axis=-1) > allowed).sum())
             divergence.append(truncated_divergence(known, shown.log_probs))
             agreeing += int((shown.ids[:, 0] == new.argmax(axis=-1)).sum())
         every = np.concatenate(divergence)
