@@ -466,6 +466,7 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
     honest = getattr(pair_timing, liar)
     point = bundled.large.subject.full
     monkeypatch.setattr(bundled.timing, "_pairs", 2)
+    monkeypatch.setitem(vars(bundled.timing), "new", 6)  # the last token is the lie, however many precede it
     emad = []
 
     def lies(decoder, *more):
