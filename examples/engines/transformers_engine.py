@@ -16,6 +16,7 @@ class TransformersEngine(TokenDecoder):
             request.model.load().model,
             {} if kind != "static" else {"cache_implementation": "static"},
         )
+        self.model.generation_config = GenerationConfig()  # or its own ends of text would end rows
         if kind == "bfloat16":
             self.model.to(torch.bfloat16)
             noise = tolerance(self.model.config.model_type, "bfloat16", self.model.device.type)
