@@ -191,8 +191,10 @@ def shortfalls(report: Report, tier: str) -> Iterator[str]:
 
 
 def _is_live(entry: Mapping[str, Any]) -> bool:
-    """Whether a test of ours judged something; one whose premise is absent judged all there is."""
-    ran = entry["outcome"] == "passed" or (entry["outcome"] == "skipped" and entry["kind"] == "not applicable")
+    """Whether a test of ours ran, or found its premise absent. A failed one fails the run by itself."""
+    ran = entry["outcome"] in ("passed", "failed") or (
+        entry["outcome"] == "skipped" and entry["kind"] == "not applicable"
+    )
     return entry["shipped"] is not None and ran
 
 

@@ -89,6 +89,13 @@ def test_each_test_must_be_live(place: int) -> None:
     assert name in [gap.of for gap in find_gaps(report, ["suites"], shipped_tests(), tier="tokens")]
 
 
+def test_a_test_that_failed_was_live() -> None:
+    """Its own failure fails the run; a second sentence would say that it never ran."""
+    report = whole("tokens")
+    report["tests"][0]["outcome"] = "failed"
+    assert list(shortfalls(report, "tokens")) == []
+
+
 def test_the_name_of_a_model_is_no_case() -> None:
     """Of a model called ``full`` the case ``probing`` is not the one at full depth."""
     report = whole("tokens")
