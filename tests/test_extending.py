@@ -89,7 +89,7 @@ def test_a_family_of_others_is_walked_and_audited(site: Path, tmp_path: Path) ->
     small_model("starcoder2", torch.float32, config=config).save_pretrained(tmp_path / "model")
     done, _ = suites(site, tmp_path, ROOT / "suites/invariants/test_depth.py", "--emad-model", tmp_path / "model")
     assert done.returncode == 0, done.stdout
-    assert "5 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class EngineAnswers:
         drawn = []
         for _ in range(2):
             try:
-                with self._subject.open(self._subject.full, max_rows=len(prompts), temperature=1.0, seed=1) as decoder:
+                with self._subject.open(self._subject.full, max_rows=len(prompts), temperature=1.0) as decoder:
                     drawn.append(decoder.generate(prompts, NEW, frozenset()).emitted)
             except Unsupported:
                 return {}

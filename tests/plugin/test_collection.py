@@ -254,14 +254,16 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
     """No model at all, then exact identities, then what needs a sweep; what takes time stays in its place."""
     project.makepyfile(saying="def pytest_unconfigure(config): print('quiet:', config.option.benchmark_quiet)")
     chosen = [environment.SUITES[0] / name for name in ("claims", "cost", "invariants/test_kv_consistency.py")]
-    result = run_apart("-p", "saying", "--collect-only", "-q", *chosen, "--emad-model", "a", "--emad-model", "b",
-                       "--emad-pair", "a,b")  # fmt: skip
+    result = run_apart("-p", "saying", "--collect-only", "-q", *chosen, "--emad-model", "emad-nano", "--emad-model", "emad-tiny",
+                       "--emad-pair", "emad-nano,emad-tiny")  # fmt: skip
     names = [line.rpartition("::")[2] for line in result.outlines if "::" in line]
     exact = "test_logits_at_any_admissible_depth_are_the_full_models"
     assert names[0] == "test_claim_of_names[EAD-H1]"
-    assert set(names[1:3]) == {f"{exact}[a]", "test_claim[a-EMAD-E5]"}
-    assert names[3] == "test_claim[a-EMAD-F1]"
-    assert names.index("test_claim[b-EMAD-F1]") < names.index("test_claim[b-EMAD-E1]")
-    assert names.index("test_claim[a-EMAD-E1]") < names.index("test_claim[b-EMAD-F1]"), "models stay in their order"
+    assert set(names[1:3]) == {f"{exact}[emad-nano]", "test_claim[emad-nano-EMAD-E5]"}
+    assert names[3] == "test_claim[emad-nano-EMAD-F1]"
+    assert names.index("test_claim[emad-tiny-EMAD-F1]") < names.index("test_claim[emad-tiny-EMAD-E1]")
+    assert names.index("test_claim[emad-nano-EMAD-E1]") < names.index("test_claim[emad-tiny-EMAD-F1]"), (
+        "models stay in their order"
+    )
     assert "quiet: True" in result.outlines
     assert "quiet: False" in run_apart("-p", "saying", "--collect-only", "-q").outlines

@@ -210,7 +210,7 @@ LATE = ("EMAD-E12", "EMAD-F1", "EMAD-X1", "EAD-A1")
         (["--emad-all-claims"], LATE),
         (["--emad-only", "EMAD-E12"], ("EMAD-E12",)),
         (["--emad-gate-claims", "EMAD-E12"], ("EMAD-E12", "EMAD-F1")),
-        (["--emad-pair", "one,two"], ("EMAD-F1", "EAD-A1")),
+        (["--emad-pair", "emad-nano,emad-tiny"], ("EMAD-F1", "EAD-A1")),
         (["--emad-exit", "found.exit"], ("EMAD-F1", "EMAD-X1")),
     ],
 )

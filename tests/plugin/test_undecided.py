@@ -144,9 +144,9 @@ def test_a_row_is_decided_unless_the_decoder_left_it_open(
 
 
 def test_each_model_must_be_decided(suites: Path, run: Run) -> None:
-    lines = failures(run("suites/claims", "--emad-model", "emad-tiny", "--emad-model", "other"))
+    lines = failures(run("suites/claims", "--emad-model", "emad-tiny", "--emad-model", "emad-nano"))
     assert lines == [
-        "EMAD-F1: not decided for other: no verdict was given; let the decoder answer, or --emad-waive 'EMAD-F1=REASON'"
+        "EMAD-F1: not decided for emad-nano: no verdict was given; let the decoder answer, or --emad-waive 'EMAD-F1=REASON'"
     ]
 
 
@@ -442,7 +442,7 @@ def test_a_waiver_lets_a_gap_stand_and_is_shown(suites: Path, project: pytest.Py
 
 
 def test_a_row_is_waived_by_its_id(suites: Path, run: Run) -> None:
-    arguments = ["suites/claims", "--emad-model", "emad-tiny", "--emad-model", "other"]
+    arguments = ["suites/claims", "--emad-model", "emad-tiny", "--emad-model", "emad-nano"]
     assert run(*arguments).ret == FAILED
     assert run(*arguments, "--emad-waive", "EMAD-F1=one model is not ours").ret == OK
 

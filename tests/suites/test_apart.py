@@ -44,7 +44,7 @@ def test_who_changes_what_it_runs_in_is_named(pytester: pytest.Pytester, judge: 
 def test_layers_that_run_before_a_router_chooses_are_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
     pytester.makeconftest(hook("defective", "AllLayersThenRoute"))
     result = judge(APART, "invariants/test_depth.py", more=(".",), model=tiny)
-    result.assert_outcomes(passed=7, failed=1)
+    result.assert_outcomes(passed=10, failed=1)
     assert "audit witness: request" in text_of(result)
     assert "but its record counts" in text_of(result)
 

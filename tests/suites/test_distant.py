@@ -59,7 +59,7 @@ def test_the_reference_decoder_behind_a_pipe_passes_a_suite(judge: Run) -> None:
     decoder = f"exec:{sys.executable} -m emad_ref serve emad-tiny"
     result = judge("invariants/test_depth.py", model="emad-tiny", decoder=decoder)
     assert result.ret == pytest.ExitCode.OK, text_of(result)
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=8)
     assert f"; decoder {decoder}" in text_of(result)
 
 

@@ -33,6 +33,7 @@ def small(monkeypatch):
         geometry=geometry_of(model.config),
     )
     monkeypatch.setattr(loading, "load", lambda name: loaded)
+    monkeypatch.setattr(cli, "require_available", lambda name: None)
     return loaded
 
 

@@ -114,6 +114,7 @@ def test_generate_of_transformers_takes_it(model, found):
 def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
     model.tokenizer, model.opening, model.ends, model.geometry = Letters(), 0, frozenset({0}), model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
+    monkeypatch.setattr(cli, "require_available", lambda name: None)
     save_exit(tmp_path / "e", found)
     save_exit(tmp_path / "none", replace(found, lossy=None, why_none="no slack"))
     depths = {}
@@ -136,6 +137,7 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
 def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options, copied):
     model.tokenizer, model.opening, model.ends, model.geometry = Letters(), 0, frozenset({0}), model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
+    monkeypatch.setattr(cli, "require_available", lambda name: None)
     gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])
     drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate, copied=copied)
     save_exit(tmp_path / "e", replace(found, drafting=drafting))
