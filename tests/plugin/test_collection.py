@@ -254,8 +254,9 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
     """No model at all, then exact identities, then what needs a sweep; what takes time stays in its place."""
     project.makepyfile(saying="def pytest_unconfigure(config): print('quiet:', config.option.benchmark_quiet)")
     chosen = [environment.SUITES[0] / name for name in ("claims", "cost", "invariants/test_kv_consistency.py")]
-    result = run_apart("-p", "saying", "--collect-only", "-q", *chosen, "--emad-model", "emad-nano", "--emad-model", "emad-tiny",
-                       "--emad-pair", "emad-nano,emad-tiny")  # fmt: skip
+    begun = ["-p", "saying", "-p", "pytest_benchmark.plugin", "--collect-only", "-q"]
+    models = ["--emad-model", "emad-nano", "--emad-model", "emad-tiny", "--emad-pair", "emad-nano,emad-tiny"]
+    result = run_apart(*begun, *chosen, *models)
     names = [line.rpartition("::")[2] for line in result.outlines if "::" in line]
     exact = "test_logits_at_any_admissible_depth_are_the_full_models"
     assert names[0] == "test_claim_of_names[EAD-H1]"
@@ -266,4 +267,4 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
         "models stay in their order"
     )
     assert "quiet: True" in result.outlines
-    assert "quiet: False" in run_apart("-p", "saying", "--collect-only", "-q").outlines
+    assert "quiet: False" in run_apart(*begun).outlines

@@ -146,7 +146,8 @@ def test_a_row_is_decided_unless_the_decoder_left_it_open(
 def test_each_model_must_be_decided(suites: Path, run: Run) -> None:
     lines = failures(run("suites/claims", "--emad-model", "emad-tiny", "--emad-model", "emad-nano"))
     assert lines == [
-        "EMAD-F1: not decided for emad-nano: no verdict was given; let the decoder answer, or --emad-waive 'EMAD-F1=REASON'"
+        "EMAD-F1: not decided for emad-nano: no verdict was given; let the decoder answer, "
+        "or --emad-waive 'EMAD-F1=REASON'"
     ]
 
 
