@@ -15,7 +15,7 @@ again. ``lens_fit`` reads the model and a whole head for every step: at a vocabu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,17 +29,19 @@ from emad_ref.calibration.lens_fit import (
     LensFitState,
     LensPlan,
     WindowSource,
+    adam_of,
     held_out_divergences,
     lens_of,
     require_fitting,
+    take_adam_step,
     training_windows,
 )
 from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, head_blocks, states_after
+from emad_ref.calibration.trace import TokenSequence, batched, head_blocks, states_after
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import capped
 from emad_ref.probes.lens import Translator, raised_dtype
-from emad_ref.probes.signal_values import NotFinite, to_host
+from emad_ref.probes.signal_values import to_host
 from emad_ref.signals import at_least_float32
 
 CACHED_BYTES = 2**30  # of states: text beyond it is not read
@@ -117,7 +119,7 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
     layers = (*plan.layers, stepper.layers)
     room = CACHED_BYTES // (len(layers) * stepper.geometry.hidden * stepper.unembedding.element_size())
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    normalisers, mass, tokens = list[Tensor](), torch.zeros(stepper.vocabulary, device=stepper.device), 0
+    normalisers, mass = list[Tensor](), torch.zeros(stepper.vocabulary, device=stepper.device)
     read = _until_full(training_windows(plan, windows), room)
     with tqdm(desc=progress, disable=progress is None, unit="tok", unit_scale=True) as bar:
         for batch in batched(read):
@@ -128,13 +130,7 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
                 logits = at_least_float32(stepper.logits(final[rows]))
                 normalisers.append(logits.logsumexp(dim=-1))
                 mass += (logits - normalisers[-1][:, None]).exp().sum(dim=0)
-            tokens += len(final)
             bar.update(len(final))
-    if not tokens:
-        raise EmptyCorpus(
-            f"corpus={plan.corpus!r} has no window to fit on, but expected at least one; use more text, or hold out "
-            f"less than a share of {plan.held_out:g}"
-        )
     small = stepper.vocabulary <= SAMPLED_TOKENS
     likeliest = mass.argsort(descending=True)[: stepper.vocabulary if small else SAMPLED_TOKENS // 2]
     whole_text = {layer: torch.cat(parts) for layer, parts in kept.items()}
@@ -167,17 +163,14 @@ def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepp
 
 def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFitState) -> Iterator[float]:
     """Yield the sampled divergence of each step, without its constant; update the factors in ``state``."""
-    parameters = [tensor for factors in state.factors.values() for tensor in factors]
-    adam = torch.optim.Adam(parameters, lr=plan.rate)
+    adam = adam_of(plan, state)
     draw = torch.Generator().manual_seed(plan.seed)
     weight, bias = stepper.unembedding.detach(), stepper.unembedding_bias
-    others = np.setdiff1d(np.arange(stepper.vocabulary), cache.likeliest.cpu().numpy())
+    others = torch.from_numpy(np.setdiff1d(np.arange(stepper.vocabulary), cache.likeliest.cpu().numpy()))
     tokens = len(cache.final)
     for step in range(plan.steps):
-        for group in adam.param_groups:
-            group["lr"] = plan.rate * (1 + math.cos(math.pi * step / plan.steps)) / 2
         rows = torch.randint(tokens, (min(plan.tokens_per_step, tokens),), generator=draw)
-        ids, log_c = _sample(cache.likeliest, torch.from_numpy(others), draw, stepper.device)
+        ids, log_c = _sample(cache.likeliest, others, draw, stepper.device)
         head = weight[ids], None if bias is None else bias.detach()[ids]
 
         def logits(hidden: Tensor, head: tuple[Tensor, Tensor | None] = head) -> Tensor:
@@ -186,20 +179,19 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
         with torch.no_grad():
             p = (logits(cache.final[rows]) - cache.log_z[rows, None] + log_c).exp()
             mass = p.sum(dim=-1)
-        total = 0.0
-        for layer, factors in state.factors.items():
-            z = logits(Translator(tuple(factors[:-1]), factors[-1])(cache.states[layer][rows].clone()))
-            loss = (mass * (z + log_c).logsumexp(dim=-1) - (p * z).sum(dim=-1)).mean()
-            total += float(loss.detach())
-            # not backward(): the model's own weights need no gradients
-            for tensor, gradient in zip(factors, torch.autograd.grad(loss, factors), strict=True):
-                tensor.grad = gradient
-        if not math.isfinite(total):
-            raise NotFinite(
-                f"divergence={total} at step {step}, but expected a finite number; lower rate ({plan.rate:g})"
-            )
-        adam.step()
-        yield total / len(plan.layers)
+
+        def loss_of(
+            layer: int,
+            translator: Translator,
+            rows: Tensor = rows,
+            logits: Callable[[Tensor], Tensor] = logits,
+            log_c: Tensor = log_c,
+            sampled: tuple[Tensor, Tensor] = (p, mass),
+        ) -> Tensor:
+            z, (p, mass) = logits(translator(cache.states[layer][rows].clone())), sampled
+            return (mass * (z + log_c).logsumexp(dim=-1) - (p * z).sum(dim=-1)).mean()
+
+        yield take_adam_step(adam, plan, state, step, loss_of)
 
 
 def _sample(likeliest: Tensor, others: Tensor, draw: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -215,32 +216,56 @@ def held_out_divergences(
 
 def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: LensFitState) -> Iterator[float]:
     """Yield the mean divergence of each further step, and update ``state``."""
-    parameters = [tensor for factors in state.factors.values() for tensor in factors]
-    adam = torch.optim.Adam(parameters, lr=plan.rate)
+    adam = adam_of(plan, state)
     if state.moments:
         adam.load_state_dict(state.moments)
     lessons = batched(_endless_windows(plan, windows), plan.tokens_per_step)
     digest = _skip_batches(lessons, state.steps, state.lessons_digest, plan)
     for batch in islice(lessons, plan.steps - state.steps):
-        for group in adam.param_groups:
-            group["lr"] = plan.rate * (1 + math.cos(math.pi * state.steps / plan.steps)) / 2
         states, final = states_and_final(stepper, plan.layers, batch)
-        total = 0.0
-        for layer, factors in state.factors.items():
-            translator = Translator(tuple(factors[:-1]), factors[-1])
-            loss = divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
-            total += float(loss.detach())
-            # not backward(): the model's own weights need no gradients
-            for tensor, gradient in zip(factors, torch.autograd.grad(loss, factors), strict=True):
-                tensor.grad = gradient
-        if not math.isfinite(total):
-            raise NotFinite(
-                f"divergence={total} at step {state.steps}, but expected a finite number; lower rate ({plan.rate:g})"
-            )
-        adam.step()
+        losses = partial(_full_divergence, stepper, states, final)
+        divergence = take_adam_step(adam, plan, state, state.steps, losses)
         digest.update(_batch_bytes(batch))
         state.steps, state.lessons_digest, state.moments = state.steps + 1, digest.hexdigest(), adam.state_dict()
-        yield total / len(plan.layers)
+        yield divergence
+
+
+def _full_divergence(
+    stepper: Stepper, states: dict[int, Tensor], final: Tensor, layer: int, translator: Translator
+) -> Tensor:
+    return divergence_nats(final, stepper.logits(translator(states[layer]))).mean()
+
+
+def adam_of(plan: LensPlan, state: LensFitState) -> torch.optim.Adam:
+    """Adam over the factors of all layers."""
+    return torch.optim.Adam([tensor for factors in state.factors.values() for tensor in factors], lr=plan.rate)
+
+
+def take_adam_step(
+    adam: torch.optim.Adam,
+    plan: LensPlan,
+    state: LensFitState,
+    step: int,
+    loss_of: Callable[[int, Translator], Tensor],
+) -> float:
+    """Take ``step`` of the plan, from 0, at its rate on the cosine; the mean over layers of ``loss_of(layer, T)``.
+
+    Raises:
+        NotFinite: a loss that is not a number.
+    """
+    for group in adam.param_groups:
+        group["lr"] = plan.rate * (1 + math.cos(math.pi * step / plan.steps)) / 2
+    total = 0.0
+    for layer, factors in state.factors.items():
+        loss = loss_of(layer, Translator(tuple(factors[:-1]), factors[-1]))
+        total += float(loss.detach())
+        # not backward(): the model's own weights need no gradients
+        for tensor, gradient in zip(factors, torch.autograd.grad(loss, factors), strict=True):
+            tensor.grad = gradient
+    if not math.isfinite(total):
+        raise NotFinite(f"divergence={total} at step {step}, but expected a finite number; lower rate ({plan.rate:g})")
+    adam.step()
+    return total / len(plan.layers)
 
 
 def _measure_batches(
@@ -282,22 +307,27 @@ def held_out_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSeq
 
 
 def training_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
-    """Windows of the documents to fit on."""
-    return (window for window in windows() if not plan.holds_out(window.document))
+    """Windows of the documents to fit on.
+
+    Raises:
+        EmptyCorpus: there are none.
+    """
+    has_window = False
+    for window in windows():
+        if not plan.holds_out(window.document):
+            has_window = True
+            yield window
+    if not has_window:
+        raise EmptyCorpus(
+            f"corpus={plan.corpus!r} has no window to fit on, but expected at least one; use more text, or hold "
+            f"out less than a share of {plan.held_out:g}"
+        )
 
 
 def _endless_windows(plan: LensPlan, windows: WindowSource) -> Iterator[TokenSequence]:
     """Windows of the documents to fit on, in an endless loop."""
     while True:
-        has_window = False
-        for window in training_windows(plan, windows):
-            has_window = True
-            yield window
-        if not has_window:
-            raise EmptyCorpus(
-                f"corpus={plan.corpus!r} has no window to fit on, but expected at least one; use more text, or hold "
-                f"out less than a share of {plan.held_out:g}"
-            )
+        yield from training_windows(plan, windows)
 
 
 def _initial_state(stepper: Stepper, plan: LensPlan) -> LensFitState:

@@ -34,6 +34,7 @@ class LensTraces:
     def __init__(self, subject: ModelUnderTest):
         self.subject = subject
         self._every_layer: dict[Split, Trace] = {}
+        self._windows: dict[Split, list[TokenSequence]] = {}
 
     @cached_property
     def calibration(self) -> Trace:
@@ -64,28 +65,32 @@ class LensTraces:
     def _take(self, split: Split, layers: tuple[int, ...] | None, sample_every: int | None = None) -> Trace:
         if self.subject.seq2seq:
             raise Unsupported(ENCODER_DECODER_REFUSAL)
-        read = self.subject.sequences(split, self._windows_of(split))
-        return self.subject.trace(read, f"{split}, {self.subject.corpus}", layers=layers, sample_every=sample_every)
+        return self.subject.trace(
+            self._text(split), f"{split}, {self.subject.corpus}", layers=layers, sample_every=sample_every
+        )
 
-    def _windows_of(self, split: Split) -> int:
-        return int(getattr(self.subject.budget, split))
+    def _text(self, split: Split) -> list[TokenSequence]:
+        """The windows of a split, as many as the budget has, cut once."""
+        if split not in self._windows:
+            self._windows[split] = self.subject.sequences(split, getattr(self.subject.budget, split))
+        return self._windows[split]
 
     @cached_property
     def layers_read(self) -> tuple[int, ...] | None:
         """Layers whose heads are read if a head costs more FLOPs than a block: the probes. None: every layer."""
         geometry, given = self.subject.loaded.geometry, self.subject.study.profile
-        if geometry.head_flops() <= geometry.block_flops():
+        if not geometry.has_costly_head:
             return None
         further = () if given is None else self.profile.probes
         return tuple(sorted({*default_probes(self.subject.stepper.layers), *further}))
 
     @cached_property
     def calibrated_on(self) -> list[TokenSequence]:
-        return self.subject.sequences("calibrate", self.subject.budget.calibrate)
+        return self._text("calibrate")
 
     @cached_property
     def evaluated(self) -> list[TokenSequence]:
-        return self.subject.sequences("evaluate", self.subject.budget.evaluate)
+        return self._text("evaluate")
 
     @cached_property
     def windows(self) -> DocumentOf:

@@ -84,6 +84,11 @@ class Geometry:
         """FLOPs of reading one hidden state out over the full vocabulary."""
         return 2 * self.embedding_width * self.vocabulary + self._projection_flops()
 
+    @property
+    def has_costly_head(self) -> bool:
+        """Whether a readout costs more FLOPs than a block, as with 49,152 tokens at width 576."""
+        return self.head_flops() > self.block_flops()
+
     def input_flops(self) -> int:
         """FLOPs of one token before the first block: 0 unless the embedding is projected to D."""
         return self._projection_flops()

@@ -26,7 +26,7 @@ from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, wind
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.lens import attach_lens
+from emad_ref.probes.lens import attach_lens, dtype_of
 from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer
 from emad_ref.screening.settings import WINDOWS_PER_DOCUMENT, ScreeningSettings
@@ -212,7 +212,7 @@ def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
-        dtype=str(stepper.dtype).removeprefix("torch."),
+        dtype=dtype_of(stepper),
         corpus=settings.corpus,
         window=window_size(stepper.max_positions),
         layers=layers_to_read(model) or _dense_layers(stepper.layers),
@@ -238,7 +238,7 @@ def layers_to_read(model: LoadedModel) -> tuple[int, ...] | None:
     reading it after every layer would take most of a screening.
     """
     geometry = model.geometry
-    if geometry.head_flops() <= geometry.block_flops():
+    if not geometry.has_costly_head:
         return None
     stride = max(1, geometry.layers // FEW_LAYERS)
     return tuple(range(stride, geometry.layers, stride))
