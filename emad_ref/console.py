@@ -91,6 +91,24 @@ def facts_html(title: str, facts: Mapping[str, object]) -> str:
     return f"<b>{escape(title)}</b><table>{rows}</table>"
 
 
+class NotebookFacts:
+    """Short forms of a value: ``repr`` and a notebook's table, from ``_notebook_title`` and ``_notebook_facts``."""
+
+    @property
+    def _notebook_title(self) -> str:
+        raise NotImplementedError(f"{type(self).__name__} has no title")
+
+    @property
+    def _notebook_facts(self) -> dict[str, str]:
+        raise NotImplementedError(f"{type(self).__name__} has no facts")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._notebook_title}: {', '.join(self._notebook_facts.values())})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(self._notebook_title, self._notebook_facts)
+
+
 def print_error(message: object) -> None:
     """Write one line about an error to standard error, prefixed with the command's name."""
     with suppress(OSError):  # standard error may be a closed pipe, too: then the exit status alone tells it

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.console import facts_html
+from emad_ref.console import NotebookFacts
 from emad_ref.errors import BadArgument
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
@@ -176,7 +176,7 @@ class BinSpec:
 
 
 @dataclass(frozen=True, repr=False)
-class OperatingPoint:
+class OperatingPoint(NotebookFacts):
     """One configuration of adaptive depth.
 
     ``name``        how reports call it, e.g. ``emad m=0.20``.
@@ -224,11 +224,9 @@ class OperatingPoint:
     lens: str | None = None
     translators: str | None = None
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}: {', '.join(self._notebook_facts.values())})"
-
-    def _repr_html_(self) -> str:
-        return facts_html(self.name, self._notebook_facts)
+    @property
+    def _notebook_title(self) -> str:
+        return self.name
 
     @property
     def _notebook_facts(self) -> dict[str, str]:

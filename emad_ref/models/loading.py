@@ -45,7 +45,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from emad_ref.console import facts_html
+from emad_ref.console import NotebookFacts
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models import bundled
 from emad_ref.models.causal import CausalStepper
@@ -100,7 +100,7 @@ _LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LoadedModel:
+class LoadedModel(NotebookFacts):
     """A loaded model.
 
     Attributes
@@ -133,11 +133,9 @@ class LoadedModel:
     special_tokens: SpecialTokens
     remarks: tuple[str, ...]
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}: {', '.join(self._notebook_facts.values())})"
-
-    def _repr_html_(self) -> str:
-        return facts_html(self.name, self._notebook_facts)
+    @property
+    def _notebook_title(self) -> str:
+        return self.name
 
     @property
     def _notebook_facts(self) -> dict[str, str]:

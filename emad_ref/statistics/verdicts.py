@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from emad_ref.console import facts_html
+from emad_ref.console import NotebookFacts
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.extending import registers
 from emad_ref.files import read_toml
@@ -111,7 +111,7 @@ class Leg:
 
 
 @dataclass(frozen=True, repr=False)
-class Verdict:
+class Verdict(NotebookFacts):
     """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
@@ -137,11 +137,9 @@ class Verdict:
     why: str = ""
     enough: int | None = None
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id} on {self.model}: {', '.join(self._notebook_facts.values())})"
-
-    def _repr_html_(self) -> str:
-        return facts_html(f"{self.id} on {self.model}", self._notebook_facts)
+    @property
+    def _notebook_title(self) -> str:
+        return f"{self.id} on {self.model}"
 
     @property
     def _notebook_facts(self) -> dict[str, str]:
