@@ -246,6 +246,12 @@ def test_a_claim_without_a_section_gets_one_in_its_place(claim: str) -> None:
     assert claims.written(added) == added
 
 
+def test_a_page_about_something_else_gets_no_claims() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "[EMAD-F1]" not in page
+    assert claims.written(page) == page
+
+
 def _order(page: str) -> list[str]:
     return [found["claim"] for found in claims.SECTION.finditer(page)]
 

@@ -25,7 +25,12 @@ Entry = Mapping[str, Any]
 
 
 def written(page: str) -> str:
-    """``page`` with every heading and marked row as register and record have it, and a section for every claim."""
+    """``page`` with every heading and marked row as register and record have it, and a section for every claim.
+
+    A page without any row is about something else and stays as it is.
+    """
+    if MARKED.search(page) is None:
+        return page
     register, record = load_register(), recorded()
     for name in register:
         page = _with_section(page, name, list(register))
