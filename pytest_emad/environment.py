@@ -193,7 +193,7 @@ def requested_tests(config: pytest.Config) -> list[str]:
 def typed_selection(config: pytest.Config) -> str:
     """How the command line selects less than whole folders of our suites, as typed; "" where it does not.
 
-    A selection from elsewhere (an ini file, an environment variable) is none: nobody sees it.
+    A selection in an ini file or an environment variable does not count, because the command does not show it.
     """
     words = [str(word) for word in config.invocation_params.args]
     flags = ("-k", "-m", "--deselect")

@@ -11,7 +11,7 @@ of a test cannot be made to look complete by an exit status:
     pytest --pyargs pytest_emad.suites --emad-report report/
     emad verify report/ --require-suite all --require-decoder foreign
 
-``emad compare``: two reports side by side, or the history of many, and an exit status for whoever gates a change on it.
+``emad compare``: two reports side by side, or the history of many, and an exit status that can gate a change.
 
     pytest suites --emad-report new/
     emad compare old/ new/ --fail-on verdict

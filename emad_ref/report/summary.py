@@ -510,7 +510,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         groups = [group for outcome in outcomes for group in brief.rest.get(outcome, ())]  # type: ignore[call-overload]
         if groups:
             more = f". {brief.more}" if brief.more and words == "inconclusive" else ""
-            # a remedy is never cut: without its end nobody can follow it
+            # a remedy is never cut: without its end it cannot be followed
             room = PARAGRAPH_LETTERS if level.reason and words == "inconclusive" else level.reason
             yield f"  {words}: {_list_claims(groups, room, words in level.titled)}{more}", "    ", ""
     if level.survivors:

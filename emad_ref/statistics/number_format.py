@@ -11,7 +11,7 @@ from typing import Any
 
 ABSENT = "–"
 VAST = 1e6  # a million times: larger percentages are written with a power of ten
-TENFOLD = 9.0  # a rise by 900 %: from there on a change is told as a ratio
+TENFOLD = 9.0  # a rise by 900 %; a larger change is shown as a ratio
 
 # Units whose numbers are shares, and the form of their percentage. A change shows its sign, a size does not.
 # "z" in the forms: a change that rounds to zero has no sign of its own, so "-0.0 %" never shows.
@@ -67,7 +67,7 @@ def quantity(x: float | None, unit: str, bounds: Sequence[float | None] | None =
 
 
 def percent(share: float | None, form: str = "+z.2f") -> str:
-    """A fraction in percent; a change to tenfold and more as a ratio, since nobody can picture +22,715 %.
+    """A fraction in percent; a change to tenfold and more as a ratio: 228× instead of +22,715 %.
 
     >>> percent(0.0125), percent(227.147), percent(2e6, "z.1f")
     ('+1.25 %', '228×', '2e+08 %')
