@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -29,15 +30,20 @@ def documents(split: str) -> list[np.ndarray]:
     return [rng.integers(0, VOCABULARY, 46 if number % 2 else 9 + number % 7) for number in range(DOCUMENTS)]
 
 
-def small_evidence(stepper: Stepper | None = None, host: RunResources | None = None, **study: Any) -> ModelMeasurements:
-    """Of ``documents`` in windows of ``WINDOW`` tokens, under ``FEW`` unless ``study`` says otherwise."""
+def small_evidence(
+    stepper: Stepper | None = None,
+    host: RunResources | None = None,
+    texts: Callable[[str], list[np.ndarray]] = documents,
+    **study: Any,
+) -> ModelMeasurements:
+    """Of ``texts`` in windows of ``WINDOW`` tokens, under ``FEW`` unless ``study`` says otherwise."""
     stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
     loaded = SimpleNamespace(
         name="small", model=stepper.model, stepper=stepper, geometry=geometry_of(small_config("gpt_neox")),
         trained=True, opening=0, ends=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
     )  # fmt: skip
     made = ModelMeasurements(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or RunResources())
-    made.subject.documents = documents
+    made.subject.documents = texts
     made.subject.window = WINDOW
     made.traces.profile = made.traces.calibrated(PROBES)
     return made
