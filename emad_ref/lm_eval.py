@@ -3,7 +3,7 @@
 lm-eval 0.4.13 looks for models in its own registry alone: it has neither entry points nor a path to give, so somebody
 has to import ours before its command runs. That is all this does, and where the command does not say it, it fills in
 what a run of ours would repeat each time: ``--model emad``, ``--device cpu`` (lm-eval asks for cuda:0) and task files
-that read local data (``emad_ref.tasks.local``). With ``--config``, and of other subcommands, nothing is added.
+that read local data (``emad_ref/tasks/local``). With ``--config``, and of other subcommands, nothing is added.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from traceback import walk_tb
 
 from emad_ref.console import print_error, run_command
 from emad_ref.errors import EmadError
-from emad_ref.tasks.local import FOLDER
+from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 
 DEFAULT_OPTIONS = {  # every spelling of an option, and what it is given where none of them stands
     ("--model", "-M"): "emad",
     ("--device",): "cpu",
-    ("--include_path",): str(FOLDER),
+    ("--include_path",): str(TASK_FOLDER),
 }
 OTHER_COMMANDS = ("ls", "validate")
 MISSING = "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'"

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.bins import bin_index
-from emad_ref.exit_rules.rules import fires, planned_exits
+from emad_ref.exit_rules import bin_index, fires, planned_exits
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints, Work

@@ -20,7 +20,7 @@ from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.calibration.windows import window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import describe_loss_above_chance, require_decoder_only, required_tokenizer
 from emad_ref.point import full_depth

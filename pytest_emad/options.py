@@ -314,8 +314,11 @@ OPTIONS: tuple[PluginOption, ...] = (
 )
 
 
+SELFCHECK = "--emad-selfcheck"
+
+
 def add_options(parser: pytest.Parser) -> None:
-    """Register every row of ``OPTIONS`` twice: as a flag and as an ini value."""
+    """Register every row of ``OPTIONS`` twice, as a flag and as an ini value, and ``--emad-selfcheck`` as a flag."""
     group = parser.getgroup("emad", "adaptive-depth decoding (pytest-emad)")
     for option in OPTIONS:
         kind: Literal["args", "string"] = "args" if option.many else "string"
@@ -325,6 +328,13 @@ def add_options(parser: pytest.Parser) -> None:
             action = "append" if option.many else "store"
             group.addoption(option.flag, action=action, default=None, metavar=option.metavar, help=option.help)
         parser.addini(option.ini, option.help, type=kind, default=None)
+    group.addoption(
+        SELFCHECK,
+        nargs="?",
+        const="meant",
+        metavar="NAMES",
+        help="judge the suites in place of a decoder, by planted ones; =all, =kinds, or =NAME,NAME (docs/selfcheck.md)",
+    )
 
 
 _SETTINGS = pytest.StashKey[RunSettings]()
@@ -443,4 +453,4 @@ def _check_update(built: RunSettings, config: pytest.Config, environment: Mappin
         )
 
 
-__all__ = ["OPTIONS", "RunSettings", "add_options", "claims_register", "settings"]
+__all__ = ["OPTIONS", "SELFCHECK", "RunSettings", "add_options", "claims_register", "settings"]

@@ -26,11 +26,10 @@ from pytest_emad import (
     fixtures,
     hookspecs,
     selection,
-    selfcheck,
     subprocesses,
     terminal,
 )
-from pytest_emad.options import add_options, claims_register, settings
+from pytest_emad.options import SELFCHECK, add_options, claims_register, settings
 from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
 from pytest_emad.terminal import header
 
@@ -45,7 +44,6 @@ _REPORT_FOLDER = pytest.StashKey[Path]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
-    selfcheck.add_option(parser)
     subprocesses.add_replicate_option(parser)
 
 
@@ -54,7 +52,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run; nor beside a share of a race."""
     if subprocesses.is_replicate(config):
         return subprocesses.run_replicate(config)
-    return selfcheck.run_selfcheck(config) if selfcheck.is_requested(config) else None
+    if config.getoption(SELFCHECK) is None:
+        return None
+    from pytest_emad import selfcheck  # it imports torch
+
+    return selfcheck.run_selfcheck(config)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -23,8 +23,8 @@ from emad_ref.statistics.goldens import (
     known_verdicts,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
-from pytest_emad import hardware, reproduce, selfcheck
-from pytest_emad.options import OPTIONS
+from pytest_emad import hardware, reproduce
+from pytest_emad.options import OPTIONS, SELFCHECK
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
 from tests.pages.running import alike, checkout, lay_down, run
@@ -145,7 +145,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
 
 
 def test_every_option_named_exists() -> None:
-    flags = {option.flag for option in OPTIONS} | {selfcheck.FLAG, "--emad-planted"}
+    flags = {option.flag for option in OPTIONS} | {SELFCHECK, "--emad-planted"}
     named = {(name, flag) for name, page in PAGES.items() for flag in re.findall(r"--emad-[a-z-]*[a-z]", page)}
     assert not {(name, flag) for name, flag in named if flag not in flags}
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.exit_rules.rules import first_firing_probe
+from emad_ref.exit_rules import first_firing_probe
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, Floats, Ints

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.bins import bin_index
-from emad_ref.exit_rules.rules import first_firing_probe
+from emad_ref.exit_rules import bin_index, first_firing_probe
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
 from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS

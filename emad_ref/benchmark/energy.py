@@ -1,4 +1,4 @@
-"""Joules per generated token, from NVIDIA's management library (NVML); or the reason why there is no number.
+"""Joules per generated token, from NVIDIA's management library (NVML) or from RAPL; or why there is no number.
 
     J / token = (E(stop) − E(start)) / tokens generated between,    per window, arms side by side in pairs
 
@@ -17,6 +17,14 @@ with a reason, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is im
 The counter itself moves in steps of up to a tenth of a second (``refresh_seconds``): each end of a window may be off
 by that time × mean power, the same way in every window at worst. No spread shows this, so it goes into intervals at
 its worst (``statistics.times.ratio_within``). ``counted_over_polled`` checks the counter against the power readings.
+
+On CPUs the counters of packages (RAPL) serve instead, as Linux shows them:
+
+    /sys/class/powercap/intel-rapl:N/{name, energy_uj, max_energy_range_uj}
+
+Intel and AMD processors count microjoules per package: cores and caches, mostly without memory, and whatever else runs
+there. A virtual machine sees none. A counter wraps at ``max_energy_range_uj``, within minutes under load, so every
+reading adds what was counted since the last. Since 2020 only root may read it on most systems (CVE-2020-8694).
 """
 
 from __future__ import annotations
@@ -31,6 +39,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -598,3 +607,66 @@ def counted_over_polled(
         return counting.joules(start, stop) / integrated_j(polling.readings, start, stop, AVERAGED_SECONDS)
     except (WindowSpoiled, CounterUnreadable) as why:
         return Unmeasured(str(why))
+
+
+# ---------------------------------------------------------------- CPU packages: RAPL, as Linux shows it
+
+POWERCAP = Path("/sys/class/powercap")
+RAPL_SOURCE: EnergySource = "CPU package energy"
+
+
+class RaplCounter:
+    """``EnergyCounter`` over package domains; energy since it was opened."""
+
+    source: EnergySource = RAPL_SOURCE
+
+    def __init__(self, domains: list[Path]):
+        self._domains = domains
+        self._range = [_read_counter(domain / "max_energy_range_uj") for domain in domains]
+        self._last = [_read_counter(domain / "energy_uj") for domain in domains]
+        self._counted_uj = 0
+        self.device = f"{len(domains)} CPU package{'s' * (len(domains) > 1)}"
+
+    def energy_mj(self) -> int:
+        now = [_read_counter(domain / "energy_uj") for domain in self._domains]
+        for last, read, whole in zip(self._last, now, self._range, strict=True):
+            self._counted_uj += read - last if read >= last else read + whole - last
+        self._last = now
+        return self._counted_uj // 1000
+
+    def power_mw(self) -> int:
+        raise CounterUnreadable("RAPL counts energy and shows no power")
+
+    def slowdowns(self) -> int:
+        return 0  # nothing here says whether clocks were lowered
+
+    def processes(self) -> frozenset[int]:
+        return frozenset({os.getpid()})  # a package has no list of them
+
+
+def open_rapl(root: Path = POWERCAP) -> RaplCounter | Unmeasured:
+    """All packages of this machine, or why their energy cannot be read."""
+    domains = sorted(path.parent for path in root.glob("intel-rapl:*/name") if _is_package(path))
+    if not domains:
+        return Unmeasured("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
+    try:
+        return RaplCounter(domains)
+    except CounterUnreadable as why:
+        return Unmeasured(why.reason)
+
+
+def _is_package(name: Path) -> bool:
+    try:
+        return name.read_text().strip().startswith("package")
+    except OSError:
+        return False
+
+
+def _read_counter(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except PermissionError as error:
+        reason = f"CPU package energy is for root alone here: sudo chmod o+r {POWERCAP}/*/energy_uj, or run as root"
+        raise CounterUnreadable(reason) from error
+    except (OSError, ValueError) as error:
+        raise CounterUnreadable(f"CPU package energy cannot be read: {error}") from error

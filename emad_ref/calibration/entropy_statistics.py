@@ -24,7 +24,7 @@ from torch import Tensor
 
 from emad_ref.calibration.trace import TokenSequence, Trace, positions_of, states_after
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.bins import bin_index
+from emad_ref.exit_rules import bin_index
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
 from emad_ref.probes.signal_values import entropy_nats, read_in_blocks, require_finite

@@ -31,8 +31,7 @@ from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.exit_rules.bins import ancestors, features_dropped
-from emad_ref.exit_rules.rules import entropy_matched_point
+from emad_ref.exit_rules import ancestors, entropy_matched_point, features_dropped
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints

@@ -34,7 +34,7 @@ from emad_ref.probes.probe import Probe, confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
 from emad_ref.probes.signal_values import divergence_nats, require_finite, row_blocks, to_host
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.interface import TokenPositions
+from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, at_least_float32
 
 LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers: 2 MB of float32 stay near the core

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.claims.base import Answer, ClaimContext, Question, ask
-from emad_ref.exit_rules.rules import PRUNINGS
+from emad_ref.exit_rules import PRUNINGS
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
 from emad_ref.measurements.model import ModelMeasurements

@@ -21,7 +21,7 @@ from emad_ref.claims.early_exit_answers import (
     undecided_leg,
 )
 from emad_ref.claims.premises import with_flop_evidence
-from emad_ref.exit_rules.rules import early_exit_point, kept_vocabulary
+from emad_ref.exit_rules import early_exit_point, kept_vocabulary
 from emad_ref.measurements.early_exits import (
     PUBLISHED_MINIMA,
     RULES,

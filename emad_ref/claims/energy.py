@@ -27,9 +27,9 @@ from emad_ref.benchmark.energy import (
     counted_over_polled,
     measure_pairs,
     open_nvml,
+    open_rapl,
     refresh_seconds,
 )
-from emad_ref.benchmark.rapl import open_rapl
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model import ModelMeasurements

@@ -17,7 +17,7 @@ from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import quality_premise, replayed_row, with_flop_evidence
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.pareto import MarginGain, margin_gain

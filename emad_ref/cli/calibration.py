@@ -36,7 +36,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.run import CalibrationPlan, worker_statistics
     from emad_ref.calibration.run import calibrate as run
     from emad_ref.calibration.windows import window_size
-    from emad_ref.exit_rules.rules import default_probes
+    from emad_ref.exit_rules import default_probes
     from emad_ref.models.loading import load
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
@@ -108,7 +108,7 @@ def requested_bins(args: argparse.Namespace, fingerprint: str, dtype: str, corpo
     """The bins asked for; frequency buckets come from the calibration text, in a first pass without the model."""
     from emad_ref.calibration.profile import load_profile
     from emad_ref.calibration.run import token_counts
-    from emad_ref.exit_rules.bins import frequency_buckets
+    from emad_ref.exit_rules import frequency_buckets
     from emad_ref.point import BinSpec
 
     if args.bins_of is not None:
@@ -147,7 +147,7 @@ def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
 
 def print_bins(profile: Profile) -> None:
     """Print each bin's tokens and targets, and whose targets they are where its tokens were too few."""
-    from emad_ref.exit_rules.bins import bin_names
+    from emad_ref.exit_rules import bin_names
 
     assert profile.statistics is not None, "see show"
     rows = zip(

@@ -170,7 +170,7 @@ def _exit_pieces(args: argparse.Namespace, loaded: LoadedModel) -> Iterator[Stre
 def _operating_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint:
     """EMAD from a profile, softmax response from a confidence, else full depth."""
     from emad_ref.calibration.profile import load_profile
-    from emad_ref.exit_rules.rules import early_exit_point
+    from emad_ref.exit_rules import early_exit_point
     from emad_ref.point import full_depth
 
     stepper = loaded.stepper

@@ -24,8 +24,15 @@ from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported, as_int64
 from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Work
-from emad_ref.schedule.interface import Admission, DeferredStates, SessionState, count_blocks
-from emad_ref.schedule.schedules import SCHEDULES, run_deferred_to_ceiling, schedule_of
+from emad_ref.schedule.schedules import (
+    SCHEDULES,
+    Admission,
+    DeferredStates,
+    SessionState,
+    count_blocks,
+    run_deferred_to_ceiling,
+    schedule_of,
+)
 
 
 class SessionClosed(EmadError):

@@ -57,7 +57,7 @@ from emad_ref.probes.pruned_vocabulary import SeparateHeads, full_head
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints, Record, StopReason
-from emad_ref.schedule.interface import count_blocks
+from emad_ref.schedule.schedules import count_blocks
 
 MODEL = 0
 MATCHED_TOKENS = 3  # with two, every other match is accidental

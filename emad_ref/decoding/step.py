@@ -25,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.exit_rules.bins import bin_index
-from emad_ref.exit_rules.rules import fires, planned_exits
+from emad_ref.exit_rules import bin_index, fires, planned_exits
 from emad_ref.models.stepper import ForwardContext, Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.lens import point_translators
@@ -34,8 +33,7 @@ from emad_ref.probes.probe import make_probe
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Step
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.schedule.interface import Flow, FlowStart, SessionState, count_blocks, rows_of
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.schedules import Flow, FlowStart, SessionState, count_blocks, rows_of, schedule_of
 from emad_ref.signals import PREVIOUS_PROBE, SIGNALS
 
 

@@ -20,8 +20,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.decoding.teacher_forcing import teacher_force
-from emad_ref.exit_rules.bins import bin_names
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import bin_names, default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest

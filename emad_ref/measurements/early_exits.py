@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from emad_ref.benchmark.clock import PairedTimings, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskItems, exact_match, score_answer
 from emad_ref.measurements.model_under_test import ModelUnderTest

@@ -25,7 +25,7 @@ from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, wind
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
 from emad_ref.measurements.study import Study
 from emad_ref.models.generation import count_traced_graphs, greedy_generate, strict_compilation

@@ -16,7 +16,7 @@ from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import VERIFIER, SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.latency import Decoding, record_of
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources

@@ -22,7 +22,7 @@ import numpy as np
 from emad_ref.calibration.trace import TokenSequence, Trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, stop_run_on_error
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
@@ -34,7 +34,7 @@ from emad_ref.statistics.units import ByDocument, ByItem, DocumentOf
 from emad_ref.sweep.losses import full_flops, net_saving
 from emad_ref.tasks.continuations import ForcedInput, layers_read, score_by_decoding
 from emad_ref.tasks.datasets import TaskDataUnavailable
-from emad_ref.tasks.logging import lm_eval_quiet
+from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
 from emad_ref.tasks.sandbox import sandbox_obstacle
 from emad_ref.tasks.scoring import (
     CONTEXT_TOKENS,

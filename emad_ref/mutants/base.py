@@ -1,4 +1,6 @@
-"""The reference decoder with parts that can be overridden: its session, K/V cache, sampler, model, rule and counts.
+"""A mutant is a decoder with one known defect: here the reference decoder, with parts that can be overridden.
+
+Its session, K/V cache, sampler, model, rule and counts can be.
 
 An override is a function ``f(original, self, *arguments)``: ``original`` is the inherited method, bound to ``self``. So
 the same function mutates any class with that method, the reference's or another decoder's (``subclass``).
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,13 +19,61 @@ import torch
 from torch import Tensor
 
 from emad_ref.decoding.reference import ReferenceSession, Sampler, WalkedDecoder
+from emad_ref.errors import EmadError
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.models.stepper import Stepper
-from emad_ref.mutants.mutant import Mutant, MutantFactory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Request
 from emad_ref.record import Ints, Work
-from emad_ref.schedule.interface import count_blocks
+from emad_ref.schedule.schedules import count_blocks
+
+MutantFactory = Callable[[Request], Decoder]
+
+# what catches a mutant besides a shipped test
+RUN = "the run as a whole"
+VERIFY = "emad verify"
+
+
+class NotPlantable(EmadError):
+    """The defect makes no sense on this model; the message says why."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One row of the catalogue.
+
+    ``does``: what is wrong, in a sentence. ``make``: makes the decoder, or raises NotPlantable.
+
+    ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: which parameters.
+    ``says``: a pattern of the complaint; "" for an honest decoder, whose ``test`` lists folders that it must pass.
+    ``by``: what catches it instead of the test, RUN or VERIFY. ``bystander``: the name of a plugin that interferes with
+    the run instead of the decoder (``pytest_emad.mutants``).
+    """
+
+    name: str
+    kind: str
+    does: str
+    make: MutantFactory
+    test: str
+    says: str = ""
+    case: str = ""
+    by: str = ""
+    bystander: str = ""
+
+    @property
+    def honest(self) -> bool:
+        return not self.says
+
+    @property
+    def meant(self) -> str:
+        """The name of the shipped test whose complaint counts, or RUN or VERIFY."""
+        return self.by or f"suites/{self.test}"
+
+
+def group(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
+    """Mutants that the same test must catch in the same words: (name, does, make) of each."""
+    return tuple(Mutant(name, kind, does, make, test, says) for name, does, make in rows)
+
 
 Overrides = Mapping[str, Callable[..., Any]]
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.mutants.base import declare, mutate, override_stepper
-from emad_ref.mutants.mutant import Mutant, NotPlantable, group
-from emad_ref.schedule.interface import ExitFlow
+from emad_ref.mutants.base import Mutant, NotPlantable, declare, group, mutate, override_stepper
+from emad_ref.schedule.schedules import ExitFlow
 
 FAR = "invariants/test_positions.py::test_forced_depths_are_obeyed_far_into_the_window"
 LATE = "invariants/test_positions.py::test_forced_depths_are_obeyed_late_in_a_session"

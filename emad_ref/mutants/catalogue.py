@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from emad_ref.errors import BadArgument
 from emad_ref.mutants import base, cache_defects, decision_defects, environment_defects, request_defects
-from emad_ref.mutants.mutant import Mutant
+from emad_ref.mutants.base import Mutant
 
 CATALOGUE: dict[str, Mutant] = {
     mutant.name: mutant

@@ -12,13 +12,22 @@ import torch
 from torch import Tensor
 
 from emad_ref.decoding.step import AdaptiveForward, StepOutput
-from emad_ref.mutants.base import MutantDecoder, MutantSession, Overrides, make_decoder, mutate
+from emad_ref.mutants.base import (
+    Mutant,
+    MutantDecoder,
+    MutantFactory,
+    MutantSession,
+    NotPlantable,
+    Overrides,
+    group,
+    make_decoder,
+    mutate,
+)
 from emad_ref.mutants.cache_defects import FORCED, ROLLBACK, UNCHECKED
-from emad_ref.mutants.mutant import Mutant, MutantFactory, NotPlantable, group
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
-from emad_ref.schedule.interface import Admission
+from emad_ref.schedule.schedules import Admission
 from emad_ref.signals import ENTROPY, SIGNALS
 
 DECISIONS = "invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"

@@ -17,8 +17,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.lens import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.interface import LayerRun, TokenPositions, tokens_reaching
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.schedules import LayerRun, TokenPositions, schedule_of, tokens_reaching
 
 FULL_HEAD = READOUTS.index("full")
 

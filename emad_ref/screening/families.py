@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import Profile
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import FULL_READOUT, threshold_point
+from emad_ref.exit_rules import FULL_READOUT, threshold_point
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.signals import DIVERGENCE, Signal, swept_signals
 from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points

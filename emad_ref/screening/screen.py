@@ -20,7 +20,7 @@ from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.probes.lens import StateTranslators, attach_lens

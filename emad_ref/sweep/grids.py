@@ -17,7 +17,7 @@ import numpy as np
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
-from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point, format_number, softmax_response_point
+from emad_ref.exit_rules import early_exit_point, fixed_entropy_point, format_number, softmax_response_point
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.replay import TraceReplayer, decode_work

@@ -33,8 +33,7 @@ from emad_ref.probes.signal_values import to_host
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, replayed_work, sequence_sums
 from emad_ref.schedule.derived_work import derive_flops, probe_costs
-from emad_ref.schedule.interface import TokenPositions
-from emad_ref.schedule.schedules import schedule_of
+from emad_ref.schedule.schedules import TokenPositions, schedule_of
 from emad_ref.signals import at_least_float32, perplexity_of, relative_rise
 
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"

@@ -23,8 +23,7 @@ from lm_eval.tasks import TaskManager
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import perplexity_of
-from emad_ref.tasks.local import FOLDER
-from emad_ref.tasks.logging import lm_eval_quiet
+from emad_ref.tasks.lm_eval_settings import TASK_FOLDER, lm_eval_quiet
 
 FEWSHOT_SEED = 1234  # lm-eval's own: prompts have the same examples as in its published numbers
 
@@ -137,7 +136,7 @@ def task_manager(data: Path | None) -> TaskManager:
     """lm-eval's task manager over our definitions only (2 ms; with its own, 8 s)."""
     metadata = {} if data is None else {"data": str(data)}
     with lm_eval_quiet():
-        return TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
+        return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=metadata)
 
 
 def task_names() -> tuple[str, ...]:

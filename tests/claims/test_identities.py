@@ -20,7 +20,7 @@ from emad_ref.claims.identities import (
 )
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study

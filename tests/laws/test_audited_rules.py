@@ -18,7 +18,7 @@ from emad_ref.audit.oracle import ModelLens, replay_document
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.exit_rules.bins import frequency_buckets
+from emad_ref.exit_rules import frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint

@@ -8,7 +8,7 @@ import pytest
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.step import AdaptiveForward
-from emad_ref.exit_rules.rules import early_exit_point, threshold_point
+from emad_ref.exit_rules import early_exit_point, threshold_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt

@@ -19,7 +19,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
-from emad_ref.exit_rules.rules import decay_factor, early_exit_point
+from emad_ref.exit_rules import decay_factor, early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper

@@ -33,7 +33,7 @@ from emad_ref import adaptive
 from emad_ref.decoding.custom_generate import IDLE, REFUSED, TAKEN, AdaptiveOutput, AdaptiveSeq2SeqOutput
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point
+from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.point import full_depth

@@ -13,7 +13,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper

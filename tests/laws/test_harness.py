@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 

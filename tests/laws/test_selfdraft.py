@@ -17,7 +17,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
-from emad_ref.schedule.interface import DeferredStates
+from emad_ref.schedule.schedules import DeferredStates
 from emad_ref.text.world import documents
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.markov import DRAFTING, MarkovDecoder, chance

@@ -17,7 +17,7 @@ from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper

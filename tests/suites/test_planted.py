@@ -27,9 +27,8 @@ from emad_ref.measurements.model_under_test import open_model
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel
-from emad_ref.mutants.base import mutate
+from emad_ref.mutants.base import MutantFactory, NotPlantable, mutate
 from emad_ref.mutants.catalogue import CATALOGUE
-from emad_ref.mutants.mutant import MutantFactory, NotPlantable
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Record
 from pytest_emad.suite_support import Auditor

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.benchmark.energy import CHANGES, CounterUnreadable, Unmeasured, counted_over_polled, refresh_seconds
-from emad_ref.benchmark.rapl import open_rapl
+from emad_ref.benchmark.energy import (
+    CHANGES,
+    CounterUnreadable,
+    Unmeasured,
+    counted_over_polled,
+    open_rapl,
+    refresh_seconds,
+)
 from tests.unit.test_energy import Board
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))

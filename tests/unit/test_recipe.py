@@ -188,7 +188,7 @@ def test_recipes_are_found_by_name():
 
 
 def test_exits_are_trained_where_the_default_probes_stand():
-    from emad_ref.exit_rules.rules import default_probes
+    from emad_ref.exit_rules import default_probes
 
     assert tuple(layer for layer, _ in RECIPES["emad-tiny"].early_exit) == default_probes(RECIPES["emad-tiny"].layers)
     assert RECIPES["emad-tiny-plain"].early_exit == ()

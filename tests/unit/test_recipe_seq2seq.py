@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import PRUNINGS, SHRINK
+from emad_ref.exit_rules import PRUNINGS, SHRINK
 from emad_ref.measurements.early_exits import minimum_layers
 from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.text.seq2seq_pairs import (

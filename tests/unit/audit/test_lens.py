@@ -10,7 +10,7 @@ from scipy import special, stats
 
 from emad_ref.audit.lens import LogitLens, candidate_bins, consult
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import BinSpec, Estimator, OperatingPoint
 from emad_ref.signals import LAYERWISE
 from tests.decoders.subject import entropy_nats

@@ -13,7 +13,7 @@ from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import ProbeReadouts
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.audit.work import counters, implied_work, judge_ledger
-from emad_ref.exit_rules.rules import early_exit_point
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import READOUTS, Ints, Work

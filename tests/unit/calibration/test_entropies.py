@@ -20,7 +20,7 @@ from emad_ref.calibration.entropy_statistics import (
 )
 from emad_ref.calibration.trace import TokenSequence, trace_batch
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.bins import frequency_buckets
+from emad_ref.exit_rules import frequency_buckets
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec

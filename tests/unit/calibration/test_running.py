@@ -18,7 +18,7 @@ from emad_ref.calibration.entropy_statistics import (
 )
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.bins import ancestors, bin_index
+from emad_ref.exit_rules import ancestors, bin_index
 from emad_ref.point import BinSpec
 from tests.traces import layerwise
 

@@ -26,7 +26,7 @@ from emad_ref.calibration.trace import (
 )
 from emad_ref.calibration.windows import windows
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point, fixed_entropy_point
+from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.lens import attached_lens

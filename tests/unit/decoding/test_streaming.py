@@ -10,7 +10,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.streaming import IncrementalDetokenizer, decode_stream, prompt_of, stream, stream_pair
 from emad_ref.decoding.switching import SwitchingRule, switch
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt

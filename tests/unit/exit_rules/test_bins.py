@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.bins import (
+from emad_ref.exit_rules import (
     ancestors,
     bin_index,
     bin_names,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import (
+from emad_ref.exit_rules import (
     CONFIDENCES,
     PRUNINGS,
     decay_factor,

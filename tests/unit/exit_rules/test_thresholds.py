@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import (
+from emad_ref.exit_rules import (
     default_probes,
     entropy_matched_point,
     fires,

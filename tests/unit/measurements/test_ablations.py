@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.exit_rules.rules import default_probes, fixed_entropy_point
+from emad_ref.exit_rules import default_probes, fixed_entropy_point
 from emad_ref.measurements import ablations, traces
 from emad_ref.measurements.ablations import (
     BEFORE,

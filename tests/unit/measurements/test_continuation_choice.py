@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import take_trace
-from emad_ref.exit_rules.rules import default_probes, fixed_entropy_point
+from emad_ref.exit_rules import default_probes, fixed_entropy_point
 from emad_ref.measurements import task_scores
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources

@@ -14,7 +14,7 @@ from scipy.special import softmax
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument, RunStopped
-from emad_ref.exit_rules.rules import kept_vocabulary
+from emad_ref.exit_rules import kept_vocabulary
 from emad_ref.measurements import early_exit_tasks, early_exits
 from emad_ref.measurements import early_exit_tasks as exit_tasks
 from emad_ref.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer

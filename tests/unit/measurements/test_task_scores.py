@@ -12,7 +12,7 @@ import pytest
 
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.errors import RunStopped
-from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.measurements import task_scores
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources

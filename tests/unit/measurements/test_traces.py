@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import Trace, take_trace
-from emad_ref.exit_rules.rules import default_probes
+from emad_ref.exit_rules import default_probes
 from emad_ref.measurements import traces, verification
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.traces import LensTraces

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point, softmax_response_point
+from emad_ref.exit_rules import early_exit_point, softmax_response_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint

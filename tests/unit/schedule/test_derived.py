@@ -14,8 +14,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, OperatingPoint, ScheduleName
 from emad_ref.record import FILLS, READOUTS
 from emad_ref.schedule.derived_work import ProbeCosts, derive_flops, derive_work
-from emad_ref.schedule.interface import TokenPositions
-from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, deferred_layer_run
+from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, TokenPositions, deferred_layer_run
 
 LAYERS, CEILING, PROBES = 7, 5, (2, 3)
 NEEDED = {"period": 3, "floor": 2, "translators": "digest"}

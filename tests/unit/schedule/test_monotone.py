@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from emad_ref.exit_rules.rules import first_firing_probe
+from emad_ref.exit_rules import first_firing_probe
 from emad_ref.schedule.schedules import monotone_depths
 
 VALUES = st.one_of(st.floats(0, 3), st.sampled_from([0.5, 1.0, np.nan]))

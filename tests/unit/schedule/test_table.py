@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, STOPS_BY_TOKEN, OperatingPoint, ScheduleName
-from emad_ref.schedule.interface import Admission, TokenPositions
-from emad_ref.schedule.schedules import SCHEDULES, schedule_of
+from emad_ref.schedule.schedules import SCHEDULES, Admission, TokenPositions, schedule_of
 
 LAYERS, PROBES = 6, (2, 4)
 OPTIONS: dict[str, Any] = {"period": 4, "floor": 2, "translators": "f00d"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import early_exit_point, kept_vocabulary
+from emad_ref.exit_rules import early_exit_point, kept_vocabulary
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
 from emad_ref.protocol import Prompt

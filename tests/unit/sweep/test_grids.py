@@ -11,7 +11,7 @@ import pytest
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import fires
+from emad_ref.exit_rules import fires
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.signals import LAYERWISE

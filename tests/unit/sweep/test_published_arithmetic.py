@@ -13,7 +13,7 @@ from math import floor
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.exit_rules.rules import early_exit_point, kept_vocabulary
+from emad_ref.exit_rules import early_exit_point, kept_vocabulary
 from emad_ref.models.geometry import geometry_named
 from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.sweep.diagnostics import gain_bound, published_gain, work_without_exit

@@ -18,7 +18,7 @@ from emad_ref.calibration.profile import BadProfile, profile_of
 from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules.rules import fixed_entropy_point
+from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
@@ -37,7 +37,7 @@ from emad_ref.tasks import harness, metrics
 from emad_ref.tasks.continuations import stop_finder
 from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
 from emad_ref.tasks.harness import BadJournal, EmadLM, ResultJournal
-from emad_ref.tasks.local import FOLDER
+from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 from emad_ref.tasks.pair_harness import PairLM
 from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
 
@@ -471,7 +471,7 @@ def plain(value):
 @pytest.mark.parametrize("name", SAME_NAME)
 def test_tasks_of_lm_evals_names_are_lm_evals_tasks(name):
     """Every prompt, stop sequence, filter, metric and shot; only where documents come from differs."""
-    mine, theirs = load_yaml(FOLDER / f"{name}.yaml"), stock(name)
+    mine, theirs = load_yaml(TASK_FOLDER / f"{name}.yaml"), stock(name)
     left_out = OURS | ({"training_split"} if name == "wikitext" else set())
     assert {k: plain(v) for k, v in mine.items() if k not in left_out} == {
         k: plain(v) for k, v in theirs.items() if k not in left_out
@@ -485,23 +485,23 @@ def test_tasks_of_lm_evals_names_are_lm_evals_tasks(name):
 
 
 def test_every_subject_of_math_is_a_task_and_the_group_has_them_all():
-    group, theirs = (load_yaml(folder / "hendrycks_math.yaml") for folder in (FOLDER, STOCK / "hendrycks_math"))
+    group, theirs = (load_yaml(folder / "hendrycks_math.yaml") for folder in (TASK_FOLDER, STOCK / "hendrycks_math"))
     assert group == theirs
     for name in group["task"]:
-        mine = load_yaml(FOLDER / f"{name}.yaml")
+        mine = load_yaml(TASK_FOLDER / f"{name}.yaml")
         assert (mine["task"], mine["dataset_kwargs"]["name"]) == (name, stock(name)["dataset_name"])
         assert mine["dataset_kwargs"]["folder"] == f"math/{stock(name)['dataset_name']}"
 
 
 def test_humaneval_is_asked_as_lm_eval_asks_it():
-    mine = load_yaml(FOLDER / "humaneval.yaml", resolve_func=False)
+    mine = load_yaml(TASK_FOLDER / "humaneval.yaml", resolve_func=False)
     theirs = load_yaml(STOCK / "humaneval/humaneval.yaml", resolve_func=False)  # its functions need the hub
     for key in ("doc_to_text", "doc_to_target", "generation_kwargs", "unsafe_code", "num_fewshot", "repeats"):
         assert mine[key] == theirs[key]
 
 
 def test_every_definition_can_be_found_by_name():
-    written = [load_yaml(path, resolve_func=False) for path in FOLDER.glob("*.yaml")]
+    written = [load_yaml(path, resolve_func=False) for path in TASK_FOLDER.glob("*.yaml")]
     assert {definition.get("group", definition["task"]) for definition in written} <= set(task_names())
     assert {"wikitext_103", "pile", "squad", "samsum", "humaneval", "hendrycks_math", "world_code"} <= set(task_names())
 

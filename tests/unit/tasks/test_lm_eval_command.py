@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from emad_ref import lm_eval
-from emad_ref.tasks.local import FOLDER
+from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 
-ADDED = ["--model", "emad", "--device", "cpu", "--include_path", str(FOLDER)]
+ADDED = ["--model", "emad", "--device", "cpu", "--include_path", str(TASK_FOLDER)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,10 @@
-"""Run the suites on every mutant, each in a process of its own, and print a line for each and the table."""
+"""``--emad-selfcheck``: judge the suites with mutants, decoders with one known defect, in place of a decoder.
+
+For every mutant of ``emad_ref.mutants`` a pytest of its own runs the test that must catch it, with the options of this
+run, and writes its report. A defect is caught where that test complains of it in the expected words
+(``emad_ref.report.mutation_results``). ``all`` runs the invariants and fidelity suites as well; honest decoders must
+pass them in any case.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +22,8 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import write_atomically
+from emad_ref.mutants.base import Mutant
 from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind, select_mutants
-from emad_ref.mutants.mutant import Mutant
 from emad_ref.report.deselection import SUITES
 from emad_ref.report.mutation_results import (
     LOG_FILE,
@@ -29,8 +35,7 @@ from emad_ref.report.mutation_results import (
     mutation_table,
     summarize_mutations,
 )
-from pytest_emad.options import OPTIONS, settings
-from pytest_emad.selfcheck import ALL, FLAG, KINDS, MEANT
+from pytest_emad.options import OPTIONS, SELFCHECK, settings
 
 IMPORTED = ("torch._dynamo", "transformers", "hypothesis.stateful", "scipy.stats", "emad_ref.mutants.catalogue")
 LIMIT_S = 1800.0  # of one planted decoder: one that hangs is not caught by anybody
@@ -70,14 +75,14 @@ def run_selfcheck(config: pytest.Config) -> int:
         pytest.UsageError: an unknown name, several models, a report that cannot be written.
     """
     try:
-        planted = _selected_mutants(config.getoption(FLAG))
+        planted = _selected_mutants(config.getoption(SELFCHECK))
         asked = settings(config)
         if len(asked.models) > 1:
-            raise BadArgument("--emad-model", asked.models, f"one model beside {FLAG}", "run it for each")
+            raise BadArgument("--emad-model", asked.models, f"one model beside {SELFCHECK}", "run it for each")
     except BadArgument as error:
         raise pytest.UsageError(str(error)) from error
     results: list[MutationResult] = []
-    everything = config.getoption(FLAG) == ALL
+    everything = config.getoption(SELFCHECK) == "all"
     print(f"emad selfcheck: {len(planted)} planted decoders on {asked.models[0]}", flush=True)
     with tempfile.TemporaryDirectory(prefix="emad-selfcheck-") as folder:
         for number, one in enumerate(planted, start=1):
@@ -97,9 +102,9 @@ def run_selfcheck(config: pytest.Config) -> int:
 
 
 def _selected_mutants(names: str) -> list[Mutant]:
-    if names == KINDS:
+    if names == "kinds":
         return one_of_each_kind()
-    return list(CATALOGUE.values()) if names in (MEANT, ALL) else select_mutants(names.split(","))
+    return list(CATALOGUE.values()) if names in ("meant", "all") else select_mutants(names.split(","))
 
 
 # ---------------------------------------------------------------- one of them
