@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # nobody who only names signals waits for torch
     from torch import Tensor
 
 
+LARGE_VOCABULARY, GROUP = 4096, 64  # columns from which on two levels are faster than one search, and of one group
 NEVER_LOG_P = -1e4  # its exponential is 0 in float64, too: whatever lies below it adds 0 to an entropy
 
 
@@ -55,10 +56,37 @@ class LogitsReadout:
         return self.logits.log_softmax(dim=-1)
 
     @cached_property
+    def top2_logits(self) -> tuple[Tensor, Tensor]:
+        """(logits, tokens int64) of the two likeliest tokens, each [..., 2]."""
+        return two_largest(self.logits)
+
+    @cached_property
     def top2(self) -> tuple[Tensor, Tensor]:
         """(log-probabilities, tokens int64) of the two likeliest tokens, each [..., 2]."""
-        values, indices = self.log_p.topk(2, dim=-1)
+        tokens = self.top2_logits[1]  # log softmax keeps the order of logits
+        return self.log_p.gather(-1, tokens), tokens
+
+
+def two_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """(values, indices int64) of the two largest of ``scores`` [..., n ≥ 2], largest first, each [..., 2].
+
+    Equal to ``topk(2)`` but for the choice among equal values. Both are in the two groups of columns with the largest
+    maxima, or in the remainder: for 49,152 columns that search takes a sixth of ``topk``'s time on a CPU.
+    """
+    columns = scores.shape[-1]
+    if columns < LARGE_VOCABULARY:
+        values, indices = scores.topk(2, dim=-1)
         return values, indices
+    import torch  # loaded by now: ``scores`` is one of its tensors
+
+    whole = columns - columns % GROUP
+    groups = scores[..., :whole].unflatten(-1, (-1, GROUP))
+    best = groups.amax(dim=-1).topk(2, dim=-1).indices.unsqueeze(-1).expand(*scores.shape[:-1], 2, GROUP)
+    within = best * GROUP + torch.arange(GROUP, device=scores.device)
+    remainder = torch.arange(whole, columns, device=scores.device).expand(*scores.shape[:-1], columns - whole)
+    candidates = torch.cat([within.flatten(-2), remainder], dim=-1)
+    values, places = scores.gather(-1, candidates).topk(2, dim=-1)
+    return values, candidates.gather(-1, places)
 
 
 @dataclass(frozen=True)
@@ -187,7 +215,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 def top2_margin(log_scores: Tensor) -> Tensor:
     """Largest minus second largest of e^x over x [..., n ≥ 2]; [...]."""
-    return _difference(log_scores.topk(2, dim=-1).values)
+    return _difference(two_largest(log_scores)[0])
 
 
 def _difference(log_best: Tensor) -> Tensor:
@@ -210,7 +238,7 @@ def _response(readout: LogitsReadout) -> Tensor:
 
 def _gap(readout: LogitsReadout) -> Tensor:
     """Top-1 minus top-2 logit: it still tells sure tokens apart where their probabilities all round to 1."""
-    first, second = readout.logits.topk(2, dim=-1).values.unbind(dim=-1)
+    first, second = readout.top2_logits[0].unbind(dim=-1)
     return first - second
 
 

@@ -22,7 +22,7 @@ from emad_ref.measurements.pareto import CONFIDENCES
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import READOUTS
 from emad_ref.screening.families import free_depth_families
-from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, Signal
+from emad_ref.signals import ENTROPY, LARGE_VOCABULARY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, Signal, two_largest
 
 EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
 LOGITS = arrays.arrays(np.float64, (3, 20), elements=st.floats(-30, 30, width=64))
@@ -65,6 +65,27 @@ def test_a_surer_readout_is_surer_in_the_signals_own_sense(layerwise: Signal) ->
 
 def test_logits_that_are_no_numbers_give_a_signal_that_is_none(layerwise: Signal) -> None:
     assert math.isnan(float(layerwise.of(torch.tensor([math.nan, 1.0, 0.0]))))
+
+
+@pytest.mark.parametrize("columns", [2, LARGE_VOCABULARY - 1, LARGE_VOCABULARY, LARGE_VOCABULARY + 1, 5000])
+@pytest.mark.parametrize("rows", [(), (7,), (2, 3)])
+def test_the_two_largest_are_those_of_a_plain_search(columns: int, rows: tuple[int, ...]) -> None:
+    scores = torch.randn(*rows, columns, generator=torch.Generator().manual_seed(columns))
+    if columns > 2:
+        scores[..., 1] = -torch.inf
+    values, tokens = two_largest(scores)
+    expected = scores.topk(2, dim=-1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(tokens, expected.indices)
+
+
+@pytest.mark.parametrize("places", [(0, 1), (4099, 4098), (63, 64), (4099, 0)])
+def test_the_two_largest_are_found_in_one_group_in_two_and_in_the_remainder(places: tuple[int, int]) -> None:
+    scores = torch.zeros(3, 4100)
+    scores[:, places[0]], scores[:, places[1]] = 2.0, 1.0
+    values, tokens = two_largest(scores)
+    assert values.tolist() == [[2.0, 1.0]] * 3
+    assert tokens.tolist() == [list(places)] * 3
 
 
 def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
