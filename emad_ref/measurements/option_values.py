@@ -18,7 +18,7 @@ LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all tak
 MOST = 10**9  # documents, tokens, seconds: more than any data set has, and far from overflow
 MOST_NATS = 1e6  # far above ln V of any vocabulary
 REPORTED = ("report.json", "report.md", "index.html")
-CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
+CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "gsm8k", "self")
 
 
 def name(text: str, base: Path, where: str) -> str:

@@ -3,6 +3,7 @@
 ``world:premise``, ``world:mixed``   generated (``text.world``)
 ``wikitext``                         ``wikitext-2/`` of a data folder, else the hub's WikiText-2 (raw)
 ``pile``                             ``pile/`` of a data folder, else the hub's Pile validation documents
+``gsm8k``                            ``gsm8k/`` of a data folder, else the hub's GSM8K: a question and its worked answer
 PATH                                 a .txt file (articles if it has WikiText headings, else paragraphs), a .jsonl file
                                      (field ``text``), or a folder with valid.txt and test.txt
 
@@ -24,7 +25,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -175,8 +176,12 @@ def duplicate_clusters(texts: Iterable[str]) -> Ints:
 HUB_SETS = {  # repository, configuration
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
     "pile": ("NeelNanda/pile-10k", None),
+    "gsm8k": ("openai/gsm8k", "main"),
 }
-FOLDERS = {"wikitext": "wikitext-2", "pile": "pile"}
+FOLDERS = {"wikitext": "wikitext-2", "pile": "pile", "gsm8k": "gsm8k"}
+FIELDS = {"gsm8k": ("question", "answer")}  # of a row, where it is not ``text`` alone
+TEXT = ("text",)
+SHARED_PARTS = {"wikitext": "validation", "gsm8k": "train"}  # of the hub, beside a part named test
 Quarters = tuple[int, int]  # range of a source's documents, in quarters: first, and end
 WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
 WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # shares of the rest beside a test part
@@ -213,11 +218,11 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if corpus in FOLDERS:
         folder = data / FOLDERS[corpus] if data else None
         if folder is not None and folder.is_dir():
-            return folder_documents(folder, split)
-        if corpus == "wikitext":
+            return folder_documents(folder, split, FIELDS.get(corpus, TEXT))
+        if corpus in SHARED_PARTS:
             if split == "evaluate":
                 return hub_documents(corpus, "test")
-            shared = list(hub_documents(corpus, "validation"))
+            shared = list(hub_documents(corpus, SHARED_PARTS[corpus]))
             return iter(shared[slice(*split_bounds(len(shared), WITHOUT_TEST[split]))])
         return split_blocks(hub_documents(corpus, "train"), split)
     if corpus in added_parts("corpora"):
@@ -251,16 +256,19 @@ def split_bounds(total: int, quarters: Quarters) -> tuple[int, int]:
     return first, end
 
 
-def file_part(path: Path, quarters: Quarters) -> Iterator[str]:
+def file_part(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The documents in ``quarters`` of a file, which is read twice, first to count them: it may not fit into memory."""
-    first, end = split_bounds(sum(1 for _ in file_documents(path)), quarters)
+    first, end = split_bounds(sum(1 for _ in file_documents(path, fields)), quarters)
     neighbours = first > 0 and path.suffix == ".txt" and not has_articles(path)
-    return islice(file_documents(path), first + neighbours, end)
+    return islice(file_documents(path, fields), first + neighbours, end)
 
 
-def folder_documents(folder: Path, split: Split) -> Iterator[str]:
-    """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused."""
-    stem = "test" if split == "evaluate" else "valid"
+def folder_documents(folder: Path, split: Split, fields: Sequence[str] = TEXT) -> Iterator[str]:
+    """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused.
+
+    A corpus with ``fields`` of its own has train.* instead of valid.*.
+    """
+    stem = "test" if split == "evaluate" else "valid" if fields == TEXT else "train"
     try:
         files = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
     except OSError as error:
@@ -269,17 +277,18 @@ def folder_documents(folder: Path, split: Split) -> Iterator[str]:
         raise BadArgument(
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
-    return file_documents(files[0]) if split == "evaluate" else file_part(files[0], WITHOUT_TEST[split])
+    chosen = files[0]
+    return file_documents(chosen, fields) if split == "evaluate" else file_part(chosen, WITHOUT_TEST[split], fields)
 
 
-def file_documents(path: Path) -> Iterator[str]:
-    """Non-empty documents of a .txt or .jsonl file."""
+def file_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
+    """Non-empty documents of a .txt or .jsonl file; those of a .jsonl file are made of ``fields``."""
     if path.suffix not in READERS:
         raise BadArgument("corpus", str(path), f"a file ending in {' or '.join(READERS)}", "convert it first")
-    return (text for text in READERS[path.suffix](path) if text.strip())
+    return (text for text in READERS[path.suffix](path, fields) if text.strip())
 
 
-def text_documents(path: Path) -> Iterator[str]:
+def text_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
     starts = is_heading if has_articles(path) else lambda line: not line.strip()
     return _join_lines(clean_lines(path), starts)
@@ -318,18 +327,30 @@ def is_heading(line: str) -> bool:
     return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
 
 
-def jsonl_documents(path: Path) -> Iterator[str]:
-    """The field ``text`` of every line; blank lines are skipped."""
+def jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
+    """The text of every line's ``fields``; blank lines are skipped."""
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         if line.strip():
             place = f"{path.name}, line {number}"
             try:
-                text = parse_json(line)["text"]
-            except (ValueError, KeyError, TypeError):
-                text = None
-            if not isinstance(text, str):
-                raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
+                row = parse_json(line)
+            except ValueError:
+                row = None
+            text = row_text(row, fields)
+            if text is None:
+                names = " and ".join(f'"{field}"' for field in fields)
+                hold = f"field {names} is a string" if len(fields) == 1 else f"fields {names} are strings"
+                raise BadArgument(place, line[:60], f"a JSON object whose {hold}", "mend the line")
             yield clean_text(text, place)
+
+
+def row_text(row: Any, fields: Sequence[str]) -> str | None:
+    """One field as it stands, or a line per field with its name; None unless each is a string."""
+    if not isinstance(row, Mapping) or not all(isinstance(row.get(field), str) for field in fields):
+        return None
+    if len(fields) == 1:
+        return str(row[fields[0]])
+    return "".join(f"{field.capitalize()}: {row[field]}\n" for field in fields)
 
 
 READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
@@ -355,11 +376,14 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
             f"install pytest-emad[tasks], or put its files under {FOLDERS[corpus]}/ in a data folder and name that, or "
             "choose another corpus"
         ) from error
-    if "text" not in first:
+    fields = FIELDS.get(corpus, TEXT)
+    if not set(fields) <= set(first):
         raise CorpusUnavailable(
-            f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'; choose another corpus"
+            f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected {', '.join(map(repr, fields))}; "
+            "choose another corpus"
         )
-    lines = (clean_text(row["text"], name) for row in rows if _is_clean(row["text"], name))
+    texts = (row_text(row, fields) or "" for row in rows)
+    lines = (clean_text(text, name) for text in texts if _is_clean(text, name))
     return (text for text in (join_articles(lines) if corpus == "wikitext" else lines) if text.strip())
 
 

@@ -108,7 +108,7 @@ def test_unreadable_names_are_refused_at_once(tmp_path):
     for name, message in (
         (
             "no/such/path",
-            "one of world:premise, world:mixed, world:curriculum, wikitext, pile, self, or a path that exists",
+            "one of world:premise, world:mixed, world:curriculum, wikitext, pile, gsm8k, self, or a path that exists",
         ),
         (str(tmp_path / "a.pdf"), "a file ending in .txt or .jsonl; convert it first"),
         (str(tmp_path), "a folder that holds valid.txt or valid.jsonl; name a single file instead"),
@@ -272,6 +272,44 @@ def test_a_document_of_the_hub_with_nul_is_left_out_and_told(monkeypatch, caplog
     monkeypatch.setattr(corpora, "is_hub_reachable", lambda: True)
     assert list(corpora.hub_documents("pile", "train")) == ["one\n", "three"]
     assert "a document holds NUL, which is no text, and is left out: 't\\x00wo'" in caplog.text
+
+
+def solved(number: int) -> dict[str, str]:
+    return {"question": f"What is {number} + 1?", "answer": f"It is {number + 1}."}
+
+
+def test_gsm8k_gives_a_question_and_its_answer_per_document(tmp_path):
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    for name, numbers in (("train", range(8)), ("test", range(100, 103))):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(solved(number)) + "\n" for number in numbers))
+    texts = {split: [*corpora._raw_documents("gsm8k", split, 0, tmp_path)] for split in READ}
+    assert texts["evaluate"][0] == "Question: What is 100 + 1?\nAnswer: It is 101.\n"
+    assert [len(texts[split]) for split in READ] == [4, 4, 3]
+    assert not set(texts["calibrate"]) & set(texts["validate"])
+
+
+def test_gsm8k_of_the_hub_reads_the_same(tmp_path, monkeypatch):
+    parts = {"train": [solved(number) for number in range(8)], "test": [solved(100)]}
+    asked = []
+
+    def load_dataset(name, configuration, *, split, streaming):
+        asked.append((name, configuration, split))
+        return parts[split]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(corpora, "is_hub_reachable", lambda: True)
+    assert next(corpora._raw_documents("gsm8k", "evaluate", 0, None)).endswith("\nAnswer: It is 101.\n")
+    assert len(list(corpora._raw_documents("gsm8k", "validate", 0, tmp_path))) == 4
+    assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
+
+
+def test_a_row_without_its_answer_is_refused_by_line(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_text('{"question": "Why?"}\n')
+    expected = r'test\.jsonl, line 1=.*expected a JSON object whose fields "question" and "answer" are strings'
+    with pytest.raises(BadArgument, match=expected):
+        list(corpus_documents("gsm8k", "evaluate", data=tmp_path))
 
 
 @pytest.fixture
