@@ -6,6 +6,7 @@ Calibrate on one split, choose a margin on a second, judge on a third.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -167,6 +168,7 @@ PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above whic
 PAPER_RANKS = (16, 8)  # fractions of the width: "r ≪ d"
 LEAST_K = 4  # with fewer logits the K-th says too little of the tail for an order
 FITTED, READ = 40, 60  # windows at most: thousands of tokens, one pass over each per set of estimators
+COSTLY_TOKENS = 64  # decided tokens of a window, where a head costs more than a block: estimators read several
 
 
 class EntropyEstimates:
@@ -199,33 +201,42 @@ class EntropyEstimates:
     def linear(self) -> Estimator:
         """Ours: a ridge regression from the head's input to entropy, per probe."""
         probes = LinearProbeFit(self._subject.stepper, self.probes)
-        sequences = self._subject.sequences("calibrate", FITTED)
+        sequences = self._beginnings("calibrate", FITTED)
         take_trace(self._subject.stepper, sequences, observe=probes, layers=self.probes)
         return probes.estimator()
 
     def corrected(self, estimators: Sequence[Estimator]) -> list[Estimator]:
         """Each with its linear map to full entropy."""
-        trace = self.read("validate", FITTED, estimators)
+        trace, _ = self.read_by_document("validate", FITTED, estimators)
         full = self.columns(trace.entropy_nats)
         return [correct_estimator(e, self.columns(trace.estimates[e]), full) for e in estimators]
 
     def read(self, split: Split, count: int, estimators: Sequence[Estimator]) -> Trace:
         """The trace of at most ``count`` windows with every estimator's columns at the probes."""
-        return self.read_by_document(split, count, estimators)[0]
+        return self._take(self._subject.sequences(split, count), split, estimators)
 
     def read_by_document(self, split: Split, count: int, estimators: Sequence[Estimator]) -> tuple[Trace, DocumentOf]:
-        """``read``, and the document of each token; a document may give several windows."""
-        subject = self._subject
-        sequences = subject.sequences(split, count)
-        trace = take_trace(
-            subject.stepper,
+        """``read`` of beginnings, and the document of each token; a document may give several windows."""
+        sequences = self._beginnings(split, count)
+        trace = self._take(sequences, split, estimators)
+        return trace, tokens_of(trace, sequences)
+
+    def _take(self, sequences: list[TokenSequence], split: Split, estimators: Sequence[Estimator]) -> Trace:
+        return take_trace(
+            self._subject.stepper,
             sequences,
             estimators=dict.fromkeys(estimators, self.probes),
             layers=self.probes,
-            progress=f"{subject.name}: estimators, {split}",
-            file=subject.progress_stream(),
+            progress=f"{self._subject.name}: estimators, {split}",
+            file=self._subject.progress_stream(),
         )
-        return trace, tokens_of(trace, sequences)
+
+    def _beginnings(self, split: Split, count: int) -> list[TokenSequence]:
+        """At most ``count`` windows; their first ``COSTLY_TOKENS`` tokens if the model's head is costly."""
+        sequences = self._subject.sequences(split, count)
+        if not self._subject.loaded.geometry.has_costly_head:
+            return sequences
+        return [replace(each, tokens=each.tokens[: each.adaptive_from + 1 + COSTLY_TOKENS]) for each in sequences]
 
     def columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""

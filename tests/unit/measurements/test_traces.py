@@ -100,6 +100,19 @@ def test_what_compares_probes_alone_reads_heads_there_and_at_the_end(
     assert [trace.layers_read for trace in taken] == [layers]
 
 
+@pytest.mark.parametrize("costly", [False, True])
+def test_estimators_read_beginnings_of_all_documents_where_a_head_is_costly(
+    monkeypatch: pytest.MonkeyPatch, costly: bool
+) -> None:
+    monkeypatch.setattr(traces, "COSTLY_TOKENS", 6)
+    made, _ = fresh_evidence(monkeypatch, costly=costly)
+    trace, document = made.estimates.read_by_document("evaluate", 20, [Estimator("topk", k=4)])
+    whole = made.subject.sequences("evaluate", 20)
+    lengths = np.array([len(each.tokens) - 1 for each in whole])
+    assert trace.lengths.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()
+    assert set(document.number) == {each.document for each in whole}
+
+
 def test_a_vocabulary_of_the_tests_is_cheap() -> None:
     geometry = small_evidence().loaded.geometry
     assert geometry.vocabulary == VOCABULARY
