@@ -80,7 +80,7 @@ def two_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
     import torch  # loaded by now: ``scores`` is one of its tensors
 
     whole = columns - columns % GROUP
-    groups = scores[..., :whole].unflatten(-1, (-1, GROUP))
+    groups = scores[..., :whole].reshape(*scores.shape[:-1], -1, GROUP)
     best = groups.amax(dim=-1).topk(2, dim=-1).indices.unsqueeze(-1).expand(*scores.shape[:-1], 2, GROUP)
     within = best * GROUP + torch.arange(GROUP, device=scores.device)
     remainder = torch.arange(whole, columns, device=scores.device).expand(*scores.shape[:-1], columns - whole)
