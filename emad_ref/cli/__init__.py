@@ -1,6 +1,6 @@
-"""The command ``emad`` and its verbs: one function per verb, its arguments beside it.
+"""The command ``emad``: one function per verb, and one function that declares the verb's arguments.
 
-Each prints what it did; bad input exits 1, of ``compare`` 2.
+The docstring of a verb's function is its help text. Bad input exits with status 1, in ``compare`` with 2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from emad_ref.models.names import require_available
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
-# purpose → its verbs, as `emad --help` groups them
+# heading of `emad --help` → its verbs
 VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
     "judge a model or a decoder": ((judge, judge_arguments), (serve, serve_arguments)),
     "read what a run wrote": (
@@ -57,7 +57,7 @@ VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
 }
 VERBS = tuple(verb for group in VERB_GROUPS.values() for verb in group)
 
-# What any verb takes under these names; what a verb cannot use within them, it refuses itself.
+# Smallest and largest value of each numeric argument of any verb. A verb may check a narrower range itself.
 BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, LARGEST_SEED),
     "tokens": (-MOST, MOST),
@@ -82,11 +82,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 MODEL_ARGUMENTS = ("model", "small_model", "large_model")
 
-# What a shell offers where an argument of this name is due.
-COMPLETED = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
+# metavar → what shell completion offers for it
+COMPLETIONS = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the argument parser of ``emad`` with all verbs."""
     top = EmadParser(prog="emad", description="Adaptive-depth decoding on the command line.")
     top.add_argument("--version", action=VersionAction, help="print versions and exit")
     shtab.add_argument_to(top, "--print-completion", help="print a completion script of this shell and exit")
@@ -96,46 +97,47 @@ def parser() -> argparse.ArgumentParser:
         "emad --print-completion bash > ~/.local/share/bash-completion/completions/emad",
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs", parser_class=VerbParser)
-    verbs.groups = {purpose: [run.__name__ for run, _ in group] for purpose, group in VERB_GROUPS.items()}  # type: ignore[attr-defined]  # what GroupedFormatter reads
+    verbs.groups = {purpose: [run.__name__ for run, _ in group] for purpose, group in VERB_GROUPS.items()}  # type: ignore[attr-defined]  # GroupedFormatter reads it
     for run, arguments in VERBS:
         sub = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
         arguments(sub)
     for action in all_actions(top):
-        if action.metavar in COMPLETED:
-            action.complete = COMPLETED[action.metavar]  # type: ignore[attr-defined]  # what shtab reads
+        if action.metavar in COMPLETIONS:
+            action.complete = COMPLETIONS[action.metavar]  # type: ignore[attr-defined]  # shtab reads it
     return top
 
 
 def require_bounded(args: argparse.Namespace) -> None:
-    """Raises BadArgument for a number that is not finite, or beyond what seeds, counts and nats can be."""
-    for name, (least, most) in BOUNDS.items():
+    """Raise BadArgument if a number is not finite or lies outside ``BOUNDS``."""
+    for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name, None)
-        if value is not None and not least <= value <= most:
-            raise BadArgument(name, value, f"a number from {_plain(least)} to {_plain(most)}")
+        if value is not None and not smallest <= value <= largest:
+            raise BadArgument(name, value, f"a number from {_number_text(smallest)} to {_number_text(largest)}")
 
 
 def require_models(args: argparse.Namespace) -> None:
-    """Refuse models that cannot be loaded before the libraries that load them are imported.
+    """Check that every named model can be loaded, before torch and Transformers are imported.
 
     Raises:
         BadArgument, ModelUnavailable: as ``models.names.require_available``.
     """
-    named = [getattr(args, name, None) for name in MODEL_ARGUMENTS]
-    for name in (*named, *(getattr(args, "pair", None) or ())):
+    names = [getattr(args, name, None) for name in MODEL_ARGUMENTS]
+    for name in (*names, *(getattr(args, "pair", None) or ())):
         if name is not None:
             require_available(name)
 
 
-def _plain(number: float) -> str:
+def _number_text(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_command(lambda: _run(argv))
+    """Run ``emad`` with ``argv`` (default: ``sys.argv[1:]``) and return the exit status."""
+    return run_command(lambda: _run_verb(argv))
 
 
-def _run(argv: Sequence[str] | None) -> int | None:
+def _run_verb(argv: Sequence[str] | None) -> int | None:
     args = parser().parse_args(argv)
     require_bounded(args)
     if args.run is not fetch:

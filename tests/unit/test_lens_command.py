@@ -53,7 +53,7 @@ def test_lens_writes_a_file_and_prints_every_layer(small, tmp_path, capsys):
     assert list(found.lens.translators) == list(range(1, LAYERS))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:-1]] == [str(layer) for layer in range(1, LAYERS)]
-    assert f"{found.tuned_nats[2]:7.4f} nats, of the model's own head {found.raw_nats[2]:7.4f}" in lines[1]
+    assert f"{found.tuned_nats[2]:7.4f} nats; without the lens {found.raw_nats[2]:7.4f} nats" in lines[1]
     assert lines[-1] == f"200 held-out tokens; lens {found.lens.digest[:12]} written to {out}"
     assert [path.name for path in out.parent.iterdir()] == [out.name], "no checkpoint is left"
 
