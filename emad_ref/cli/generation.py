@@ -1,18 +1,15 @@
-"""Text coloured by depth: which colours a terminal has, which of them a depth gets, and a line that says so.
+"""``emad generate`` prints text of a model with the depth of each token; ``emad world`` prints documents of a corpus.
 
-From shallow to deep the scale goes blue, green, yellow, orange, red: near Solarized's accents, made to be read on light
-ground and on dark. NO_COLOR (no-color.org) and TERM=dumb are obeyed; COLORTERM says whether there is true colour, else
-the 216 of a 256-colour terminal are used.
+In a terminal ``generate`` streams the text and colours each token by its depth, from blue (shallow) over green, yellow
+and orange to red (deep). The colours are close to Solarized's accents, which are legible on light and dark backgrounds.
+NO_COLOR (no-color.org) and TERM=dumb switch colours off. COLORTERM announces true colour; without it the 216 colours of
+a 256-colour terminal are used.
 
-``emad generate`` and ``emad world``: text, a model's own and that of a corpus.
-
-What ``generate`` writes depends on who reads it. A terminal sees the text as it grows, each token in the colour of its
-depth. A pipe gets JSON lines, one object per token, as it grows:
+In a pipe ``generate`` streams JSON lines, one ASCII object per token:
 
     {"text": " Ben", "token": 477, "depth": 4, "layers": 12, "model": "emad-tiny"}
 
-``text`` is escaped as JSON is, to ASCII. The parts of a character that takes several tokens have an empty ``text`` but
-the last; all texts together are what was written.
+If a character takes several tokens, all but the last have an empty ``text``. The concatenated texts are the output.
 """
 
 from __future__ import annotations
@@ -45,30 +42,37 @@ Colours = Literal["none", "256", "true"]
 COLOUR_SCALE = ((38, 139, 210), (42, 161, 152), (133, 153, 0), (181, 137, 0), (203, 75, 22), (220, 40, 47))
 CUBE_LEVELS = (0, 95, 135, 175, 215, 255)  # levels of each primary in a 256-colour terminal
 SWATCH = "█"
-DEFAULT_FOREGROUND = "\x1b[39m"  # the terminal's own foreground
+DEFAULT_FOREGROUND = "\x1b[39m"
+FORMATS = ("auto", "text", "jsonl")
+COLOUR_CHOICES = ("auto", "always", "never")
+THRESHOLD_BITS = 1.0
+# option → the option that it depends on
+REQUIRED_OPTION = {"margin": "profile", "entropy": "lens", "divergence": "lens", "lossless": "exit"} | dict.fromkeys(
+    ("threshold", "window", "least_run"), "small_model"
+)
 
 
-def terminal_colours(environment: Mapping[str, str], terminal: bool) -> Colours:
-    """What may be written to a stream that is a ``terminal``, or is not."""
-    if not terminal or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
+def terminal_colours(environment: Mapping[str, str], is_terminal: bool) -> Colours:
+    """Colours that the output stream supports, by the environment's NO_COLOR, TERM and COLORTERM."""
+    if not is_terminal or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return "none"
     return "true" if environment.get("COLORTERM") in ("truecolor", "24bit") else "256"
 
 
 def paint(text: str, depth: int, layers: int, colours: Colours) -> str:
-    """``text`` in the colour of ``depth`` among 1…``layers``."""
+    """``text`` with the escape sequences of the colour of ``depth``, 1…``layers``."""
     if colours == "none" or not text:
         return text
-    red, green, blue = _rgb((depth - 1) / max(layers - 1, 1))
+    red, green, blue = _scale_colour((depth - 1) / max(layers - 1, 1))
     if colours == "true":
         return f"\x1b[38;2;{red};{green};{blue}m{text}{DEFAULT_FOREGROUND}"
     r, g, b = (min(range(6), key=lambda i, level=level: abs(CUBE_LEVELS[i] - level)) for level in (red, green, blue))  # type: ignore[misc]
     return f"\x1b[38;5;{16 + 36 * r + 6 * g + b}m{text}{DEFAULT_FOREGROUND}"
 
 
-def _rgb(share: float) -> tuple[int, int, int]:
-    """The scale at ``share`` in 0–1, linear between its colours."""
-    at = share * (len(COLOUR_SCALE) - 1)
+def _scale_colour(position: float) -> tuple[int, int, int]:
+    """RGB colour of the scale at ``position`` in 0–1, interpolated linearly."""
+    at = position * (len(COLOUR_SCALE) - 1)
     below = min(int(at), len(COLOUR_SCALE) - 2)
     low, high = COLOUR_SCALE[below], COLOUR_SCALE[below + 1]
     red, green, blue = (round(a + (b - a) * (at - below)) for a, b in zip(low, high, strict=True))
@@ -76,7 +80,7 @@ def _rgb(share: float) -> tuple[int, int, int]:
 
 
 def depth_legend(layers: int, colours: Colours, width: int) -> str:
-    """The scale with its ends, at most ``width`` columns; a swatch for each layer where there is room."""
+    """Legend of the colour scale in at most ``width`` columns, with a swatch per layer if they fit."""
     first, last = "depth 1 ", f" {layers} layers"
     swatches = max(1, min(layers, width - len(first) - len(last)))
     shown = (1 + round(i * (layers - 1) / max(swatches - 1, 1)) for i in range(swatches))
@@ -84,91 +88,81 @@ def depth_legend(layers: int, colours: Colours, width: int) -> str:
 
 
 def pair_legend(names: tuple[str, str], colours: Colours, width: int) -> str:
-    """The small and the large model of a pair, each behind its colour; cut to ``width`` columns."""
+    """Legend of a pair, small model first: each name after its colour, cut to ``width`` columns in total."""
     room = max(1, (width - 2 * len(SWATCH) - 4) // 2)
     return "  ".join(f"{paint(SWATCH, at, 2, colours)} {name[:room]}" for at, name in enumerate(names, start=1))
 
 
 def visible_text(text: str) -> str:
-    """``text`` with control characters spelled out: what a model writes must not command a terminal."""
-    return "".join(_spell_out(c) if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
-
-
-def _spell_out(character: str) -> str:
-    return f"\\x{ord(character):02x}"
-
-
-FORMATS = ("auto", "text", "jsonl")
-COLOUR_CHOICES = ("auto", "always", "never")
-THRESHOLD_BITS = 1.0
-REQUIRED_OPTION = {"margin": "profile", "entropy": "lens", "divergence": "lens", "lossless": "exit"} | dict.fromkeys(
-    ("threshold", "window", "least_run"), "small_model"
-)
+    """``text`` with control characters escaped, so that a model cannot send commands to the terminal."""
+    return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def generate(args: argparse.Namespace) -> None:
-    """Continue a prompt, or answer a source, and show the depth of every token."""
+    """Continue a prompt, or answer the source of an encoder-decoder, and show the depth of each token."""
     from emad_ref.models.loading import load
 
-    for name, other in REQUIRED_OPTION.items():
-        if getattr(args, name) is not None and getattr(args, other) is None:
-            raise BadArgument(name, getattr(args, name), f"--{other.replace('_', '-')} beside it", "it is about that")
+    for name, required in REQUIRED_OPTION.items():
+        if getattr(args, name) is not None and getattr(args, required) is None:
+            flag, required_flag = (f"--{option.replace('_', '-')}" for option in (name, required))
+            raise BadArgument(name, getattr(args, name), f"{required_flag} too", f"add it or leave out {flag}")
     loaded = load(args.model)
     small = None if args.small_model is None else load(args.small_model)
-    pieces = _pieces(args, loaded, small)
-    pieces = chain([next(pieces)], pieces)  # what is refused is refused before a line is written
+    tokens = _stream_tokens(args, loaded, small)
+    tokens = chain([next(tokens)], tokens)  # bad arguments raise here, before any output
     if args.format == "jsonl" or (args.format == "auto" and not sys.stdout.isatty()):
-        for piece in pieces:
-            print(json.dumps(asdict(piece)), flush=True)
+        for token in tokens:
+            print(json.dumps(asdict(token)), flush=True)
         return
-    between = "\n" if loaded.model.config.is_encoder_decoder else ""
+    separator = "\n" if loaded.model.config.is_encoder_decoder else ""
     names = None if small is None else (small.name, loaded.name)
-    _print_pieces(pieces, args.prompt + between, names, _colours(args.color))
+    _print_text(tokens, args.prompt + separator, names, _output_colours(args.color))
 
 
-def _colours(when: str) -> Colours:
+def _output_colours(when: str) -> Colours:
     if when == "always":
-        return terminal_colours({**os.environ, "NO_COLOR": ""}, terminal=True)
+        return terminal_colours({**os.environ, "NO_COLOR": ""}, is_terminal=True)
     return terminal_colours(os.environ, when == "auto" and sys.stdout.isatty())
 
 
-def _pieces(args: argparse.Namespace, loaded: LoadedModel, small: LoadedModel | None) -> Iterator[StreamedToken]:
+def _stream_tokens(args: argparse.Namespace, loaded: LoadedModel, small: LoadedModel | None) -> Iterator[StreamedToken]:
     from emad_ref.decoding.streaming import stream, stream_pair
     from emad_ref.decoding.switching import SwitchingRule
 
     if args.exit is not None:
-        return _exit_pieces(args, loaded)
+        return _stream_with_exit(args, loaded)
     if small is None:
         point = _operating_point(args, loaded)
         return stream(loaded, args.prompt, point, args.tokens, temperature=args.temperature, seed=args.seed)
-    given = {"window": args.window, "least_run": args.least_run}
+    options = {"window": args.window, "least_run": args.least_run}
     rule = SwitchingRule(
         THRESHOLD_BITS if args.threshold is None else args.threshold,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in options.items() if value is not None},
     )
     return stream_pair(small, loaded, args.prompt, rule, args.tokens, temperature=args.temperature, seed=args.seed)
 
 
-def _exit_pieces(args: argparse.Namespace, loaded: LoadedModel) -> Iterator[StreamedToken]:
-    """By the lossy point of an exit; drafted by itself where there is none, or where nothing may be lost; else in full.
+def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator[StreamedToken]:
+    """Decode at the lossy point of ``--exit``; self-speculate if it has none or with ``--lossless``; else full depth.
 
     Raises:
-        BadArgument: an exit of another model; drafts that are asked for, of an exit that has none.
+        BadArgument: an exit of another model, or ``--lossless`` with an exit that has no drafts.
     """
     from emad_ref.decoding.streaming import stream, stream_drafted
     from emad_ref.screening.exit import load_exit
 
-    found = load_exit(args.exit).attach(loaded)
-    drawn = {"temperature": args.temperature, "seed": args.seed}
-    if args.lossless and found.drafting is None:
-        raise BadArgument("lossless", True, "an exit that says how to draft", "screen found no way that pays")
-    if found.drafting is not None and (args.lossless or found.lossy is None):
-        return stream_drafted(loaded, args.prompt, found.drafting, args.tokens, **drawn)
-    return stream(loaded, args.prompt, found.point, args.tokens, **drawn)
+    exit = load_exit(args.exit).attach(loaded)
+    sampling = {"temperature": args.temperature, "seed": args.seed}
+    if args.lossless and exit.drafting is None:
+        remedy = "emad screen found none that is faster; leave out --lossless"
+        raise BadArgument("lossless", True, "an exit with drafts", remedy)
+    if exit.drafting is not None and (args.lossless or exit.lossy is None):
+        return stream_drafted(loaded, args.prompt, exit.drafting, args.tokens, **sampling)
+    return stream(loaded, args.prompt, exit.point, args.tokens, **sampling)
 
 
 def _operating_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint:
-    """EMAD from a profile, softmax response from a confidence, else full depth."""
+    """The point of ``--profile`` (EMAD), ``--lens`` or ``--confidence`` (CALM's softmax response); else full depth."""
     from emad_ref.calibration.profile import load_profile
     from emad_ref.exit_rules import early_exit_point
     from emad_ref.point import full_depth
@@ -185,66 +179,68 @@ def _operating_point(args: argparse.Namespace, loaded: LoadedModel) -> Operating
     return full_depth(stepper.layers)
 
 
-def _print_pieces(pieces: Iterator[StreamedToken], prompt: str, pair: tuple[str, str] | None, colours: Colours) -> None:
-    """The legend, the text as it grows, and how deep it went; token by token where colours cannot say so.
+def _print_text(tokens: Iterator[StreamedToken], prompt: str, pair: tuple[str, str] | None, colours: Colours) -> None:
+    """Print a legend, the text as it grows, and a summary of depths, which lists every token if there are no colours.
 
-    ``pair``: names of the small and the large model, whose tokens then get the two ends of the scale.
+    ``pair``: names of the small and the large model; a token then has the colour of its model, not of its depth.
     """
     width = shutil.get_terminal_size().columns
-    shown: list[StreamedToken] = []
-    for piece in pieces:
-        if not shown:
+    printed: list[StreamedToken] = []
+    for token in tokens:
+        if not printed:
             if colours != "none":
-                print(depth_legend(piece.layers, colours, width) if pair is None else pair_legend(pair, colours, width))
+                print(depth_legend(token.layers, colours, width) if pair is None else pair_legend(pair, colours, width))
             print(visible_text(prompt), end="")
-        shown.append(piece)
-        at, of = (piece.depth, piece.layers) if pair is None else (1 + pair.index(piece.model), 2)
-        print(paint(visible_text(piece.text), at, of, colours), end="", flush=True)
+        printed.append(token)
+        depth, layers = (token.depth, token.layers) if pair is None else (1 + pair.index(token.model), 2)
+        print(paint(visible_text(token.text), depth, layers, colours), end="", flush=True)
     print()
-    for line in _depth_summary(shown, pair, by_token=colours == "none"):
+    for line in _depth_summary(printed, pair, by_token=colours == "none"):
         print(textwrap.fill(line, width))
 
 
-def _depth_summary(shown: list[StreamedToken], pair: tuple[str, str] | None, by_token: bool) -> Iterator[str]:
-    count = f"{len(shown)} token{'s' * (len(shown) != 1)}"
+def _depth_summary(tokens: list[StreamedToken], pair: tuple[str, str] | None, by_token: bool) -> Iterator[str]:
+    count = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
     if pair is None:
         if by_token:
-            yield f"depths: {' '.join(str(piece.depth) for piece in shown)}"
-        yield f"{count}, mean depth {sum(piece.depth for piece in shown) / len(shown):.2f} of {shown[0].layers}"
+            yield f"depths: {' '.join(str(token.depth) for token in tokens)}"
+        yield f"{count}, mean depth {sum(token.depth for token in tokens) / len(tokens):.2f} of {tokens[0].layers}"
         return
-    models = [piece.model for piece in shown]
+    models = [token.model for token in tokens]
     if by_token:
         yield f"models: {', '.join(f'{name} × {len(list(run))}' for name, run in groupby(models))}"
     yield f"{count}, {models.count(pair[1])} of them by {pair[1]}"
 
 
 def _lens_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint:
-    """Free depth, K and V above an exit copied: a token leaves at the first layer whose entropy, read by the lens, is
-    low enough, or whose divergence from the last layer, as the lens' gate expects it.
+    """Operating point of ``--lens``: free depth, K and V above an exit copied.
+
+    A token exits after the first layer whose lens entropy is at most ``--entropy``, or whose divergence from the final
+    output, as estimated by the gate, is at most ``--divergence``.
 
     Raises:
-        BadArgument: none of the two thresholds, or both; a lens of another model; a gate that was not fitted.
+        BadArgument: neither or both thresholds; a lens of another model; ``--divergence`` with a lens without a gate.
     """
     from emad_ref.calibration.lens_files import load_lens
     from emad_ref.point import OperatingPoint
     from emad_ref.probes.lens import attach_lens
 
     if (args.entropy is None) == (args.divergence is None):
-        raise BadArgument("lens", str(args.lens), "beside it either --entropy NATS or --divergence ROOT")
-    fitted, gated = load_lens(args.lens), args.entropy is None
-    if gated and fitted.gate is None:
+        raise BadArgument("lens", str(args.lens), "either --entropy NATS or --divergence ROOT too", "add one of them")
+    fitted, is_gated = load_lens(args.lens), args.entropy is None
+    if is_gated and fitted.gate is None:
         raise BadArgument("divergence", args.divergence, "a lens with a gate", "fit one: emad lens --gate")
     probes, layers = tuple(fitted.lens.translators), loaded.stepper.layers
     digest = attach_lens(loaded.stepper, fitted.lens, loaded.fingerprint)
-    thresholds = ((args.divergence if gated else args.entropy,) * len(probes),)
+    thresholds = ((args.divergence if is_gated else args.entropy,) * len(probes),)
     point = OperatingPoint("tuned lens", "fixed_entropy", layers, layers, probes, thresholds, "copying", lens=digest)
-    if not gated or fitted.gate is None:
+    if not is_gated or fitted.gate is None:
         return point
     return replace(point, name="tuned lens, gated", family="gate", estimator=fitted.gate, signal="divergence")
 
 
 def world(args: argparse.Namespace) -> None:
-    """Print documents of a corpus."""
+    """Print the first documents of a corpus."""
     from emad_ref.text.corpora import corpus_documents
 
     for text in islice(corpus_documents(args.corpus, args.split), max(args.documents, 0)):
@@ -252,38 +248,37 @@ def world(args: argparse.Namespace) -> None:
 
 
 def generate_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name; of a pair the large one")
-    sub.add_argument("prompt", metavar="PROMPT", help="what to continue; the source of an encoder-decoder such as T5")
+    add = sub.add_argument
+    add("model", metavar="MODEL", help="bundled name, folder or hub name; with --small-model the large model")
+    add("prompt", metavar="PROMPT", help="text to continue; for an encoder-decoder such as T5 the source")
     rule = sub.add_mutually_exclusive_group()
     rule.add_argument("--profile", type=Path, metavar="FILE",
-                      help="exit by EMAD: a profile written by emad calibrate; without a rule, full depth")  # fmt: skip
+                      help="exit by EMAD with this profile of emad calibrate; without a rule: full depth")  # fmt: skip
     rule.add_argument("--confidence", type=float, metavar="P",
-                      help="exit early as CALM does, once the top-1 probability is at least P")  # fmt: skip
+                      help="exit as in CALM, when the top-1 probability is at least P")  # fmt: skip
     rule.add_argument("--lens", type=Path, metavar="FILE",
-                      help="exit by entropy as a tuned lens reads it, written by emad lens")  # fmt: skip
+                      help="exit by this tuned lens of emad lens; needs --entropy or --divergence")  # fmt: skip
     rule.add_argument("--exit", type=Path, metavar="FILE",
-                      help="exit or draft as emad screen found, which wrote it; full depth else")  # fmt: skip
-    rule.add_argument("--small-model", metavar="MODEL", help="take turns with this one by entropy (EAD)")
-    sub.add_argument("--lossless", action="store_true", default=None,
-                     help="with --exit: draft, so that the output is the model's own")  # fmt: skip
-    sub.add_argument(
-        "--margin", type=float, metavar="NATS", help="with --profile: how far below it to exit; 0 by default"
-    )
-    sub.add_argument("--entropy", type=float, metavar="NATS", help="with --lens: at which a token may leave")
-    sub.add_argument("--divergence", type=float, metavar="ROOT",
-                     help="with --lens: the same, of the root of nats that its gate expects")  # fmt: skip
-    sub.add_argument("--threshold", type=float, metavar="BITS",
-                     help=f"with --small-model: what calls the large one; {THRESHOLD_BITS:g} by default")  # fmt: skip
-    sub.add_argument("--window", type=int, metavar="TOKENS", help="with --small-model: of that mean; 5 by default")
-    sub.add_argument("--least-run", type=int, metavar="TOKENS",
-                     help="with --small-model: before the next change; 10 by default")  # fmt: skip
-    sub.add_argument("--tokens", type=int, default=48, metavar="N", help="new tokens at most; 48 by default")
-    sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
-    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of what --temperature draws; 0 by default")
-    sub.add_argument("--format", choices=FORMATS, default="auto",
-                     help="text, or one JSON object per token; auto: text in a terminal, jsonl in a pipe")  # fmt: skip
-    sub.add_argument("--color", choices=COLOUR_CHOICES, default="auto",
-                     help="auto: in a terminal without NO_COLOR; always: in a pipe, too")  # fmt: skip
+                      help="exit, or draft, as in this file of emad screen; full depth if neither pays")  # fmt: skip
+    rule.add_argument("--small-model", metavar="SMALL", help="small model that takes turns with MODEL by entropy (EAD)")
+    add("--lossless", action="store_true", default=None,
+        help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
+    add("--margin", type=float, metavar="NATS", help="with --profile: exit this far below its targets (default: 0)")
+    add("--entropy", type=float, metavar="NATS", help="with --lens: exit at this entropy or less")
+    add("--divergence", type=float, metavar="ROOT",
+        help="with --lens: exit if the gate's estimate, a square root of nats, is at most ROOT")  # fmt: skip
+    add("--threshold", type=float, metavar="BITS",
+        help=f"with --small-model: mean entropy that calls the large model (default: {THRESHOLD_BITS:g})")  # fmt: skip
+    add("--window", type=int, metavar="TOKENS", help="with --small-model: window of the mean entropy (default: 5)")
+    add("--least-run", type=int, metavar="TOKENS",
+        help="with --small-model: least number of tokens between two switches (default: 10)")  # fmt: skip
+    add("--tokens", type=int, default=48, metavar="N", help="largest number of new tokens (default: 48)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
+    add("--format", choices=FORMATS, default="auto",
+        help="text, or jsonl: one object per token; auto: text in a terminal, jsonl in a pipe")  # fmt: skip
+    add("--color", choices=COLOUR_CHOICES, default="auto",
+        help="auto: in a terminal unless NO_COLOR is set; always: also in a pipe")  # fmt: skip
     add_examples(
         sub,
         'emad generate emad-tiny "In the morning Kai went to the"',
@@ -299,9 +294,8 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def world_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "corpus", metavar="CORPUS", help=f"{DEFAULT_CORPUS}, world:mixed, wikitext, pile, or a file or folder"
-    )
-    sub.add_argument("--split", default="evaluate", metavar="SPLIT", help=f"{', '.join(SPLITS)}; evaluate by default")
-    sub.add_argument("--documents", type=int, default=3, metavar="N", help="how many; 3 by default")
+    add = sub.add_argument
+    add("corpus", metavar="CORPUS", help=f"{DEFAULT_CORPUS}, world:mixed, wikitext, pile, or a file or folder")
+    add("--split", default="evaluate", metavar="SPLIT", help=f"one of {', '.join(SPLITS)} (default: evaluate)")
+    add("--documents", type=int, default=3, metavar="N", help="number of documents (default: 3)")
     add_examples(sub, "emad world world:premise", "emad world world:mixed --split validate --documents 1")

@@ -149,9 +149,9 @@ def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--divergence", "1"), "divergence=1.0, but expected --lens beside it"),
-        (("--entropy", "1"), "entropy=1.0, but expected --lens beside it"),
-        (("--lens", "l"), "lens='l', but expected beside it either --entropy NATS or --divergence ROOT"),
+        (("--divergence", "1"), "divergence=1.0, but expected --lens too"),
+        (("--entropy", "1"), "entropy=1.0, but expected --lens too"),
+        (("--lens", "l"), "lens='l', but expected either --entropy NATS or --divergence ROOT too"),
         (("--lens", "l", "--entropy", "1", "--divergence", "1"), "either --entropy NATS or --divergence ROOT"),
         (("--lens", "none", "--entropy", "1"), "lens='none'"),
         (("--lens", "l", "--entropy", "nan"), "entropy=nan"),

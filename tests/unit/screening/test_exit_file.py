@@ -126,7 +126,7 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     assert set(depths["e"]) != {LAYERS}, "otherwise nothing left early"
     asked = ["generate", "small", "hello", "--exit", str(tmp_path / "e")]
     assert cli.main([*asked, "--lossless"]) == 1
-    assert "expected an exit that says how to draft" in capsys.readouterr().err
+    assert "expected an exit with drafts" in capsys.readouterr().err
     model.fingerprint = "beef"
     assert cli.main(asked) == 1
     assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
