@@ -1,10 +1,10 @@
-"""``emad replay``: one row of a report again, alone: what was expected, what was found, on which input.
+"""``emad replay`` repeats one test of a reported run and prints what the report says of it.
 
-emad replay report/ EMAD-F1                    # the test that decided the claim
-emad replay report/ test_forced --pdb          # a test, by its node id or part of it; a debugger where it fails
+    emad replay report/ EMAD-F1                # the test that decided this claim
+    emad replay report/ test_forced --pdb      # a test by part of its node id; opens a debugger if it fails
 
-The run's own command is repeated with its options in the folder of the call, for this one test. A check of a decoder
-keeps the shortest history on which it failed: prompt, depths and operating point are printed before the test runs.
+The test runs in the current folder with the options and the seed of the reported run. If a decoder failed an audit, the
+report holds the shortest input on which it failed: prompt, depths and operating point are printed first.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref.cli.arguments import add_examples
+from emad_ref.cli.reports import read_report_with_tests
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.report.schema import Report, read_report
+from emad_ref.report.schema import Report
 from emad_ref.statistics.gate import deciding_leg, heading, measurement
 
-NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that pytest's -k does not take
-WORKERS = ("-n", "--numprocesses")  # options of pytest-xdist, under which no debugger opens
+NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that are not allowed in an expression of pytest's -k
+XDIST_OPTIONS = ("-n", "--numprocesses")  # of pytest-xdist, which cannot open a debugger
 
 
 def replay(args: argparse.Namespace) -> int:
-    """Run one row of a report again, alone, with its seed and options; print what was expected and found."""
-    report = read_report(args.report)
-    if report["schema"] == 1:
-        raise BadArgument("report", str(args.report), "schema 2", "schema 1 does not say which tests ran: run again")
+    """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
+    report = read_report_with_tests(args.report)
     test = find_test(report, args.row)
     print("\n".join(recorded_lines(report, test)))
     with tempfile.TemporaryDirectory(prefix="emad-replay-") as folder:
@@ -43,34 +42,36 @@ def replay(args: argparse.Namespace) -> int:
 
 
 def find_test(report: Report, row: str) -> str:
-    """The node id of the test that ``row`` names: the id of a claim, or a node id or a part of one.
+    """The node id of the test that ``row`` names by a claim id or by part of a node id.
+
+    If several node ids contain ``row``, the only failed one is meant.
 
     Raises:
-        BadArgument: no such row, or several; of several the only failed one is taken.
+        BadArgument: no such test, or several.
     """
     deciding = {str(claim["id"]): str(claim["test"]) for claim in report["claims"] if claim.get("test")}
     if row in deciding:
         return deciding[row]
-    found = [test for test in report["tests"] if row in test["nodeid"]]
-    failed = [test for test in found if test["outcome"] in ("failed", "error")]
-    chosen = found if len(found) == 1 else failed
-    if len(chosen) == 1:
-        return str(chosen[0]["nodeid"])
-    if found:
-        expected = f"part of one test's node id, but it is in {len(found)}, of which {len(failed)} failed"
-        raise BadArgument("ROW", row, expected, f"e.g. {(failed or found)[0]['nodeid']}")
-    every = [*deciding, *(test["nodeid"] for test in report["tests"])]
-    raise BadArgument("ROW", row, "a claim or test of this report", suggest_nearest(row, every))
+    matches = [test for test in report["tests"] if row in test["nodeid"]]
+    failed = [test for test in matches if test["outcome"] in ("failed", "error")]
+    candidates = matches if len(matches) == 1 else failed
+    if len(candidates) == 1:
+        return str(candidates[0]["nodeid"])
+    if matches:
+        expected = f"part of one node id; {len(matches)} contain it, of which {len(failed)} failed"
+        raise BadArgument("ROW", row, expected, f"e.g. {(failed or matches)[0]['nodeid']}")
+    names = [*deciding, *(test["nodeid"] for test in report["tests"])]
+    raise BadArgument("ROW", row, "a claim or test of this report", suggest_nearest(row, names))
 
 
 def recorded_lines(report: Report, test: str) -> Iterator[str]:
-    """What the report says of ``test``: its claims, its failed checks with their input, why it failed."""
+    """Lines on ``test`` from the report: its claims, its failed audits with their input, and why it failed."""
     yield f"{test}, seed {report['settings'].get('seed', 0)}"
     for claim in report["claims"]:
         if claim.get("test") == test:
             yield f"recorded: {heading(claim, claim.get('title', ''))}"
-            where = deciding_leg(claim)
-            yield f"  {measurement(claim)}" + (f"; where: {where}" if where else "")
+            leg = deciding_leg(claim)
+            yield f"  {measurement(claim)}" + (f"; where: {leg}" if leg else "")
     for audit in report["audits"]:
         if audit["test"] == test and audit["passed"] is False:
             yield f"recorded: audit {audit['check']}: {audit['detail']}"
@@ -81,16 +82,18 @@ def recorded_lines(report: Report, test: str) -> Iterator[str]:
 
 
 def replay_words(report: Mapping[str, Any], test: str, folder: Path) -> list[str]:
-    """Arguments for pytest: those of the run, this test alone, its report in ``folder`` instead of the run's."""
+    """Arguments of pytest that run only ``test``, with the options of the run, and write its report to ``folder``."""
     words: Sequence[str] = report["run"]["command"][1:]
     parts = [part for part in NOT_IN_KEYWORDS.split(test.rpartition("::")[2]) if part not in ("", "and", "or", "not")]
-    alone = ["-k", " and ".join(parts), "--emad-report", str(folder)]
-    parallel = any(word.startswith(WORKERS) for word in words)
-    return [*words, *alone, *(["-n", "0"] if parallel else [])]
+    selection = ["-k", " and ".join(parts), "--emad-report", str(folder)]
+    is_parallel = any(word.startswith(XDIST_OPTIONS) for word in words)
+    return [*words, *selection, *(["-n", "0"] if is_parallel else [])]
 
 
 def replay_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("report", type=Path, metavar="REPORT", help="report.json, or the folder of --emad-report")
-    sub.add_argument("row", metavar="ROW", help="id of a claim, or node id of a test, or a part that only it has")
-    sub.add_argument("--pdb", action="store_true", help="open pytest's debugger where it fails")
+    sub.add_argument(
+        "report", type=Path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report"
+    )
+    sub.add_argument("row", metavar="ROW", help="claim id, or node id of a test, or part of one node id")
+    sub.add_argument("--pdb", action="store_true", help="open pytest's debugger if the test fails")
     add_examples(sub, "emad replay report/ EMAD-F1", "emad replay report/ test_forced --pdb")

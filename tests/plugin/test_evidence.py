@@ -163,11 +163,11 @@ def test_an_end_before_the_first_test_does_not_leave_an_earlier_report_as_proof(
     assert run_apart(*asked).ret == 0
     assert (out / "report.json").read_bytes() == before
     assert cli.main(["verify", str(out)]) == 1
-    assert "never told how it ended" in capsys.readouterr().err
+    assert "did not finish" in capsys.readouterr().err
     project.makeconftest("")
     assert run(*asked).ret == 0
     cli.main(["verify", str(out / "report.json")])
-    assert "never told how it ended" not in capsys.readouterr().err
+    assert "did not finish" not in capsys.readouterr().err
 
 
 def test_a_run_that_says_why_it_did_not_start_leaves_an_earlier_report_as_it_was(

@@ -540,7 +540,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
         ([tmp_path / "none"], "report.json cannot be read (No such file or directory)"),
         ([bad], "schema=7, but this version reads 1 and 2"),
         ([good, bad, "--out", tmp_path / "out"], "schema=7"),
-        ([good, written(tmp_path / "other", reported("n"))], "out=None, but expected a folder; pass --out DIR"),
+        ([good, written(tmp_path / "other", reported("n"))], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
         ([good, "--out", blocked], "out="),
     ):

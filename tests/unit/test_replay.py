@@ -37,7 +37,7 @@ def test_a_row_is_named_by_claim_or_by_part_of_a_node_id(judged: dict[str, Any])
     assert find_test(judged, "EMAD-F1") == F1
     assert find_test(judged, "test_forced") == FORCED, "the only one that failed"
     assert find_test(judged, "least") == FORCED.replace("full", "least")
-    with pytest.raises(BadArgument, match="it is in 3, of which 2 failed"):
+    with pytest.raises(BadArgument, match="3 contain it, of which 2 failed"):
         find_test(judged, "test_")
     with pytest.raises(BadArgument, match="nearest: EMAD-F1"):
         find_test(judged, "EMAD-F2")

@@ -336,7 +336,7 @@ def test_what_is_shown_is_40_lines_of_80_columns_and_all_of_it_on_request(tmp_pa
     assert status == 1
     assert 35 <= len(lines) <= 40
     assert max(map(len, lines)) <= 80
-    assert any(line.endswith("rows more: -v") for line in lines)
+    assert any(line.endswith("more rows: pass -v") for line in lines)
     _, lines, _ = compared(tmp_path, capsys, many("survived"), many("falsified"), "-v")
     assert all(any(f"EMAD-X{number} on m: survived → falsified" in line for line in lines) for number in range(60))
     assert max(map(len, lines)) <= 80

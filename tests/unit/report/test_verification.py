@@ -239,7 +239,7 @@ def test_a_waiver_that_is_on_record_counts(tmp_path, capsys):
 
 def test_what_cannot_be_verified_is_refused(tmp_path, capsys):
     for data, options, said in (
-        (report(), [], "expected schema 2; schema 1 does not say which tests ran"),
+        (report(), [], "expected schema 2; schema 1 does not list tests"),
         (
             whole(),
             ["--require-suite", "speed"],
