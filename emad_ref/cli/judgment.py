@@ -1,13 +1,15 @@
-"""``emad judge``: the claims about a model, or a pair, without pytest: the same questions, table and exit status.
+"""``emad judge`` decides claims about a model, or a pair of models, as ``pytest suites/claims`` does, without pytest.
 
-emad judge emad-tiny                                  # what `pytest suites/claims` asks
-emad judge ./folder --data ./data --claims EMAD-F1,EMAD-R1
+    emad judge emad-tiny                                  # the claims of `pytest suites/claims`
+    emad judge ./folder --data ./data --claims EMAD-F1,EMAD-R1
+
+Its tables are those of the suites. The exit status is 0 if no gate fails, 1 if one does, and 4 after an error.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,17 +39,17 @@ from emad_ref.statistics.goldens import (
 from emad_ref.statistics.verdicts import Claim, load_register, select_ids
 from emad_ref.wire.address import ADDRESS_FORMS, parse_address
 
-if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
+if TYPE_CHECKING:  # these import torch, which is slow; bad arguments are rejected before
     from emad_ref.claims.base import Answer, NamedMeasurements, RunPlan
     from emad_ref.measurements.pair import PairMeasurements
     from emad_ref.measurements.run_resources import RunResources
 
-ABOUT = ("model", "names", "pair")  # in this order, as the files of suites/claims
-GATE_FAILED, USAGE_ERROR = 1, 4  # exit status: a gate says no; the question could not be put
+SUBJECTS = ("model", "names", "pair")  # what claims are about, in the order of the suites
+GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 
 
 def judge(args: argparse.Namespace) -> int:
-    """Ask the claims about a model and its pair, print operating points, tables and verdicts; 1 where a gate fails."""
+    """Judge the claims about a model and a pair, and print the verdicts; exit status 1 if a gate fails."""
     try:
         return _judge(args)
     except EmadError as error:
@@ -74,7 +76,7 @@ def _judge(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class ClaimRun:
-    """What ``judge_claims`` found: a report as ``read_report`` gives it, and messages of gates that fail or warn."""
+    """Result of ``judge_claims``: a report as ``read_report`` returns it, and messages of gates that fail or warn."""
 
     report: dict[str, Any]
     failures: list[str]
@@ -82,7 +84,7 @@ class ClaimRun:
 
 
 def judge_claims(args: argparse.Namespace) -> ClaimRun:
-    """Ask the claims that ``args`` of ``emad judge`` name.
+    """Decide the claims that the parsed arguments of ``emad judge`` select.
 
     Raises:
         EmadError: a model that cannot be loaded, an unknown claim, a text that cannot be read.
@@ -90,45 +92,45 @@ def judge_claims(args: argparse.Namespace) -> ClaimRun:
     from emad_ref.measurements.attachments import Attachments
 
     register = load_register(args.register)
-    docket = _run_plan(args, register)
+    plan = _run_plan(args, register)
     gating = GateOptions(gate=args.gate, inconclusive=args.inconclusive, require=args.require)
-    known, run = _known_verdicts(args), _circumstances(args, docket)
-    shown, claims, failures, warnings, beside = Attachments(), [], [], [], []
+    known, run = _known_verdicts(args), _run_conditions(args, plan)
+    attachments, claims, failures, warnings, comparisons = Attachments(), [], [], [], []
     tables: list[dict[str, Any]] = []
-    named = select_pair(args.pair, args.small_model, args.large_model, [args.model])
-    for answer in _answer_claims(args, docket, _choose_claims(args, docket, named), named):
+    pair = select_pair(args.pair, args.small_model, args.large_model, [args.model])
+    for answer in _answer_claims(args, plan, _choose_claims(args, plan, pair), pair):
         row, verdict = register[answer.verdict.id], answer.verdict
         key = key_of(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
-        record = compare_with_record(row, verdict, known.expected(key, run.seed))
-        gates = record.expected is not None if args.gate == "known" else docket.gates(row.id)
-        verdict = replace(verdict, gate=gates)
-        beside.append(record.to_json())
-        shown += answer.exhibits
+        comparison = compare_with_record(row, verdict, known.expected(key, run.seed))
+        is_gating = comparison.expected is not None if args.gate == "known" else plan.gates(row.id)
+        verdict = replace(verdict, gate=is_gating)
+        comparisons.append(comparison.to_json())
+        attachments += answer.exhibits
         tables += [
             {"model": verdict.model, "title": table.title, "rows": table.rows}
             | ({"figure": table.figure} if table.figure else {})
             for table in answer.exhibits.tables
         ]
-        found = gate_result(verdict, row, gating, record.expected)
-        failures += [found.failure] if found.failure else []
-        warnings += [found.warning] if found.warning else []
-        claims.append(verdict.to_json() | {"title": row.plain or row.title, "fails": bool(found.failure)})
-    conditions = [reason] if args.gate == "known" and (reason := no_comparison_reason(beside)) else []
+        result = gate_result(verdict, row, gating, comparison.expected)
+        failures += [result.failure] if result.failure else []
+        warnings += [result.warning] if result.warning else []
+        claims.append(verdict.to_json() | {"title": row.plain or row.title, "fails": bool(result.failure)})
+    run_failures = [reason] if args.gate == "known" and (reason := no_comparison_reason(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     report = {
         "schema": SCHEMA,
         "state": "complete",
         "settings": settings,
-        "run": {"exit_status": int(bool(failures or conditions)), "failures": conditions},
+        "run": {"exit_status": int(bool(failures or run_failures)), "failures": run_failures},
         "models": [{"name": args.model}],
-        "points": [dict(point) for point in shown.points],
+        "points": [dict(point) for point in attachments.points],
         "claims": claims,
         "tables": tables,
-        "notes": list(dict.fromkeys(shown.notes)),
-        "known": beside,
+        "notes": list(dict.fromkeys(attachments.notes)),
+        "known": comparisons,
         **{part: [] for part in ("goldens", "tests", "audits")},
     }
-    return ClaimRun(report, [*failures, *conditions], warnings)
+    return ClaimRun(report, [*failures, *run_failures], warnings)
 
 
 def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:
@@ -149,12 +151,17 @@ def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:
         allow_code_execution=args.allow_code_execution,
     )
     for name in sorted(args.gate_claims):
-        _require_row("--gate-claims", name, register)
+        if name not in register:
+            raise BadArgument("--gate-claims", name, f"ids of the register: {', '.join(register)}")
     return RunPlan(register, study, args.gate_claims)
 
 
 def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
-    """Verdicts on record where the run is held against them, else none. Raises DamagedGolden."""
+    """Recorded verdicts for ``--gate known``; empty for other gates.
+
+    Raises:
+        DamagedGolden: no record, or one that cannot be read.
+    """
     if args.gate != "known":
         return KnownVerdicts()
     folders = [folder for folder in (args.golden, golden_folder()) if folder is not None]
@@ -162,49 +169,45 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
     return known_verdicts(folders)
 
 
-def _circumstances(args: argparse.Namespace, docket: RunPlan) -> RunConditions:
-    options = [*docket.study.departures, *departures(docket.register, args.gate_claims)]
+def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunConditions:
+    options = [*plan.study.departures, *departures(plan.register, args.gate_claims)]
     return RunConditions(args.seed, args.budget, ", ".join(options))
 
 
-def _choose_claims(args: argparse.Namespace, docket: RunPlan, pair: tuple[str, str] | None) -> list[str]:
-    """The claims asked for, by default those of ``suites/claims``: of the model first, each in the register's order.
+def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str] | None) -> list[str]:
+    """Ids of the claims to judge: those of ``--claims``, by default those of ``suites/claims``.
 
-    Those about a pair only where there is one; what is not asked for its want is said once.
+    Claims about the model come first, each group in the order of the register. Without a pair, claims about one are
+    skipped with a message.
+
+    Raises:
+        BadArgument: an unknown claim, or only claims about a pair without a pair.
     """
     from emad_ref.claims.base import questions_of
 
-    wanted = select_ids(args.claims, docket.register, "--claims")
-    asked = [
-        (name, question)
-        for name, question in questions_of(docket.register).items()
-        if (
-            name in wanted if wanted else question.suite == "claims" and docket.asks(name, pair_named=_pair_named(args))
-        )
-    ]
-    left = [name for name, question in asked if pair is None and question.about != "model"]
-    if left and len(left) == len(asked):
-        raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(left)}: about a pair")
-    if left:
-        print_error(f"skipped {', '.join(left)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
-    return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about)) if name not in left]
-
-
-def _require_row(where: str, name: str, register: Mapping[str, Claim]) -> None:
-    if name not in register:
-        raise BadArgument(where, name, f"ids of the register: {', '.join(register)}")
-
-
-def _pair_named(args: argparse.Namespace) -> bool:
-    return bool(args.pair or args.small_model)
+    requested = select_ids(args.claims, plan.register, "--claims")
+    pair_named = bool(args.pair or args.small_model)
+    questions = {
+        name: question
+        for name, question in questions_of(plan.register).items()
+        if (name in requested if requested else question.suite == "claims" and plan.asks(name, pair_named=pair_named))
+    }
+    skipped = [name for name, question in questions.items() if pair is None and question.about != "model"]
+    if skipped and len(skipped) == len(questions):
+        verb = "need" if len(skipped) > 1 else "needs"
+        raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(skipped)} {verb} a pair of models")
+    if skipped:
+        print_error(f"skipped {', '.join(skipped)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
+    names = [name for name in questions if name not in skipped]
+    return sorted(names, key=lambda name: SUBJECTS.index(questions[name].about))
 
 
 def _answer_claims(
-    args: argparse.Namespace, docket: RunPlan, claims: list[str], named: tuple[str, str] | None
+    args: argparse.Namespace, plan: RunPlan, claims: list[str], pair: tuple[str, str] | None
 ) -> Iterator[Answer]:
-    """One claim after the other; models are loaded when the first that needs them is asked.
+    """Decide ``claims`` one by one. A model is loaded for the first claim that needs it.
 
-    ``named``: the pair; None where no claim asks about one.
+    ``pair``: names of the small and the large model; None if no claim is about a pair.
     """
     from emad_ref.claims.base import question_of
     from emad_ref.measurements.model import ModelMeasurements
@@ -213,36 +216,37 @@ def _answer_claims(
     with ExitStack() as stack:
         host = _decoder_host(args, stack)
 
-        def model() -> tuple[NamedMeasurements, int]:
+        def measure_model() -> tuple[NamedMeasurements, int]:
             with stop_run_on_error():
-                evidence = ModelMeasurements(
-                    stack.enter_context(open_model(args.model, docket.study)), docket.study, host
-                )
+                evidence = ModelMeasurements(stack.enter_context(open_model(args.model, plan.study)), plan.study, host)
                 evidence.check()
             return evidence, evidence.subject.stepper.layers
 
-        def names() -> tuple[NamedMeasurements, int]:
-            assert named is not None
-            return PairNames(*named), 0
+        def name_pair() -> tuple[NamedMeasurements, int]:
+            assert pair is not None
+            return PairNames(*pair), 0
 
-        def pair() -> tuple[NamedMeasurements, int]:
-            assert named is not None
+        def measure_pair() -> tuple[NamedMeasurements, int]:
+            assert pair is not None
             with stop_run_on_error():
-                both = _open_pair(stack, docket, host, named)
-            return both, both.large.subject.stepper.layers
+                evidence = _open_pair(stack, plan, host, pair)
+            return evidence, evidence.large.subject.stepper.layers
 
-        made: dict[str, tuple[NamedMeasurements, int]] = {}
-        makers: dict[str, Callable[[], tuple[NamedMeasurements, int]]] = {"model": model, "names": names, "pair": pair}
+        openers: dict[str, Callable[[], tuple[NamedMeasurements, int]]] = {
+            "model": measure_model,
+            "names": name_pair,
+            "pair": measure_pair,
+        }
+        opened: dict[str, tuple[NamedMeasurements, int]] = {}
         for claim in claims:
-            question = question_of(claim)
-            if question.about not in made:
-                made[question.about] = makers[question.about]()
-            evidence, layers = made[question.about]
-            yield docket.answer(claim, evidence, layers)
+            subject = question_of(claim).about
+            if subject not in opened:
+                opened[subject] = openers[subject]()
+            yield plan.answer(claim, *opened[subject])
 
 
 def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
-    """Our decoder, or the one of another process, which ends with ``stack``."""
+    """Maker of decoders: ours, or those of ``--decoder``, whose connection ``stack`` closes."""
     from emad_ref.measurements.run_resources import RemoteDecoders, RunResources
 
     if args.decoder is None:
@@ -250,77 +254,68 @@ def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
     return RunResources(stack.enter_context(closing(RemoteDecoders(args.decoder, args.decoder_timeout))).make)
 
 
-def _open_pair(stack: ExitStack, docket: RunPlan, host: Any, names: tuple[str, str]) -> PairMeasurements:
+def _open_pair(stack: ExitStack, plan: RunPlan, host: Any, names: tuple[str, str]) -> PairMeasurements:
     from emad_ref.claims.switching import savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair import PairMeasurements
 
-    small, large = (stack.enter_context(open_model(name, docket.study)) for name in names)
-    return PairMeasurements(small, large, docket.study, host, names=names, savings=savings(docket.register["EAD-F1"]))
+    small, large = (stack.enter_context(open_model(name, plan.study)) for name in names)
+    return PairMeasurements(small, large, plan.study, host, names=names, savings=savings(plan.register["EAD-F1"]))
 
 
 def judge_arguments(sub: argparse.ArgumentParser) -> None:
     def read(reader: Callable[[str, Path, str], Any], where: str) -> Callable[[str], Any]:
         return partial(_read_argument, reader, where)
 
-    sub.add_argument("model", type=read(option_values.model, "MODEL"), help="bundled name, folder or hub name")
-    sub.add_argument("--claims", "--only", type=option_values.words, default=frozenset(), metavar="IDS",
-                     help="as --emad-only: ids or patterns, e.g. EMAD-F1,EMAD-R*")  # fmt: skip
-    sub.add_argument(
-        "--corpus", type=read(option_values.corpus, "--corpus"), help="as --emad-corpus; by model by default"
-    )
-    sub.add_argument("--data", type=read(option_values.folder, "--data"), metavar="DIR", help="folder with data sets")
-    sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text; smoke by default")
-    sub.add_argument("--seed", type=read(option_values.seed, "--seed"), default=0, metavar="N",
-                     help="of texts and resampling; 0 by default")  # fmt: skip
-    sub.add_argument("--device", type=read(option_values.device, "--device"), default="cpu", metavar="DEVICE",
-                     help="as torch names it, or auto; cpu by default")  # fmt: skip
-    sub.add_argument(
-        "--dtype", choices=option_values.DTYPES, default="float32", help="of the weights; float32 by default"
-    )
-    sub.add_argument("--decoder", type=read(parse_address, "--decoder"), metavar="ADDRESS",
-                     help=f"as --emad-decoder: {ADDRESS_FORMS}, in place of ours")  # fmt: skip
-    sub.add_argument("--decoder-timeout", type=read(option_values.seconds, "--decoder-timeout"), default=120.0,
-                     metavar="SECONDS", help="time limit of each call to it")  # fmt: skip
-    sub.add_argument(
-        "--profile", type=read(option_values.file, "--profile"), metavar="FILE", help="instead of calibrating"
-    )
-    sub.add_argument(
-        "--margin",
-        type=read(option_values.pasted(option_values.nats), "--margin"),
-        metavar="NATS",
-        help="also judge EMAD at it",
-    )
-    sub.add_argument("--exit", type=read(option_values.file, "--exit"), metavar="FILE",
-                     help="as --emad-exit: also ask EMAD-X1, X2, X5 and X6 of it")  # fmt: skip
-    sub.add_argument("--lm-eval-tasks", dest="tasks", type=read(option_values.task_names, "--lm-eval-tasks"),
-                     default=frozenset(), metavar="NAMES", help="e.g. wikitext,gsm8k")  # fmt: skip
-    sub.add_argument(
-        "--limit", type=read(option_values.count, "--limit"), metavar="N", help="documents per lm-eval task"
-    )
-    sub.add_argument("--allow-code-execution", action="store_true", help="run generated programs, in a sandbox")
-    sub.add_argument("--pair", type=read(option_values.two_models, "--pair"), metavar="SMALL,LARGE",
-                     help="as --emad-pair: what the claims about a pair are judged on")  # fmt: skip
-    sub.add_argument(
-        "--small-model", type=read(option_values.model, "--small-model"), help="of --pair, for names with a comma"
-    )
-    sub.add_argument("--large-model", type=read(option_values.model, "--large-model"), help="the same")
-    sub.add_argument("--register", type=read(option_values.file, "--register"), metavar="FILE",
-                     help="TOML file with other thresholds or gates")  # fmt: skip
-    sub.add_argument(
-        "--gate-claims", type=option_values.words, default=frozenset(), metavar="IDS", help="more rows that gate"
-    )
-    sub.add_argument(
-        "--gate", choices=[gate for gate in GATES if gate != "decoder"], default="paper", help="as --emad-gate"
-    )
-    sub.add_argument("--golden", type=read(option_values.folder, "--golden"), metavar="DIR",
-                     help="known verdicts read before the shipped")  # fmt: skip
-    sub.add_argument("--inconclusive", choices=INCONCLUSIVE, default="warn", help="what such a gating row does")
-    sub.add_argument("--require", type=read(option_values.some_of(REQUIREMENTS), "--require"), default=frozenset(),
-                     metavar="KINDS", help=f"what must be decided, of {', '.join(REQUIREMENTS)}")  # fmt: skip
-    sub.add_argument(
-        "--tables", dest="with_tables", action="store_true", help="also print what stands beside the verdicts"
-    )
+    add = sub.add_argument
+    add("model", type=read(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
+    add("--claims", "--only", type=option_values.words, default=frozenset(), metavar="IDS",
+        help="claims to judge, by id or pattern, e.g. EMAD-F1,EMAD-R* (default: those of suites/claims)")  # fmt: skip
+    add("--corpus", type=read(option_values.corpus, "--corpus"),
+        help=f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)")  # fmt: skip
+    add("--data", type=read(option_values.folder, "--data"), metavar="DIR",
+        help="folder with data sets, searched before the hub")  # fmt: skip
+    add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text a run reads (default: smoke)")
+    add("--seed", type=read(option_values.seed, "--seed"), default=0, metavar="N",
+        help="seed of texts and resampling (default: 0)")  # fmt: skip
+    add("--device", type=read(option_values.device, "--device"), default="cpu", metavar="DEVICE",
+        help="torch device, or auto (default: cpu)")  # fmt: skip
+    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
+    add("--decoder", type=read(parse_address, "--decoder"), metavar="ADDRESS",
+        help=f"judge a decoder in another process instead of the reference decoder: {ADDRESS_FORMS}")  # fmt: skip
+    add("--decoder-timeout", type=read(option_values.seconds, "--decoder-timeout"), default=120.0, metavar="SECONDS",
+        help="time limit of each call to --decoder (default: 120)")  # fmt: skip
+    add("--profile", type=read(option_values.file, "--profile"), metavar="FILE",
+        help="calibration profile of emad calibrate (default: calibrate)")  # fmt: skip
+    add("--margin", type=read(option_values.pasted(option_values.nats), "--margin"), metavar="NATS",
+        help="also judge EMAD at this margin")  # fmt: skip
+    add("--exit", type=read(option_values.file, "--exit"), metavar="FILE",
+        help="exit of emad screen; also judge EMAD-X1, X2, X5 and X6 on it")  # fmt: skip
+    add("--lm-eval-tasks", dest="tasks", type=read(option_values.task_names, "--lm-eval-tasks"),
+        default=frozenset(), metavar="NAMES", help="lm-eval tasks to score, e.g. wikitext,gsm8k")  # fmt: skip
+    add("--limit", type=read(option_values.count, "--limit"), metavar="N",
+        help="documents per lm-eval task (default: all)")  # fmt: skip
+    add("--allow-code-execution", action="store_true", help="run generated programs in a sandbox")
+    add("--pair", type=read(option_values.two_models, "--pair"), metavar="SMALL,LARGE",
+        help="models for the claims about a pair (default: none, or the bundled pair for a bundled model)")  # fmt: skip
+    add("--small-model", type=read(option_values.model, "--small-model"),
+        help="small model of --pair, if a name contains a comma")  # fmt: skip
+    add("--large-model", type=read(option_values.model, "--large-model"),
+        help="large model of --pair, if a name contains a comma")  # fmt: skip
+    add("--register", type=read(option_values.file, "--register"), metavar="FILE",
+        help="TOML file that changes thresholds or gates of claims")  # fmt: skip
+    add("--gate-claims", type=option_values.words, default=frozenset(), metavar="IDS",
+        help="further claims that fail the run when falsified")  # fmt: skip
+    add("--gate", choices=[gate for gate in GATES if gate != "decoder"], default="paper",
+        help="what fails the run: a falsified gating claim (paper), or a verdict that differs from the recorded one "
+             "(known) (default: paper)")  # fmt: skip
+    add("--golden", type=read(option_values.folder, "--golden"), metavar="DIR",
+        help="folder of recorded verdicts, searched before the shipped ones")  # fmt: skip
+    add("--inconclusive", choices=INCONCLUSIVE, default="warn",
+        help="what an inconclusive gating claim does (default: warn)")  # fmt: skip
+    add("--require", type=read(option_values.some_of(REQUIREMENTS), "--require"), default=frozenset(), metavar="KINDS",
+        help=f"fail the run unless these are decided: {', '.join(REQUIREMENTS)}")  # fmt: skip
+    add("--tables", dest="with_tables", action="store_true", help="also print the tables behind the verdicts")
     add_examples(
         sub,
         "emad judge emad-tiny --only EMAD-F1,EMAD-R*",
@@ -336,7 +331,7 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _read_argument(reader: Callable[[str, Path, str], Any], where: str, text: str) -> Any:
-    """What argparse calls: a refusal of ours in argparse's words."""
+    """Value of an argument; converts BadArgument into the exception that argparse expects."""
     try:
         return reader(text, Path.cwd(), where)
     except BadArgument as error:

@@ -50,7 +50,7 @@ def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.
     assert said.err.count("emad: skipped EAD-H1, EAD-H2: no pair was named; name one by --pair SMALL,LARGE\n") == 1
     assert "EAD-H1" not in said.out
     assert main([*asked, "EAD-H1"]) == 4
-    assert "--pair=None, but expected SMALL,LARGE; EAD-H1: about a pair" in capsys.readouterr().err
+    assert "--pair=None, but expected SMALL,LARGE; EAD-H1 needs a pair of models" in capsys.readouterr().err
     assert main([*asked, "EAD-H1", "--small-model", "emad-nano", "--large-model", "emad-tiny"]) == 0
     assert "EAD-H1" in capsys.readouterr().out
 
