@@ -1,8 +1,8 @@
-"""``emad screen``: what would work on a model, and a file to decode with.
+"""``emad screen`` searches an exit for a model; ``emad sweep`` compares families of exit rules on a model.
 
-``emad sweep``: every family of rules on one model and corpus, by replay: the plugin's Pareto tables.
-
-calibrate on one split → choose the front of each family on a second → show it on a third
+``emad screen`` prints how much any exit could save, what the rules of this project save, and a recommendation, and
+writes an exit file for ``emad generate --exit``. ``emad sweep`` prints the Pareto tables of the plugin, computed by
+replay: it calibrates on one split, chooses the front of each family on a second, and evaluates it on a third.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_examples, add_executor
+from emad_ref.cli.arguments import add_data, add_examples, add_executor
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_writable, write_atomically
 from emad_ref.measurements.study import BUDGETS, Budget, Study
@@ -28,28 +28,26 @@ from emad_ref.screening.settings import DOCUMENTS
 from emad_ref.text.documents import DEFAULT_CORPUS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from emad_ref.measurements.model import ModelMeasurements
 
 
-SINGLE_THREADED = 50_000_000  # parameters: below, waking a second thread takes longer than it helps
+SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
 def screen(args: argparse.Namespace) -> None:
-    """Find out what would work on a model: how much any exit could save, what ours do, and what to decode with."""
+    """Measure how much any exit could save on a model and what our rules save, and write the best exit to a file."""
     import torch
 
-    from emad_ref.measurements.model_under_test import traced_token_flops
+    from emad_ref.measurements.model_under_test import SINGLE_THREADED, traced_token_flops
     from emad_ref.models.loading import load
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
     from emad_ref.screening.exit import save_exit
-    from emad_ref.screening.screen import screen as screened
+    from emad_ref.screening.screen import screen as run
     from emad_ref.screening.settings import ScreeningSettings, default_documents
 
-    require_writable(args.out, "out")  # bad input is refused before the long passes, not after them
-    given = DOCUMENTS if args.documents is None else args.documents
-    settings = ScreeningSettings(args.corpus, args.data, given, args.rise, args.seed)  # refused before loading
+    require_writable(args.out, "out")  # reject bad input before the long passes
+    documents = DOCUMENTS if args.documents is None else args.documents
+    settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed)  # checks them before loading
     loaded = load(args.model)
     if args.documents is None:
         settings = replace(settings, documents=default_documents(traced_token_flops(loaded.geometry)))
@@ -59,41 +57,39 @@ def screen(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     elif loaded.geometry.parameters() < SINGLE_THREADED and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    found = screened(loaded, settings, progress=True)
-    save_exit(args.out, found)
+    exit = run(loaded, settings, progress=True)
+    save_exit(args.out, exit)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-    for title, rows in screening_tables(found.screened):
-        print(title)
-        print(plain_table(rows, width))
-        print()
-    for line in closing_lines(found.screened):
+    for title, rows in screening_tables(exit.screened):
+        print(f"{title}\n{plain_table(rows, width)}\n")
+    for line in screening_summary(exit.screened):
         print(textwrap.fill(line, width, subsequent_indent="  "))
     print(f"written to {args.out}")
 
 
-def screening_tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, str]]]]:
-    """Titles and rows of a screening's record."""
+def screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, str]]]]:
+    """Title and rows of each table about a screening. ``record``: as ``Exit.screened``."""
     from emad_ref.report.tables import ABSENT
 
     def share(value: float | None) -> str:
         return ABSENT if value is None else f"{value:.1%}"
 
-    def interval(value: list[float | None] | None, spelt: str) -> str:
+    def interval(value: list[float | None] | None, spec: str) -> str:
         if value is None:
             return ABSENT
-        number, low, high = (ABSENT if each is None else f"{each:{spelt}}" for each in value)
+        number, low, high = (ABSENT if each is None else f"{each:{spec}}" for each in value)
         return f"{number} [{low}, {high}]"
 
-    levels = sorted({row["level"] for row in found["slack"]})
-    kinds = list(dict.fromkeys((row["oracle"], row["readout"], row["depth"]) for row in found["slack"]))
-    at = {(row["oracle"], row["readout"], row["depth"], row["level"]): row for row in found["slack"]}
-    slack = [
-        {"oracle": kind[0], "readout": kind[1], "depth": kind[2]}
-        | {f"{level:.1%}: blocks": share(at[*kind, level]["blocks"]) for level in levels}
-        | {f"{level:.1%}: net": share(at[*kind, level]["net"]) for level in levels}
-        for kind in kinds
+    levels = sorted({row["level"] for row in record["slack"]})
+    oracles = list(dict.fromkeys((row["oracle"], row["readout"], row["depth"]) for row in record["slack"]))
+    cells = {(row["oracle"], row["readout"], row["depth"], row["level"]): row for row in record["slack"]}
+    headroom = [
+        {"oracle": oracle[0], "readout": oracle[1], "depth": oracle[2]}
+        | {f"{level:.1%}: blocks": share(cells[*oracle, level]["blocks"]) for level in levels}
+        | {f"{level:.1%}: net": share(cells[*oracle, level]["net"]) for level in levels}
+        for oracle in oracles
     ]
-    reached = [
+    selected = [
         {
             "rise ≤": share(row["level"]),
             "family": row["family"],
@@ -101,66 +97,64 @@ def screening_tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mappi
             "depth": row["depth"],
             "how": row["how"],
             "point": row["point"] or "none",
-            "after": " ".join(map(str, row["probes"] or [])) or ABSENT,
+            "probes": " ".join(map(str, row["probes"] or [])) or ABSENT,
             "blocks": share(row["blocks"][0] if row["blocks"] else None),
             "net [95 %]": interval(row["net"], ".1%"),
             "rise [95 %]": interval(row["rise"], "+.2%"),
         }
-        for row in sorted([*found["reached"], *found["decoded"]], key=lambda row: row["level"])
+        for row in sorted([*record["reached"], *record["decoded"]], key=lambda row: row["level"])
     ]
-    timed = [
-        {"point": row["name"], "ms a token": f"{1000 * row['seconds']:.3g}", "as fast": f"{row['fast']:.2f}×"}
-        for row in found["time"]
+    times = [
+        {"point": row["name"], "ms per token": f"{1000 * row['seconds']:.3g}", "speedup": f"{row['fast']:.2f}×"}
+        for row in record["time"]
     ]
     return [
-        ("slack: the most that a rule could save which knew how far every readout is from the end", slack),
-        ("what families reach net of everything: chosen on validation text, shown on evaluation text", reached),
-        *([(f"time on this machine, batch 1, threads {found['threads']}", timed)] if timed else []),
-    ]
-
-
-def closing_lines(found: Mapping[str, Any]) -> list[str]:
-    """What the tables stand on, and what to do."""
-    documents, tokens = found["documents"], found["tokens"]
-    alike = {name: count for name, count in found.get("near_duplicates", {}).items() if count}
-    seconds = ", ".join(f"{name} {spent:.0f} s" for name, spent in found["seconds"].items())
-    return [
-        f"{found['model']} on {found['corpus']}: perplexity {found['perplexity']:.4g} at full depth on "
-        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents; replayed rows have exact K and V, and of "
-        "free depth are charged for copies",
-        *(
-            [f"near-duplicates left out, each for a document that was read: {_near_duplicate_counts(alike)}"]
-            if alike
-            else []
+        (
+            "slack, an upper bound: saving of an oracle that knows each layer's divergence from the final output",
+            headroom,
         ),
-        f"lens of {'full rank' if found['lens']['rank'] is None else 'rank ' + str(found['lens']['rank'])}, "
-        f"{found['lens']['steps']} steps; {seconds}",
-        found["recommendation"],
-        found["drafts"]["sentence"],
-        "times, and with them whether and how it should draft for itself, belong to this machine; all else is the same "
-        f"wherever it is screened with seed {found['seed']}",
+        ("net saving of each family: chosen on validation text, measured on evaluation text", selected),
+        *([(f"time on this machine: batch 1, threads {record['threads']}", times)] if times else []),
     ]
 
 
-def _near_duplicate_counts(found: Mapping[str, int]) -> str:
-    """``12 to choose on, 9 to judge on``; choosing and certifying share a split."""
-    words = {"calibrate": "to calibrate on", "choose": "to choose and certify on", "evaluate": "to judge on"}
-    return ", ".join(f"{found[name]:,} {said}" for name, said in words.items() if name in found)
+def screening_summary(record: Mapping[str, Any]) -> list[str]:
+    """Sentences on the text and the fit behind the tables, the recommendation, and its reproducibility."""
+    documents, tokens, rank = record["documents"], record["tokens"], record["lens"]["rank"]
+    duplicates = _near_duplicate_counts(record.get("near_duplicates", {}))
+    seconds = ", ".join(f"{phase} {spent:.0f} s" for phase, spent in record["seconds"].items())
+    return [
+        f"{record['model']} on {record['corpus']}: perplexity {record['perplexity']:.4g} at full depth on "
+        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents; replayed rows use exact K/V, and those "
+        "of free depth are charged for copying K/V above the exit",
+        *([f"skipped near-duplicates of documents that were read: {duplicates}"] if duplicates else []),
+        f"lens of {'full rank' if rank is None else f'rank {rank}'}, {record['lens']['steps']} steps; time: {seconds}",
+        record["recommendation"],
+        record["drafts"]["sentence"],
+        "times, and the drafts chosen by them, depend on this machine; everything else is the same on every machine "
+        f"with seed {record['seed']}",
+    ]
+
+
+def _near_duplicate_counts(counts: Mapping[str, int]) -> str:
+    """``12 to choose on, 9 to judge on``; "" without near-duplicates. Choosing and certifying share a split."""
+    purposes = {"calibrate": "to calibrate on", "choose": "to choose and certify on", "evaluate": "to judge on"}
+    return ", ".join(f"{counts[split]:,} {purpose}" for split, purpose in purposes.items() if counts.get(split))
 
 
 def screen_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name")
-    sub.add_argument("out", type=Path, metavar="OUT", help="a .safetensors file to write, for emad generate --exit")
-    sub.add_argument(
-        "--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on; {DEFAULT_CORPUS} by default"
-    )
-    sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
-    sub.add_argument("--documents", type=int, metavar="N", help="to choose on, to certify on and to judge on, each; "
-                     f"{DOCUMENTS} by default, fewer for a model of more than about 50M parameters")  # fmt: skip
-    sub.add_argument("--rise", type=float, default=0.01, metavar="SHARE",
-                     help="of perplexity that may be lost at most; 0.01 by default")  # fmt: skip
-    sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
-    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of what is held out and resampled; 0 by default")
+    add = sub.add_argument
+    add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
+    add("out", type=Path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
+    add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on (default: {DEFAULT_CORPUS})")
+    add_data(sub)
+    add("--documents", type=int, metavar="N",
+        help="documents for each of choosing, certifying and judging "
+             f"(default: {DOCUMENTS}, fewer for models above about 50M parameters)")  # fmt: skip
+    add("--rise", type=float, default=0.01, metavar="SHARE",
+        help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
+    add("--threads", type=int, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of held-out documents and resampling (default: 0)")
     add_examples(
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
@@ -169,51 +163,48 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-OUT_SUFFIXES = (".csv", ".json")
-
-
-SWEEP_KEYS = 2  # columns that name a row: the FLOPs saved and the family
-
-
 def sweep(args: argparse.Namespace) -> None:
-    """Print what every family does at the same net FLOPs, by replay: chosen on one split, judged on another."""
+    """Compare the families of exit rules at equal net FLOPs, by replay: chosen on one split, judged on another."""
     from emad_ref.measurements.model import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.run_resources import RunResources
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
     from emad_ref.workers.dispatch import open_workers
 
-    if args.out is not None and args.out.suffix not in OUT_SUFFIXES:  # refused before the long passes, not after them
-        raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(OUT_SUFFIXES)}")
-    if args.out is not None:
+    if args.out is not None:  # reject bad input before the long passes
+        if args.out.suffix not in WRITERS:
+            raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(WRITERS)}")
         require_writable(args.out, "out")
     study = Study(corpus=args.corpus, data=args.data, budget=requested_budget(args))
-    with open_model(args.model, study) as loaded, open_workers(args.executor) as crew:
+    with open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
         if not loaded.trained:
-            raise BadArgument("model", loaded.name, "trained weights", "perplexity of noise says nothing")
+            raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
         require_decoder_only(loaded)
-        evidence = ModelMeasurements(loaded, study, RunResources(workers=crew))
+        evidence = ModelMeasurements(loaded, study, RunResources(workers=workers))
         evidence.check()
-        found = sweep_result(evidence)
-    for title in dict.fromkeys(row["table"] for row in found["rows"]):
-        print(title)
-        width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-        rows = [_without_table(row) for row in found["rows"] if row["table"] == title]
-        print(plain_table(rows, width, SWEEP_KEYS))
-    for note in found["notes"]:
+        result = sweep_result(evidence)
+    width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
+    for title in dict.fromkeys(row["table"] for row in result["rows"]):
+        rows = [
+            {column: value for column, value in row.items() if column != "table"}
+            for row in result["rows"]
+            if row["table"] == title
+        ]
+        print(f"{title}\n{plain_table(rows, width, SWEEP_KEYS)}")
+    for note in result["notes"]:
         print(note)
-    tokens = found["tokens"]["evaluate"]
-    print(f"full depth: perplexity {found['full depth perplexity']:.4g} on {tokens:,} tokens of {found['corpus']}")
+    tokens = result["tokens"]["evaluate"]
+    print(f"full depth: perplexity {result['full depth perplexity']:.4g} on {tokens:,} tokens of {result['corpus']}")
     if args.out is not None:
-        write_atomically(args.out, WRITERS[args.out.suffix](found), "out")
+        write_atomically(args.out, WRITERS[args.out.suffix](result), "out")
         print(f"written to {args.out}")
 
 
 def requested_budget(args: argparse.Namespace) -> Budget:
-    """The budget named, its splits cut to ``--documents`` windows each where that is given.
+    """The budget of ``--budget``, with ``--documents`` windows per split if given.
 
     Raises:
-        BadArgument: no window at all.
+        BadArgument: less than one window.
     """
     budget, count = BUDGETS[args.budget], args.documents
     if count is None:
@@ -224,10 +215,10 @@ def requested_budget(args: argparse.Namespace) -> Budget:
 
 
 def sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
-    """The Pareto tables, their notes, and what they were made from. JSON values only; ``table`` names each row's."""
+    """The Pareto tables, their notes and their provenance as JSON values; ``table`` of a row is its table's title."""
     from emad_ref import __version__
 
-    shown, traces = evidence.rivals.exhibits(), evidence.traces
+    pareto, traces = evidence.rivals.exhibits(), evidence.traces
     splits = {"calibrate": traces.calibration, "validate": traces.validation, "evaluate": traces.evaluation}
     return {
         "model": evidence.name,
@@ -238,24 +229,20 @@ def sweep_result(evidence: ModelMeasurements) -> dict[str, Any]:
         "window": evidence.subject.window,
         "tokens": {split: len(trace) for split, trace in splits.items()},
         "full depth perplexity": evidence.points.full_loss.perplexity,
-        "rows": [{"table": table.title, **row} for table in shown.tables for row in table.rows],
-        "notes": list(shown.notes),
+        "rows": [{"table": table.title, **row} for table in pareto.tables for row in table.rows],
+        "notes": list(pareto.notes),
     }
 
 
-def _without_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {column: value for column, value in row.items() if column != "table"}
+def result_json(result: Mapping[str, Any]) -> str:
+    return json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def result_json(found: Mapping[str, Any]) -> str:
-    return json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def result_csv(found: Mapping[str, Any]) -> str:
-    """The rows alone; shares are fractions, as everywhere in data."""
+def result_csv(result: Mapping[str, Any]) -> str:
+    """The rows of all tables as CSV; shares are fractions, as in every data file."""
     file = io.StringIO()
-    rows = found["rows"]
-    columns = dict.fromkeys(column for row in rows for column in row)  # tables may differ in what they have no use for
+    rows = result["rows"]
+    columns = dict.fromkeys(column for row in rows for column in row)  # a table may lack columns of another
     writer = csv.DictWriter(file, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -266,14 +253,13 @@ WRITERS = {".csv": result_csv, ".json": result_json}
 
 
 def sweep_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    sub.add_argument("--corpus", metavar="CORPUS", help="as emad world takes it; chosen by model by default")
-    sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
-    sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text; smoke by default")
-    sub.add_argument(
-        "--documents", type=int, metavar="N", help="windows to read of each split; the budget's by default"
-    )
-    sub.add_argument("--out", type=Path, metavar="FILE", help="FILE.json or FILE.csv")
+    add = sub.add_argument
+    add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
+    add("--corpus", metavar="CORPUS", help="text as in emad world (default: by model)")
+    add_data(sub)
+    add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text to read (default: smoke)")
+    add("--documents", type=int, metavar="N", help="windows to read of each split (default: by budget)")
+    add("--out", type=Path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
     add_executor(sub)
     add_examples(
         sub,

@@ -652,4 +652,4 @@ def test_sweep_refuses_before_the_long_passes(small, monkeypatch, tmp_path, caps
     assert "came without a tokenizer" in capsys.readouterr().err
     small.trained = False
     assert swept("--corpus", "self") == 1
-    assert "expected trained weights; perplexity of noise says nothing" in capsys.readouterr().err
+    assert "expected trained weights; random weights have no meaningful perplexity" in capsys.readouterr().err

@@ -115,8 +115,8 @@ def test_few_documents_are_inconclusive_and_nothing_is_recommended(found):
     assert exit.lossy is None
     assert exit.why_none.startswith("inconclusive: 12 documents to choose on")
     assert exit.why_none in " ".join(said.split())
-    assert "slack: the most that a rule could save" in said
-    assert "belong to this machine; all else is the same wherever it is screened with seed 0" in " ".join(said.split())
+    assert "slack, an upper bound: saving of an oracle" in said
+    assert "depend on this machine; everything else is the same on every machine with seed 0" in " ".join(said.split())
     assert "written to" in said.splitlines()[-1]
 
 
