@@ -1,9 +1,9 @@
-"""``emad serve``: the reference decoder behind the wire protocol (docs/wire.md), for judges in other processes.
+"""``emad serve`` serves the reference decoder over the wire protocol (docs/wire.md) to clients in other processes.
 
-emad serve emad-tiny                          # over standard input and output, as --emad-decoder exec: starts it
-emad serve emad-tiny --tcp 127.0.0.1:7007     # over a socket, one judge or several
+    emad serve emad-tiny                          # one client over standard input and output, for --emad-decoder exec:
+    emad serve emad-tiny --tcp 127.0.0.1:7007     # one or more clients over TCP
 
-Over a pipe, standard output belongs to replies: whatever else is printed goes to standard error.
+Over a pipe, only replies go to standard output; all other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -35,61 +35,57 @@ from emad_ref.wire.messages import ServedModel
 from emad_ref.wire.server import DecoderServer, ServerLimits
 from emad_ref.wire.transport import Stream
 
-if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
+if TYPE_CHECKING:  # imports torch, which is slow; bad arguments are rejected before
     from emad_ref.models.loading import LoadedModel
 
 NAME = "emad serve"
-LAST_CALL_S = 5.0  # for the call that a judge is in when the server ends
-FRAME_S = 120.0  # for one frame of a judge behind a socket, in either direction
-PAUSE_S, FIRST_CALL_S = (
-    0.5,
-    0.2,
-)  # after a connection that could not be taken; for the first call of one that is turned away
-TRANSIENT_ERRNOS = frozenset(  # of accept: what ends by itself, and is no end of the service
+LAST_CALL_S = 5.0  # a running call may take this long when the server stops
+FRAME_S = 120.0  # time limit of one frame over a socket, in either direction
+PAUSE_S = 0.5  # between two attempts to accept a connection
+REFUSAL_S = 0.2  # wait for the first call of a refused connection
+TRANSIENT_ERRNOS = frozenset(  # errors of accept after which the server tries again
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EPERM,
      errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
 )  # fmt: skip
 
 
 class ServerStopped(BaseException):
-    """SIGINT or SIGTERM: the server is asked to end. No call may take it for a failure of its own."""
+    """SIGINT or SIGTERM stopped the server. It is no Exception, so a call cannot catch it as its own failure."""
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Serve the reference decoder to judges in other processes."""
+    """Serve the reference decoder to clients in other processes."""
     if args.tokens < 1:
         raise BadArgument("tokens", args.tokens, "a whole number ≥ 1")
     if args.tcp is None:
-        with _reserve_stdout() as replies, _stops_on_signals():
+        with _reserve_stdout() as replies, _stop_on_signals():
             _serve_pipe(args, replies)
     else:
-        listener = _listener(args.tcp, args.anywhere)
-        with listener, _stops_on_signals():
+        with _open_listener(args.tcp, args.anywhere) as listener, _stop_on_signals():
             _serve_sockets(args, listener)
 
 
 def serve_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("models", nargs="+", metavar="MODEL", help="bundled name, folder or hub name")
-    sub.add_argument("--tcp", metavar="HOST:PORT", help="a socket in place of the pipe; port 0: any, which is printed")
-    sub.add_argument("--anywhere", action="store_true", help="let --tcp listen beyond the loopback interface")
-    sub.add_argument("--connections", type=int, default=16, metavar="N", help="judges of --tcp at once; 16 by default")
-    sub.add_argument("--idle", type=float, default=3600.0, metavar="SECONDS",
-                     help="after which a silent judge of --tcp is let go; 3600 by default")  # fmt: skip
-    sub.add_argument("--sessions", type=int, default=ServerLimits.sessions, metavar="N",
-                     help=f"open sessions of one judge, and decoders; {ServerLimits.sessions} by default")  # fmt: skip
-    sub.add_argument("--tokens", type=int, default=ServerLimits.tokens, metavar="N",
-                     help=f"positions that one judge's sessions hold, over all rows; {ServerLimits.tokens} by default"
-                     )  # fmt: skip
-    sub.add_argument("--device", default="cpu", metavar="DEVICE", help="as torch names it, or auto; cpu by default")
-    sub.add_argument(
-        "--dtype", choices=option_values.DTYPES, default="float32", help="of the weights; float32 by default"
-    )
-    sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
-    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of random: and control: weights; 0 by default")
-    sub.add_argument("--lens", action="append", default=[], metavar="FILE",
-                     help="a tuned lens that points may name, written by emad lens; again for more")  # fmt: skip
-    sub.add_argument("--exit", action="append", default=[], metavar="FILE",
-                     help="lens and maps that points may name, written by emad screen; again for more")  # fmt: skip
+    add = sub.add_argument
+    add("models", nargs="+", metavar="MODEL", help="bundled name, folder or hub name")
+    add("--tcp", metavar="HOST:PORT",
+        help="listen on this address instead of standard input; port 0 selects a free port and prints it")  # fmt: skip
+    add("--anywhere", action="store_true", help="allow --tcp to listen beyond the loopback interface")
+    add("--connections", type=int, default=16, metavar="N", help="clients of --tcp at once (default: 16)")
+    add("--idle", type=float, default=3600.0, metavar="SECONDS",
+        help="disconnect a client of --tcp that sends no call for this long (default: 3600)")  # fmt: skip
+    add("--sessions", type=int, default=ServerLimits.sessions, metavar="N",
+        help=f"open sessions, and decoders, per client (default: {ServerLimits.sessions})")  # fmt: skip
+    add("--tokens", type=int, default=ServerLimits.tokens, metavar="N",
+        help=f"positions in all rows of all sessions of a client (default: {ServerLimits.tokens})")  # fmt: skip
+    add("--device", default="cpu", metavar="DEVICE", help="torch device, or auto (default: cpu)")
+    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
+    add("--threads", type=int, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the weights of random: and control: (default: 0)")
+    add("--lens", action="append", default=[], metavar="FILE",
+        help="tuned lens of emad lens, for points that name it; repeatable")  # fmt: skip
+    add("--exit", action="append", default=[], metavar="FILE",
+        help="exit of emad screen, for points that name its lens or maps; repeatable")  # fmt: skip
     add_examples(
         sub,
         "emad serve emad-tiny",
@@ -106,7 +102,7 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _load_models(args: argparse.Namespace) -> Iterator[Callable[[Request], Decoder]]:
-    """What makes decoders of the models asked for, loaded as long as the block lasts."""
+    """Function that makes decoders of the models of ``args``, which stay loaded within the block."""
     import torch
 
     from emad_ref.measurements.model_under_test import open_model
@@ -117,13 +113,13 @@ def _load_models(args: argparse.Namespace) -> Iterator[Callable[[Request], Decod
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         for model in models:
-            assert model.stepper.layers  # walked once and compared before the first judge waits for it
-        _attach(args, models)
+            assert model.stepper.layers  # builds and checks the stepper before a client waits for it
+        _attach_files(args, models)
         yield partial(_make_decoder, models, args.dtype)
 
 
-def _attach(args: argparse.Namespace, models: Sequence[LoadedModel]) -> None:
-    """Attach what ``--lens`` and ``--exit`` name to the models that it was made on."""
+def _attach_files(args: argparse.Namespace, models: Sequence[LoadedModel]) -> None:
+    """Attach the files of ``--lens`` and ``--exit`` to the models that they were made for."""
     from emad_ref.calibration.lens_files import load_lens
     from emad_ref.probes.lens import attach_lens
     from emad_ref.screening.exit import load_exit
@@ -133,44 +129,48 @@ def _attach(args: argparse.Namespace, models: Sequence[LoadedModel]) -> None:
         for model in _models_of_file("--lens", path, lens.fingerprint, models):
             attach_lens(model.stepper, lens, model.fingerprint)
     for path in args.exit:
-        found = load_exit(path)
-        for model in _models_of_file("--exit", path, found.fingerprint, models):
-            found.attach(model)
+        exit = load_exit(path)
+        for model in _models_of_file("--exit", path, exit.fingerprint, models):
+            exit.attach(model)
 
 
 def _models_of_file(option: str, path: str, fingerprint: str, models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
-    """The models that a file was made on, by its ``fingerprint``. Raises BadArgument where that is none of them."""
-    meant = [model for model in models if model.fingerprint == fingerprint]
-    if not meant:
+    """The served models with the ``fingerprint`` of a file.
+
+    Raises:
+        BadArgument: there is none.
+    """
+    matches = [model for model in models if model.fingerprint == fingerprint]
+    if not matches:
         served = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
-        raise BadArgument(option, path, f"one of {served}", f"it is of {fingerprint[:12]}")
-    return meant
+        raise BadArgument(option, path, f"a file of {served}", f"it was made for the model {fingerprint[:12]}")
+    return matches
 
 
 def _make_decoder(models: Sequence[LoadedModel], dtype: str, request: Request) -> Decoder:
-    """Our decoder of the model that is meant: the one with those very weights.
+    """The reference decoder of the requested model, which is identified by its weights.
 
     Raises:
-        Unsupported: a model that is not served here.
-        BadArgument: one of that name is, with other weights or in another precision.
+        Unsupported: the model is not served.
+        BadArgument: a model of this name is served, with other weights or another dtype.
     """
     from emad_ref.measurements.run_resources import make_reference_decoder
     from emad_ref.protocol import ModelRef
 
-    wanted: ServedModel = request.model.load()
-    meant = next((model for model in models if model.fingerprint == wanted.fingerprint), None)
-    if meant is not None:
-        return make_reference_decoder(replace(request, model=ModelRef(meant.name, lambda: meant)))
+    requested: ServedModel = request.model.load()
+    match = next((model for model in models if model.fingerprint == requested.fingerprint), None)
+    if match is not None:
+        return make_reference_decoder(replace(request, model=ModelRef(match.name, lambda: match)))
     for model in models:
-        if model.name == wanted.name:
+        if model.name == requested.name:
             raise BadArgument(
                 "model.fingerprint",
-                f"{wanted.fingerprint[:12]} in {wanted.dtype}",
+                f"{requested.fingerprint[:12]} in {requested.dtype}",
                 f"{model.fingerprint[:12]} in {dtype}, the {model.name} of this server",
-                "start it with the judge's --dtype, --seed and weights",
+                f"start {NAME} with the client's weights, --dtype and --seed",
             )
     served = ", ".join(model.name for model in models)
-    raise Unsupported(f"{NAME} has {served}, not {wanted.name}; name it on its command line, too")
+    raise Unsupported(f"{NAME} serves {served}, not {requested.name}; add {requested.name} to its command line")
 
 
 # ---------------------------------------------------------------- a pipe
@@ -178,12 +178,12 @@ def _make_decoder(models: Sequence[LoadedModel], dtype: str, request: Request) -
 
 @contextmanager
 def _reserve_stdout() -> Iterator[int]:
-    """A descriptor of standard output; meanwhile whatever is printed there goes to standard error."""
+    """Descriptor of standard output; within the block, everything printed there goes to standard error."""
     sys.stdout.flush()
     replies = os.dup(1)
     os.dup2(2, 1)
     try:
-        with redirect_stdout(sys.stderr):  # which need not lead to descriptor 1
+        with redirect_stdout(sys.stderr):  # sys.stdout may not write to descriptor 1
             yield replies
     finally:
         os.dup2(replies, 1)
@@ -199,25 +199,29 @@ def _serve_pipe(args: argparse.Namespace, replies: int) -> None:
     except ServerStopped:
         return
     except OSError as error:
-        raise EmadError(f"the judge is gone: {error}") from error
+        raise EmadError(f"lost the client: {error}") from error
 
 
 # ---------------------------------------------------------------- sockets
 
 
-def _listener(text: str, anywhere: bool) -> socket.socket:
-    """Raises BadArgument: no address, one beyond this machine without ``anywhere``, one that cannot be had."""
+def _open_listener(text: str, anywhere: bool) -> socket.socket:
+    """A socket that listens on the address ``text``, ``HOST:PORT``.
+
+    Raises:
+        BadArgument: no address, one beyond the loopback interface without ``anywhere``, or one that cannot be bound.
+    """
     host, port = parse_host_and_port(text, text, "--tcp", range(65536))
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        if not anywhere and not ipaddress.ip_address(place[0]).is_loopback:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        if not anywhere and not ipaddress.ip_address(address[0]).is_loopback:
             raise BadArgument(
                 "--tcp",
                 text,
                 "an address of the loopback interface, e.g. 127.0.0.1:7007",
-                "add --anywhere to serve whoever can reach this machine: nothing asks who they are",
+                "add --anywhere to serve every host that reaches this machine, without authentication",
             )
-        return socket.create_server(place[:2], family=family)
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise BadArgument("--tcp", text, "an address to listen on", str(error)) from error
 
@@ -228,93 +232,86 @@ def _serve_sockets(args: argparse.Namespace, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         _log(f"listening on tcp:{f'[{host}]' if ':' in host else host}:{port}")
         try:
-            _serve_judges(listener, make, args.connections, limits)
+            _serve_clients(listener, make, args.connections, limits)
         except ServerStopped:
             return
 
 
-def _serve_judges(
+def _serve_clients(
     listener: socket.socket, make: Callable[[Request], Decoder], connections: int, limits: ServerLimits
 ) -> NoReturn:
-    """One thread for each of at most so many judges; their calls take turns, for the models are shared."""
-    judges: dict[threading.Thread, socket.socket] = {}
-    turn = threading.Lock()
+    """Serve up to ``connections`` clients at once, each in a thread; a lock serialises calls on the shared models."""
+    clients: dict[threading.Thread, socket.socket] = {}
+    lock = threading.Lock()
     try:
         while True:
-            judge = _accept(listener)
-            judges = {thread: known for thread, known in judges.items() if thread.is_alive()}
-            if len(judges) >= connections:
+            client = _accept(listener)
+            clients = {thread: connected for thread, connected in clients.items() if thread.is_alive()}
+            if len(clients) >= connections:
                 _refuse_connection(
-                    judge, f"{connections} judges are served already; --connections of {NAME} allows more"
+                    client, f"all {connections} connections are in use; start {NAME} with more --connections"
                 )
                 continue
-            thread = threading.Thread(target=_serve_judge, args=(judge, make, turn, limits), daemon=True)
+            thread = threading.Thread(target=_serve_client, args=(client, make, lock, limits), daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the system gives no more threads
-                _refuse_connection(judge, str(error))
+            except RuntimeError as error:  # no more threads
+                _refuse_connection(client, str(error))
             else:
-                judges[thread] = judge
+                clients[thread] = client
     finally:
-        for thread, judge in judges.items():
+        for thread, client in clients.items():
             if thread.is_alive():
-                _close_connection(judge)
+                with suppress(OSError):  # the client has closed the connection
+                    client.shutdown(socket.SHUT_RDWR)  # wakes the thread
                 thread.join(LAST_CALL_S)
 
 
 def _accept(listener: socket.socket) -> socket.socket:
-    """The next connection. What ends by itself, such as too many open files, is said once and waited for."""
-    said = False
+    """Accept the next connection. After a transient error, such as too many open files, log it once and retry."""
+    is_logged = False
     while True:
         try:
             return listener.accept()[0]
         except OSError as error:
             if error.errno not in TRANSIENT_ERRNOS:
                 raise
-            if not said:
-                _log(f"a connection could not be taken: {error}")
-            said = True
+            if not is_logged:
+                _log(f"a connection could not be accepted: {error}")
+            is_logged = True
             time.sleep(PAUSE_S)
 
 
-def _refuse_connection(judge: socket.socket, reason: str) -> None:
-    """Answer its first call with ``reason``, and close."""
-    _log(f"a judge was turned away: {reason}")
-    with judge, suppress(OSError):
-        judge.settimeout(FIRST_CALL_S)
-        judge.sendall(b"".join(map(bytes, encode_frame(WireFrame({"error": FAILURE, "message": reason})))))
-        judge.shutdown(socket.SHUT_WR)
-        judge.recv(4096)  # what is left unread would take the answer with it
+def _refuse_connection(client: socket.socket, reason: str) -> None:
+    """Answer the first call of ``client`` with an error, ``reason``, and close the connection."""
+    _log(f"a client was refused: {reason}")
+    with client, suppress(OSError):
+        client.settimeout(REFUSAL_S)
+        client.sendall(b"".join(map(bytes, encode_frame(WireFrame({"error": FAILURE, "message": reason})))))
+        client.shutdown(socket.SHUT_WR)
+        client.recv(4096)  # closing with unread data would reset the connection and lose the answer
 
 
-def _serve_judge(
-    judge: socket.socket, make: Callable[[Request], Decoder], turn: threading.Lock, limits: ServerLimits
+def _serve_client(
+    client: socket.socket, make: Callable[[Request], Decoder], lock: threading.Lock, limits: ServerLimits
 ) -> None:
     try:
-        with judge:
-            judge.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            judge.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            judge.setblocking(False)  # so that writing ends in time
-            DecoderServer(make, NAME, turn, limits).serve(Stream(judge.fileno(), judge.fileno()))
-    except (EmadError, OSError) as error:  # the end of this judge's connection: others are served on
-        _log(f"a judge left: {error}")
+        with client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            client.setblocking(False)  # deadlines of writes need it
+            DecoderServer(make, NAME, lock, limits).serve(Stream(client.fileno(), client.fileno()))
+    except (EmadError, OSError) as error:  # ends this connection; other clients are not affected
+        _log(f"a connection ended: {error}")
 
 
-def _close_connection(judge: socket.socket) -> None:
-    """Wake the thread that waits for it."""
-    try:
-        judge.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it has left by itself
-        return
-
-
-def _log(what: str) -> None:
-    print(f"{NAME}: {what}", file=sys.stderr, flush=True)
+def _log(message: str) -> None:
+    print(f"{NAME}: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _stops_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM end the block by ``ServerStopped``."""
+def _stop_on_signals() -> Iterator[None]:
+    """Raise ``ServerStopped`` in the block on SIGINT or SIGTERM."""
 
     def stop(number: int, frame: Any) -> None:
         raise ServerStopped

@@ -216,10 +216,10 @@ def test_sources_travel_with_their_prompts(dialled: RemoteDecoders) -> None:
 def test_models_that_are_not_served_are_declined_by_name(dialled: RemoteDecoders) -> None:
     """Another model is not applicable; the same one with other weights is a mistake."""
     random = load(f"random:{MODEL}")
-    with pytest.raises(Unsupported, match=f"emad serve has {MODEL}, {SOURCED}, not random:{MODEL}; name it"):
+    with pytest.raises(Unsupported, match=f"emad serve serves {MODEL}, {SOURCED}, not random:{MODEL}; add random"):
         dialled.make(asked(random, full_depth(4)))
     renamed = LoadedModel(**{field.name: getattr(random, field.name) for field in fields(random)} | {"name": MODEL})
-    with pytest.raises(BadArgument, match=r"model\.fingerprint=.*the emad-nano of this server; start it with"):
+    with pytest.raises(BadArgument, match=r"model\.fingerprint=.*the emad-nano of this server; start emad serve with"):
         dialled.make(asked(renamed, full_depth(4)))
 
 

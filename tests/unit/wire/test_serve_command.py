@@ -57,12 +57,12 @@ def test_bad_input_exits_1_and_says_why_on_stderr_alone(capfd, arguments, said):
 
 @pytest.mark.parametrize(("text", "anywhere"), [("127.0.0.1:0", False), ("localhost:0", False), ("0.0.0.0:0", True)])
 def test_a_listener_has_a_port_of_its_own(text, anywhere):
-    with server._listener(text, anywhere) as listener:
+    with server._open_listener(text, anywhere) as listener:
         assert listener.getsockname()[1] > 0
 
 
 def test_a_port_that_is_taken_is_a_clear_error(capfd):
-    with server._listener("127.0.0.1:0", False) as listener:
+    with server._open_listener("127.0.0.1:0", False) as listener:
         port = listener.getsockname()[1]
         assert cli.main(["serve", "emad-nano", "--tcp", f"127.0.0.1:{port}"]) == 1
     assert "an address to listen on" in capfd.readouterr().err
@@ -83,7 +83,7 @@ def test_over_a_pipe_standard_output_belongs_to_replies(capfd):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_and_nothing_else(number):
     before = signal.getsignal(number)
-    with pytest.raises(server.ServerStopped), server._stops_on_signals():
+    with pytest.raises(server.ServerStopped), server._stop_on_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
     assert not issubclass(server.ServerStopped, Exception), "a call would answer it, and the loop go on"
@@ -95,14 +95,14 @@ def test_a_signal_ends_the_server_and_nothing_else(number):
 @pytest.fixture
 def port():
     """Of a service for two judges that serves no model."""
-    listener, stopped = server._listener("127.0.0.1:0", False), []
+    listener, stopped = server._open_listener("127.0.0.1:0", False), []
 
     def refuse(request):
         raise Unsupported("nothing is served here")
 
     def serve():
         try:
-            server._serve_judges(listener, refuse, 2, ServerLimits(idle_s=20))
+            server._serve_clients(listener, refuse, 2, ServerLimits(idle_s=20))
         except OSError as error:
             stopped.append(error)
 
@@ -121,7 +121,7 @@ def greeted(port):
 
 def test_one_judge_too_many_is_told_so_and_has_its_turn_once_another_leaves(port, capfd):
     first, second = greeted(port), greeted(port)
-    with pytest.raises(DecoderFailed, match="2 judges are served already; --connections of emad serve allows more"):
+    with pytest.raises(DecoderFailed, match="all 2 connections are in use; start emad serve with more --connections"):
         greeted(port)
     first.close()
     deadline = time.monotonic() + 5
@@ -131,7 +131,7 @@ def test_one_judge_too_many_is_told_so_and_has_its_turn_once_another_leaves(port
             break
         assert time.monotonic() < deadline
     second.close()
-    assert "a judge was turned away" in capfd.readouterr().err
+    assert "a client was refused" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM])
@@ -147,11 +147,11 @@ def test_a_connection_that_cannot_be_taken_ends_no_service(monkeypatch, capfd, n
             return answer
 
     assert server._accept(Listener()) == "a judge"
-    assert capfd.readouterr().err.count("a connection could not be taken") == 1
+    assert capfd.readouterr().err.count("a connection could not be accepted") == 1
 
 
 def test_a_listener_that_is_gone_is_the_end(monkeypatch):
-    with server._listener("127.0.0.1:0", False) as listener:
+    with server._open_listener("127.0.0.1:0", False) as listener:
         pass
     with pytest.raises(OSError, match="Bad file descriptor"):
         server._accept(listener)
@@ -187,7 +187,7 @@ def test_a_service_without_descriptors_serves_on_once_there_are_some(port, monke
 
 def test_without_another_thread_a_judge_is_turned_away(port, monkeypatch, capfd):
     def start(self, original=threading.Thread.start):
-        if self._target is server._serve_judge:
+        if self._target is server._serve_client:
             raise RuntimeError("can't start new thread")
         original(self)
 
