@@ -1,9 +1,9 @@
-"""Score and generate continuations at an operating point: by one forward and replay, or by any decoder.
+"""Scores and generates continuations at an operating point, by one forward pass and replay or by any decoder.
 
-Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``). So one batched teacher-forced pass
-that reads the probes and the ceiling, and a replay of the point over it, equal decoding token by token. A foreign
-decoder, or a point without replay, is decoded token by token through its Session. Padding is to the right of every
-decided position, so no rule sees it.
+The state of token t after layer ℓ ≤ D_t is that of the full model (``calibration.trace``). So a batched teacher-forced
+pass that reads the probes and the ceiling, followed by a replay of the point, gives the scores of token-by-token
+decoding. A foreign decoder, or a point that cannot be replayed, is fed token by token through its Session. Padding is
+to the right of every scored position, so no rule reads it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding g
 
 @dataclass(frozen=True)
 class ForcedInput:
-    """One input to run once, and the continuations it decides.
+    """One input sequence and the continuations that it scores.
 
-    ``tokens`` the fed tokens, without the last target of a continuation; ``adaptive_from`` the last context position;
-    ``lasts`` the last target of each continuation: those that differ only in it, such as options of one token, share
-    the input.
+    Continuations that differ only in their last token, such as options of one token, share an input.
+
+    ``tokens``: context and continuation without the last token. ``adaptive_from``: the last context position.
+    ``lasts``: the last token of each continuation.
     """
 
     tokens: tuple[int, ...]
@@ -57,7 +58,7 @@ class ForcedInput:
 
 
 def is_replayable(point: OperatingPoint) -> bool:
-    """Whether full readouts of the true states decide ``point``; otherwise it must be decoded."""
+    """Whether a trace of full readouts suffices for ``point``; otherwise it must be decoded."""
     recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
     return recorded and point.lens is None and schedule_of(point).settle is not None
 
@@ -79,9 +80,9 @@ def layers_read(point: OperatingPoint) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> Trace:
-    """A trace, one sequence per continuation, with the layers that ``point`` reads and NaN (top-1: −1) elsewhere.
+    """A trace with one sequence per continuation; NaN (top-1: −1) at layers that ``point`` does not read.
 
-    Only the point's own signal is read after its probes.
+    After the probes it has only the signal of the point.
 
     Raises:
         NotFinite: logits hold NaN or infinity.
@@ -124,7 +125,7 @@ def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor
 
 
 def _readout_rows(batch: Sequence[ForcedInput]) -> tuple[Ints, Ints]:
-    """Per (continuation, target) the row among the decided positions of all inputs, and the target."""
+    """Per target of each continuation: its row among the scored positions of all inputs, and its id."""
     rows, targets, start = [], [], 0
     for forced in batch:
         for last in forced.lasts:
@@ -139,7 +140,8 @@ def _read_columns(
 ) -> dict[str, NDArray[Any]]:
     """Columns of a trace after ``layer``, one value per target; the head runs once per row of ``hidden`` [n, D].
 
-    In slices of rows, because the logits of a whole batch of windows would not fit: 8 × 2048 × 50,304 floats are 3 GB.
+    It works on slices of rows, since the logits of a whole batch of windows are large: 8 × 2048 × 50,304 floats are
+    3 GB.
     """
     columns: dict[str, NDArray[Any]] = {}
     for start in range(0, len(hidden), TOKENS_PER_BATCH):
@@ -155,7 +157,7 @@ def _read_columns(
 def _readout_columns(
     logits: Tensor, at: Tensor, next_tokens: Tensor, layer: int, signal: str | None
 ) -> dict[str, NDArray[Any]]:
-    """Values of the readouts ``at`` [targets] in ``logits`` [rows, V]; the ``signal`` if a rule compares it."""
+    """Columns of a trace for the rows ``at`` [targets] of ``logits`` [rows, V], with ``signal`` if it is not None."""
     scale = torch.logsumexp(logits, dim=-1)
     require_finite(scale, f"after layer {layer}")
     best = logits.max(dim=-1)
@@ -212,10 +214,10 @@ def _extend_answer(so_far: Answer, logits: NDArray[np.float64], target: int) -> 
 
 
 NextTokens = Callable[[list[int]], list[int]]
-"""Feed one token to each row, get the most likely next of each."""
+"""Feeds one token to each row; returns the most likely next token of each."""
 
 GenerationStart = tuple[Session, list[int], NextTokens]
-"""A session, the most likely token after each of its prompts, and how to go on from there."""
+"""A session, the most likely token after each prompt, and the function that continues."""
 
 
 def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationStart:
@@ -230,7 +232,7 @@ def begin_by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Generation
 
 
 def begin_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
-    """Start greedy generation with our own decoder: one integer per row is copied to the host, no logits."""
+    """Start greedy generation with our own decoder; it copies one integer per row to the host instead of logits."""
     session, arrival = decoder.begin(prompts, max_new)
 
     @torch.inference_mode()
@@ -272,12 +274,12 @@ def generate_greedy(
 
 
 def stop_finder(text: Callable[[Sequence[int]], str], stops: Sequence[str]) -> Callable[[Sequence[int]], bool]:
-    """A function: whether the ``text`` of some tokens contains a stop string; call it after every token.
+    """A function, to be called after every token, that tells whether the ``text`` of the tokens contains a stop string.
 
-    It searches the last tokens first. A stop that the newest token completes spans no more tokens than it has bytes,
-    and two more for the effect of decoding a part on its edge (a character cut in two, a leading space). Decoding all
-    of them at every token took a fifth of the time of generating with a small model. An overlooked stop costs only
-    time: ``generate_until`` cuts the whole text before its first stop string.
+    It decodes only the last tokens first, because decoding all of them at every token took a fifth of the time of a
+    small model. A stop string that the newest token completes spans at most as many tokens as it has bytes. Two more
+    tokens allow for effects at the edge, such as a character cut in two or a missing leading space. A missed stop
+    string costs only time, since ``generate_until`` cuts the whole text before its first stop string.
     """
     needed_stops = [stop for stop in stops if stop]
     reach = 2 + max((len(stop.encode()) for stop in needed_stops), default=0)

@@ -1,22 +1,22 @@
-"""Published tasks under adaptive depth: an lm-eval model over our decoders and an operating point.
+"""lm-eval model that runs published tasks with a decoder at an operating point.
 
     simple_evaluate(model=EmadLM("emad-tiny", profile="profile.json", margin=0.1), tasks=[…])
     python -m emad_ref.lm_eval --model_args pretrained=emad-tiny,profile=profile.json,margin=0.1
         --tasks gsm8k --metadata '{"data": "DIR"}'
 
-The second line is lm-eval's own command with ``emad`` among its models, which importing this module registers.
+The second command is that of lm-eval. Importing this module registers the model ``emad`` with it.
 
-Depth enters lm-eval's three requests as in METHODS, "Depth and documents": every request starts at the ceiling; context
-positions before the last run at it; the last context position is the first decision.
+Depth applies to the three requests of lm-eval as in METHODS, "Depth and documents": context positions before the last
+run at the ceiling, and the rule decides from the last context position on.
 
 ``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t
-``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens, every token predicted once
-``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
+``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens; every token is predicted once
+``generate_until``         greedy decoding up to a stop string, the end-of-text token or a maximum length
 
-Tokens, truncation and windows are those of lm-eval's ``hf`` model; ``continuations`` scores and generates.
+Tokenisation, truncation and windows are those of lm-eval's ``hf`` model. ``continuations`` scores and generates.
 
-A journal keeps finished requests on disk, one JSON-lines file per model, point, dtype and library versions, so that an
-interrupted evaluation continues. lm-eval's own request cache is no substitute: its keys do not name the model.
+A journal stores finished requests on disk, so that an interrupted evaluation continues: one JSON-lines file per model,
+point, dtype and library versions. lm-eval's own request cache would mix models, since its keys do not name the model.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # w
 
 
 class BadJournal(EmadError):
-    """Raised for a journal file with anything but results of this identity."""
+    """A journal file is damaged or belongs to another model, point, dtype or library version."""
 
 
 def json_digest(*parts: Any) -> str:
@@ -84,7 +84,7 @@ class ResultJournal:
     """Results by request hash, in memory and on disk.
 
     Raises:
-        BadJournal: a file of another identity under this one's name, or a damaged line before the last.
+        BadJournal: the file belongs to another identity, or a line before the last is damaged.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]):
@@ -97,7 +97,7 @@ class ResultJournal:
             append_text(self.path, json.dumps({"identity": identity}, sort_keys=True) + "\n", "journal")
 
     def record(self, results: Iterable[tuple[str, Any]]) -> None:
-        """Record (request hash, result) pairs: on disk when this returns."""
+        """Write (request hash, result) pairs to disk."""
         new = dict(results)
         self.results.update(new)
         lines = (json.dumps({"request": key, "result": result}) + "\n" for key, result in new.items())
@@ -106,14 +106,14 @@ class ResultJournal:
     def _read(self, identity: dict[str, Any]) -> None:
         whole = read_bytes(self.path, "journal")
         complete = whole[: whole.rfind(b"\n") + 1]
-        if len(complete) < len(whole):  # the process died while writing this line, which does not count
+        if len(complete) < len(whole):  # the process died while writing the last line
             truncate_file(self.path, len(complete), "journal")
         for number, line in enumerate(complete.split(b"\n")[:-1], start=1):
             self._take(number, line, identity)
 
     def _take(self, number: int, line: bytes, identity: dict[str, Any]) -> None:
         try:
-            entry = parse_json(line.decode("utf-8"), constants=True)  # an impossible continuation has log-likelihood −∞
+            entry = parse_json(line.decode("utf-8"), constants=True)  # a log-likelihood may be −∞
             if number == 1:
                 if entry["identity"] != json.loads(json.dumps(identity)):
                     raise ValueError("it belongs to another model or operating point")
@@ -132,23 +132,23 @@ class ResultJournal:
 
 @register_model("emad")
 class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
-    """lm-eval model of an operating point.
+    """lm-eval model that decodes at an operating point.
 
     ``pretrained``     a name as for ``models.loading.load``, or a loaded model.
-    ``point``          the operating point; instead, ``profile`` (a file of ``emad calibrate``) with ``margin`` in nats;
-                       with neither, full depth.
-    ``decoder``        a decoder for the same model and point, instead of our own; it takes ``batch_size`` rows.
-    ``batch_size``     rows per forward; None, ``auto`` or ``auto:N``: as many as fit ``TOKENS_PER_BATCH`` padded
-                       tokens, and at most ``max_batch_size``. It changes results only in the last bits of a float.
-    ``max_length``     longest context plus continuation, the model's own by default.
-    ``add_bos_token``  None: as the tokenizer does, like ``hf``. True: the beginning-of-text token before every context.
-                       False: no special token at all.
-    ``journal``        a folder: finished requests are kept there and not run again.
+    ``point``          the operating point, or instead ``profile``, a file of ``emad calibrate``, with ``margin`` in
+                       nats; without both, full depth.
+    ``decoder``        a decoder of the same model and point, instead of ours; it must take ``batch_size`` rows.
+    ``batch_size``     rows per forward pass. None, ``auto`` or ``auto:N``: as many as fit ``TOKENS_PER_BATCH`` padded
+                       tokens, at most ``max_batch_size``. It changes results only by rounding.
+    ``max_length``     largest number of context and continuation tokens; by default that of the model.
+    ``add_bos_token``  None: as the tokenizer does, like ``hf``. True: beginning-of-text token before every context.
+                       False: no special token.
+    ``journal``        folder that stores finished requests, which are not run again.
     ``progress``       stream of progress bars; None: standard error.
     ``device``, ``dtype``, ``revision``  as for ``load``, if ``pretrained`` is a name.
 
-    ``cut`` counts, by task, the requests whose context lost its beginning because it exceeded the window. ``decided``
-    lists every request as read or written, from which a point's saving on a task is replayed.
+    ``cut`` counts per task the requests whose context was cut on the left to fit the window. ``decided`` lists the
+    tokens of every request, read or written, from which a point's saving on a task is replayed.
 
     Raises:
         BadArgument: contradictory or impossible arguments, a model without a tokenizer.
@@ -197,20 +197,20 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self._decoder, self._progress = decoder, progress
         self.cut: dict[str, int] = {}
         self.decided: list[TokenSequence] = []
-        self._shortened: list[bool] = []  # of the last scoring call, request by request
+        self._shortened: list[bool] = []  # per request of the last scoring call: context cut
         self._journal = None if journal is None else ResultJournal(Path(journal), self._identity())
 
-    # ------------------------------------------------------------ tokens, as lm-eval's `hf` has them
+    # ------------------------------------------------------------ tokens, as in lm-eval's `hf`
 
     @property
     def eot_token_id(self) -> int:
-        """The tokenizer's end of text, else the first declared one; each of them ends a text."""
+        """The tokenizer's end-of-text token, else the lowest end id of the model; all of them end a generation."""
         own = self.tokenizer.eos_token_id
         return min(self.loaded.ends) if own is None else int(own)
 
     @property
     def prefix_token_id(self) -> int:
-        """The token in place of an empty context: the usual opening of a text."""
+        """The token that replaces an empty context: the beginning-of-text token, else the end-of-text token."""
         opening = self.loaded.opening
         return self.eot_token_id if opening is None else opening
 
@@ -223,18 +223,18 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return str(self.tokenizer.name_or_path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """Token ids; a string that already starts with the prefix token gets no second one."""
+        """Token ids; no second prefix token is added to a string that starts with one."""
         opened = string.startswith(self.tokenizer.decode([self.prefix_token_id]))
         if add_special_tokens is None and not opened:
             add_special_tokens = self.add_bos_token
         special = {} if add_special_tokens is None and not opened else {"add_special_tokens": bool(add_special_tokens)}
         ids: list[int] = self.tokenizer.encode(string, **special)
         if self.add_bos_token and special.get("add_special_tokens") and ids[:1] != [self.prefix_token_id]:
-            ids = [self.prefix_token_id, *ids]  # some tokenizers add no such token
+            ids = [self.prefix_token_id, *ids]  # some tokenizers do not add it
         return ids
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation in the tokenizer's own template, as in lm-eval's ``hf`` model.
+        """The conversation as text by the tokenizer's chat template, as in lm-eval's ``hf`` model.
 
         Raises:
             BadArgument: the tokenizer has no template, or its template refuses these roles.
@@ -303,9 +303,8 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         """[requests] greedy continuations, cut before their first stop string.
 
         Raises:
-            BadArgument: a request for sampling or for anything else beyond greedy decoding, or for more new tokens than
-            the
-                model has positions.
+            BadArgument: a request for sampling or another option than greedy decoding has, or for more new tokens than
+                the model has positions.
         """
         generations = [self._generation(*request.args[:2]) for request in requests]
         generation_keys = [request for request, _ in generations]
@@ -326,13 +325,17 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return written
 
     def _as_written(self, context: Sequence[int], text: str) -> TokenSequence:
-        """A context and the text after it; an empty text is the end-of-text token that ended it."""
+        """Tokens of a context and its continuation; an empty ``text`` stands for the end-of-text token."""
         new = self.tokenizer.encode(text, add_special_tokens=False) or [self.eot_token_id]
         tokens = np.array([*context, *new][: self.max_length + 1], dtype=np.int64)
         return TokenSequence(tokens, len(context) - 1)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Refuse lm-eval's request cache, whose keys do not name the model."""
+        """Reject lm-eval's request cache, whose keys do not name the model.
+
+        Raises:
+            BadArgument: always.
+        """
         raise BadArgument(
             "use_cache",
             "a file",
@@ -341,13 +344,13 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """Model information that lm-eval writes beside its results."""
+        """Information about the model, which lm-eval stores with its results."""
         return {**self._identity(), "batch_size": self.batch_size, "max_length": self.max_length}
 
     # ------------------------------------------------------------ private
 
     def _identity(self) -> dict[str, Any]:
-        """Everything that results depend on, except the request itself."""
+        """Everything that results depend on, except the request."""
         return {
             "model": self.loaded.name,
             "fingerprint": self.loaded.fingerprint,
@@ -372,7 +375,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     def _generation(
         self, context: str, settings: dict[str, Any]
     ) -> tuple[tuple[tuple[int, ...], tuple[str, ...], int], bool]:
-        """(context cut on the left, stop strings, new tokens) of a request, and whether something was cut off."""
+        """(context cut on the left, stop strings, number of new tokens) of a request, and whether it was cut."""
         settings_given = normalize_gen_kwargs(settings, self.max_gen_toks)
         stops = handle_stop_sequences(settings_given.pop("until", None), eos=self.tokenizer.decode([self.eot_token_id]))
         max_new = int(settings_given.pop("max_gen_toks"))
@@ -388,7 +391,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return (tuple(tokens[-room:]), tuple(stops), max_new), len(tokens) > room
 
     def _count_cut(self, requests: Sequence[Instance], shortened: Sequence[bool]) -> None:
-        """Add to ``cut``, with one warning per task."""
+        """Count shortened contexts in ``cut``, with one warning per task."""
         tasks = [getattr(request, "task_name", None) or "requests without a task" for request in requests]
         for task, count in Counter(task for task, was in zip(tasks, shortened, strict=True) if was).items():
             self.cut[task] = self.cut.get(task, 0) + count
@@ -423,7 +426,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return WalkedDecoder(self.stepper, self.point, max_rows=rows)
 
     def _batches(self, items: Iterable[T], length_of: Callable[[T], int]) -> Iterator[list[T]]:
-        """Batches by falling length: the largest comes first, so memory runs out at once or not at all."""
+        """Batches in order of falling length, so that memory runs out in the first batch or never."""
         batch: list[T] = []
         for item in sorted(items, key=length_of, reverse=True):
             if batch and len(batch) == (self.batch_size or self._rows_of(length_of(batch[0]))):
@@ -439,7 +442,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return rows if self._most_rows is None else min(rows, self._most_rows)
 
     def _known(self) -> dict[str, Any]:
-        """Results so far: the journal's, or none."""
+        """Results of the journal; empty without one."""
         return {} if self._journal is None else self._journal.results
 
     def _keep(self, results_so_far: dict[str, Any], results: Iterable[tuple[str, Any]]) -> None:
@@ -458,7 +461,7 @@ def _sorted_groups(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tupl
         yield value, list(group)
 
 
-# Arguments that lm-eval's command passes to any model, which `--model_args` may name.
+# names that lm-eval's `--model_args` may use
 ARGUMENTS = (
     "pretrained", "profile", "margin", "batch_size", "max_batch_size", "max_length", "add_bos_token", "journal",
     "device", "dtype", "revision",
@@ -466,7 +469,7 @@ ARGUMENTS = (
 
 
 def _argument_remedy(others: dict[str, Any]) -> str:
-    """Remedy for arguments of lm-eval's other models."""
+    """What to do about arguments that only other models of lm-eval have."""
     if "trust_remote_code" in others:
         return "leave --trust_remote_code out: model families are walked by code of this package, never by theirs"
     return suggest_nearest(min(others), ARGUMENTS) or "leave the others out"

@@ -1,24 +1,24 @@
 """Sandbox for an untrusted program, such as a model's answer to a programming task.
 
-``run_program`` gives the program one process and one thread on Linux with
+``run_program`` runs the program on Linux as one process with one thread and with
 
-- its own file system: the interpreter, its standard library and the system's libraries, all read-only, and one empty
-  scratch folder in memory, which is its cwd, HOME and TMPDIR; no /proc, no site-packages,
-- its own user, mount, pid, network, ipc, uts and cgroup namespaces, no privilege, no way to gain one,
-- a system-call filter against new processes, sockets, uncounted memory and calls that often have holes,
-- limits on memory, CPU time, file size and open files; a wall clock that kills every process of the sandbox,
-- an environment of five fixed variables; bounded output.
+- its own file system: the interpreter, its standard library and the system libraries, all read-only, and an empty
+  scratch folder in memory, which is its cwd, HOME and TMPDIR. There is no /proc and no site-packages.
+- its own user, mount, pid, network, ipc, uts and cgroup namespaces, without privileges or a way to gain them.
+- a system-call filter against new processes, sockets, memory outside RLIMIT_AS, and calls with frequent holes.
+- limits on memory, CPU time, file size, open files and output, and a wall-clock limit that kills the whole sandbox.
+- an environment of five fixed variables.
 
-There are two backends: ``namespaces`` uses the kernel's calls, ``bwrap`` uses bubblewrap, for systems that permit
-namespaces to bubblewrap only. A backend is available once it has run a program that tries all of the above (``PROBE``)
-and every attempt failed. Without a backend ``run_program`` raises SandboxUnavailable: code is confined or not executed.
+There are two backends. ``namespaces`` calls the kernel itself. ``bwrap`` uses bubblewrap, for systems that allow only
+bubblewrap to create namespaces. A backend is available if a program that tries to break out (``PROBE``) fails at every
+attempt. Without an available backend ``run_program`` raises SandboxUnavailable and runs nothing.
 
-``check_program`` decides whether a function of such a program is right. The trusted check runs in a second confined
-process and calls the function through pipes; only plain values come back (``sandbox_protocol``). The verdict is the
-exit code of the check's process, which the program cannot affect: neither by code that runs after a failed assert, nor
-by a result that equals everything, nor by the interpreter's memory. It can only answer the calls correctly.
+``check_program`` decides whether a function of a program is right. The trusted check runs in a second confined process,
+calls the function through pipes and receives plain values (``sandbox_protocol``). The verdict is the exit code of the
+check's process. The program can change it only by answering the calls correctly: neither by code that runs after a
+failed assert, nor by a result that equals everything, nor through the interpreter's memory.
 
-The caller must ask the user for permission to run code.
+The caller must ask the user for permission to run generated code.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ FILE_BYTES = 8 << 20
 OPEN_FILES = 64
 LEAST_MEMORY_BYTES = 64 << 20  # with less the interpreter itself does not start
 NOBODY = 65534
-EXIT_GRACE_S = 0.5  # for an unresponsive program to end, so that its own exit code is known
+EXIT_GRACE_S = 0.5  # wait for an unresponsive program to end, to learn its exit code
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
     "PATH": "/nonexistent",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict between runs
+    "PYTHONHASHSEED": "0",  # a fixed order of sets, so that repeated runs have one verdict
 }
 
 # Succeeds only if the sandbox refuses every attempt.
@@ -86,7 +86,7 @@ open("file", "w").write("text")
 
 
 class SandboxUnavailable(EmadError):
-    """This machine cannot confine a program, so the program is not run."""
+    """This machine cannot confine a program, so no program is run."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class SandboxResult:
     """How a program ended.
 
     ``outcome``    ``passed``: the check ran to its last line (``check_program`` only). ``ended``: exit code 0.
-                   ``failed``: an exception, or a wrong answer. ``timeout``: wall-clock or CPU time was up. ``memory``:
-                   a MemoryError. ``killed``: a signal, usually a crash. The last four follow from the program's own
-                   exit code, so a hostile program can choose among them.
-    ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced; ``stderr`` includes that of a
-                   check that did not pass.
+                   ``failed``: an exception or a wrong answer. ``timeout``: wall-clock or CPU limit. ``memory``:
+                   MemoryError. ``killed``: a signal, usually a crash. A hostile program can choose among the last
+                   four by its exit code.
+    ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced. ``stderr`` includes that of a
+                   failed check.
     ``exit_code``  0 if passed, 128 + signal if killed, None after the wall-clock limit.
     ``truncated``  whether output was dropped.
     """
@@ -113,14 +113,14 @@ class SandboxResult:
 def run_program(
     source: str, *, seconds: float = 5.0, memory_bytes: int = 512 << 20, output_bytes: int = 64 << 10
 ) -> SandboxResult:
-    """Run Python ``source`` in the sandbox, for at most ``seconds`` of wall-clock time, interpreter start included.
+    """Run Python ``source`` in the sandbox for at most ``seconds`` of wall-clock time, including interpreter start.
 
-    ``memory_bytes`` limits the address space of the process; files in memory may take ``SCRATCH_BYTES`` more.
-    The program is killed when its caller dies (bwrap misses that for a moment at its start).
+    ``memory_bytes`` limits the address space of the process; files in the scratch folder may take ``SCRATCH_BYTES``
+    more. The program is killed if its caller dies, except for a moment while bwrap starts.
 
     Raises:
-        SandboxUnavailable: no backend confines on this machine (``sandbox_obstacle()`` says why), or it failed.
-        BadArgument: ``seconds`` or ``output_bytes`` out of range, or less memory than an interpreter needs.
+        SandboxUnavailable: no backend is available (``sandbox_obstacle()`` returns the reason), or it failed.
+        BadArgument: ``seconds`` or ``output_bytes`` out of range, or less memory than the interpreter needs.
     """
     return run_in(available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
 
@@ -157,7 +157,12 @@ def check_program(
 
 
 def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
-    """The first backend that confines programs here. Raises SandboxUnavailable, and BadArgument for invalid limits."""
+    """The first available backend.
+
+    Raises:
+        SandboxUnavailable: there is none.
+        BadArgument: invalid limits.
+    """
     if not (0 < seconds < math.inf):
         raise BadArgument("seconds", seconds, "a positive, finite time")
     if memory_bytes < LEAST_MEMORY_BYTES:
@@ -171,7 +176,7 @@ def available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> S
 
 
 def sandbox_obstacle() -> str:
-    """ "" if programs can be confined here, else what each backend lacks, and the remedy."""
+    """Why no backend is available, and the remedy; "" if one is."""
     refusals = {backend.name: backend_refusal(backend) for backend in BACKENDS}
     if not all(refusals.values()):
         return ""
@@ -201,19 +206,19 @@ class SandboxPlan:
     view: FilesystemView
     command: tuple[str, ...]
     staging: str  # an empty mount point for the new root; nothing is ever written into it
-    report: int  # stream of the backend's reports about the program's end, as lines of JSON
-    filter: int  # the compiled system-call filter
-    caller: int  # the process whose end also ends the program
+    report: int  # descriptor to which the backend writes how the program ended, as lines of JSON
+    filter: int  # descriptor of the compiled system-call filter
+    caller: int  # pid of the calling process; the program is killed when it ends
 
 
 def interpreter() -> str:
-    """The real executable, not a virtual environment's link, since it finds its library relative to itself."""
+    """Path of the real executable, not a link of a virtual environment: it finds its library relative to itself."""
     return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 @cache
 def filesystem_view() -> FilesystemView:
-    """The interpreter, its library folder, the system's libraries; installed packages hidden."""
+    """The interpreter, its library folder and the system libraries, without installed packages."""
     prefixes = {str(Path(prefix).resolve()) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     folders = system + [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in ("lib", sys.platlibdir)]
@@ -233,13 +238,13 @@ def filesystem_view() -> FilesystemView:
 
 
 def process_limits(seconds: float, memory_bytes: int) -> dict[str, int]:
-    """Per process; only one process is possible, so also per program."""
+    """Limits of setrlimit by name. They hold per process, and the program has only one."""
     return {
         "RLIMIT_AS": memory_bytes,
-        "RLIMIT_CPU": math.ceil(seconds) + 1,  # the wall clock ends first; this applies if the caller has died
+        "RLIMIT_CPU": math.ceil(seconds) + 1,  # for a dead caller; else the wall-clock limit comes first
         "RLIMIT_FSIZE": FILE_BYTES,
         "RLIMIT_NOFILE": OPEN_FILES,
-        "RLIMIT_NPROC": 16,  # a second barrier: the filter already refuses the first new process
+        "RLIMIT_NPROC": 16,  # second barrier; the filter already refuses new processes
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_CORE": 0,
@@ -269,7 +274,7 @@ def check_in(
         words, others = ["check", task.name], [into_calls, answers]
         judge = stack.enter_context(start_confined(backend, bounds, words, trusted, others))
         for end_of_pipe in (*channels, *others):
-            end_of_pipe.close()  # now only the two processes hold them: when one ends, the other notices
+            end_of_pipe.close()  # only the two processes keep them open, so each notices when the other ends
         in_time = collect([judged, judge], bounds.deadline)
         own = judged.exit_code() if in_time and judged.has_ended else None
         code = judge.exit_code() if in_time else None
@@ -278,9 +283,8 @@ def check_in(
     truncated = judged.truncated or judge.truncated
     if code == sandbox_protocol.PASSED:
         return SandboxResult("passed", judged.stdout, judged.stderr, 0, truncated)
-    code = (
-        code if own in (None, sandbox_protocol.OVER) else own
-    )  # a program that outlived its check failed in the check
+    if own not in (None, sandbox_protocol.OVER):  # otherwise the program outlived its check, which failed
+        code = own
     return SandboxResult(
         failed_ending(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated
     )
@@ -300,7 +304,7 @@ def as_bytes(source: str) -> bytes:
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """``deadline``: of ``time.monotonic``. ``limits``: of setrlimit, by name. ``output_bytes``: kept of each stream."""
+    """``deadline`` of ``time.monotonic``, ``limits`` of setrlimit by name, ``output_bytes`` to keep of each stream."""
 
     deadline: float
     limits: dict[str, int]
@@ -309,7 +313,7 @@ class ResourceLimits:
 
 @dataclass
 class ConfinedProcess:
-    """A confined process. ``room``: stream descriptor → further bytes of it to keep."""
+    """A confined process. ``room``: stream descriptor → number of bytes still to keep."""
 
     backend: SandboxBackend
     process: subprocess.Popen[bytes]
@@ -346,7 +350,7 @@ class ConfinedProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the backend has reported that the program ended by itself or could not start."""
+        """Whether the backend reported that the program ended by itself or failed to start."""
         return bool(self._told)
 
     @property
@@ -383,9 +387,10 @@ def start_confined(
     content: bytes,
     channels: Sequence[IO[bytes]] = (),
 ) -> Iterator[ConfinedProcess]:
-    """Start a process in a role of ``sandbox_protocol`` (``words``: role and name); end it at the end of the block.
+    """Run a confined process for the block.
 
-    ``content``: its standard input. ``channels``: open files that it inherits.
+    ``words``: its role in ``sandbox_protocol``, and the role's arguments. ``content``: its standard input.
+    ``channels``: open files that it inherits.
     """
     role, *rest = words
     limits = " ".join(f"{name}={value}" for name, value in require_settable(bounds.limits).items())
@@ -410,7 +415,7 @@ def start_confined(
         assert process.stderr is not None
         stack.enter_context(process.stdout)
         stack.enter_context(process.stderr)
-        reporting.close()  # only the backend's copy is left: its end closes the stream
+        reporting.close()  # only the backend keeps it open, so the stream ends with the backend
         room = {process.stdout.fileno(): bounds.output_bytes, process.stderr.fileno(): bounds.output_bytes}
         running = ConfinedProcess(backend, process, report.fileno(), room | {report.fileno(): 4096})
         stack.callback(running.end)
@@ -419,15 +424,15 @@ def start_confined(
 
 @cache
 def launcher() -> str:
-    """The source of ``sandbox_protocol``, and the call that starts it."""
+    """Source text that defines ``sandbox_protocol`` and starts it."""
     return f"{Path(sandbox_protocol.__file__).read_text(encoding='utf-8')}\nbegin(*sys.argv[1:])\n"
 
 
 def collect(running: Sequence[ConfinedProcess], deadline: float) -> bool:
-    """Read every stream to its end; end all processes at the deadline, or when the last of them has ended.
+    """Read every stream to its end; kill all processes at the deadline or when the last of ``running`` has ended.
 
-    Returns whether the last ended in time. A process that left it without an answer may be about to end, and gets
-    ``EXIT_GRACE_S`` to do so.
+    Returns whether the last one ended in time. If it ended because another process did not answer, that process gets
+    ``EXIT_GRACE_S`` to end by itself.
     """
     *others, last = running
     ends, in_time = deadline, False
@@ -464,8 +469,12 @@ def failed_ending(code: int | None) -> Ending:
 
 
 def require_settable(limits: dict[str, int]) -> dict[str, int]:
-    """``limits``, if this process may set them: otherwise its own lower limit would be taken for the program's."""
-    import resource  # missing on Windows, where this module must still report its availability
+    """Return ``limits`` if this process may set them; a lower limit of its own would be mistaken for the program's.
+
+    Raises:
+        SandboxUnavailable: a hard limit of this process is lower.
+    """
+    import resource  # missing on Windows, where this module must still be importable
 
     for name, value in limits.items():
         hard = resource.getrlimit(getattr(resource, name))[1]
@@ -490,7 +499,7 @@ def sealed_file(name: str, content: bytes) -> Iterator[Any]:
 
 
 def namespaces_command(plan: SandboxPlan) -> list[str]:
-    """Command that runs this module in a new process, without threads and open files of the caller."""
+    """Command that runs ``enter`` in a new process, which has no threads and no open files of the caller."""
     root = str(Path(__file__).resolve().parents[2])
     entry = f"import sys; sys.path.append({root!r}); from emad_ref.tasks.sandbox import enter; enter(sys.argv[1])"
     return [interpreter(), "-IS", "-c", entry, json.dumps(asdict(plan))]
@@ -516,7 +525,7 @@ def bwrap_command(plan: SandboxPlan) -> list[str]:
 
 @dataclass(frozen=True)
 class SandboxBackend:
-    """A backend. ``command`` gives the command line of a plan; it raises SandboxUnavailable for a missing program."""
+    """A backend. ``command`` returns the command line of a plan, or raises SandboxUnavailable without its program."""
 
     name: str
     command: Callable[[SandboxPlan], list[str]]
@@ -527,13 +536,13 @@ BACKENDS = (SandboxBackend("namespaces", namespaces_command), SandboxBackend("bw
 
 @cache
 def backend_refusal(backend: SandboxBackend) -> str:
-    """ "" if ``backend`` refused everything that the probe tried, else the reason."""
+    """Why ``backend`` is not available; "" if it is, that is, if every attempt of ``PROBE`` failed."""
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
     if platform.machine() not in MACHINES:
         return f"no system-call filter for {platform.machine()}, only for {', '.join(MACHINES)}"
     with tempfile.NamedTemporaryFile() as outside:
-        os.chmod(outside.name, 0o644)  # readable for all: only the sandbox hides it
+        os.chmod(outside.name, 0o644)  # readable for all, so that only the sandbox can hide it
         probe = PROBE.format(outside=outside.name, parent=os.getpid())
         try:
             result = run_in(backend, probe, seconds=20.0, memory_bytes=512 << 20, output_bytes=4096)
@@ -550,7 +559,7 @@ def backend_refusal(backend: SandboxBackend) -> str:
 
 @dataclass(frozen=True)
 class SeccompTarget:
-    """An architecture: its audit number in the kernel, its pivot_root call, its column of ``REFUSED``."""
+    """An architecture: its audit number in the kernel, number of pivot_root, and column of ``REFUSED``."""
 
     audit: int
     pivot_root: int
@@ -558,38 +567,38 @@ class SeccompTarget:
 
 
 MACHINES = {"x86_64": SeccompTarget(0xC000003E, 155, 0), "aarch64": SeccompTarget(0xC00000B7, 41, 1)}
-# Only calls that an unprivileged process could use: the kernel itself refuses mount, chroot, reboot …
+# call → its number on each machine. Calls that need privileges, such as mount and reboot, the kernel refuses itself.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
-    "clone": (56, 220),  # one process: its limits are the program's
+    "clone": (56, 220),  # limits hold per process, so the program may have only one
     "clone3": (435, 435),
     "fork": (57, None),
     "vfork": (58, None),
-    "unshare": (272, 97),  # a new namespace would give privilege inside it
+    "unshare": (272, 97),  # a new user namespace grants privileges inside it
     "setns": (308, 268),
-    "socket": (41, 198),  # the network namespace does not cover vsock: a virtual machine's host would be reachable
-    "io_uring_setup": (425, 425),  # makes calls that bypass the filter
-    "shmget": (29, 194),  # memory that RLIMIT_AS does not count
+    "socket": (41, 198),  # a network namespace does not cover vsock, which reaches the host of a virtual machine
+    "io_uring_setup": (425, 425),  # its calls bypass the filter
+    "shmget": (29, 194),  # memory outside RLIMIT_AS
     "semget": (64, 190),
     "msgget": (68, 186),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    "ptrace": (101, 117),  # the first process of its namespace keeps privileges
+    "ptrace": (101, 117),  # the first process of the namespace is privileged
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "add_key": (248, 217),  # keyrings are inherited
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    "perf_event_open": (298, 241),  # known for many kernel holes
+    "perf_event_open": (298, 241),  # many past kernel holes
     "bpf": (321, 280),
     "userfaultfd": (323, 282),
 }
 LOAD, EQUALS, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # classic BPF
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
-X32 = 0x40000000  # x86-64's second table of the same calls; no number of another architecture is that high
+X32 = 0x40000000  # bit of the x32 system-call table of x86-64; no other architecture has such high numbers
 
 
 def system_call_filter(machine: str) -> bytes:
-    """The filter as ``struct sock_filter[]``: calls of another table kill, refused calls give EPERM, others pass."""
+    """The filter as ``struct sock_filter[]``: refused calls return EPERM, calls of another table kill the process."""
     here = MACHINES[machine]
     steps = [(LOAD, 0, 0, 4), (EQUALS, 1, 0, here.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
@@ -604,16 +613,19 @@ def system_call_filter(machine: str) -> bytes:
 NEW_USER, NEW_MOUNT = 0x10000000, 0x00020000
 NAMESPACES = NEW_MOUNT | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # cgroup, uts, ipc, pid, net
 NO_SUID, NO_DEV, NO_EXEC, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18  # flags of mount(2)
-READ_ONLY = 1  # attributes of mount_setattr(2) have the same numbers as these four flags of mount(2)
+READ_ONLY = 1  # mount_setattr(2) has the same numbers for READ_ONLY, NO_SUID, NO_DEV and NO_EXEC
 
 
 def enter(plan_json: str) -> NoReturn:
-    """Outer process → first process of the new namespaces → the program. The second reports to the caller."""
+    """Run the program of a plan in new namespaces and report its exit code to the caller.
+
+    This process forks the first process of the namespaces, which forks the program, waits for it, and reports.
+    """
     plan = json.loads(plan_json)
     os.umask(0o022)
     try:
         privileged = leave_namespaces()
-        die_with_parent()  # only now: the kernel drops it when credentials change
+        die_with_parent()  # after leave_namespaces: the kernel drops this setting when credentials change
         if os.getppid() != plan["caller"]:
             os._exit(0)  # the caller died before that
         outside, alive = os.pipe()
@@ -624,7 +636,7 @@ def enter(plan_json: str) -> NoReturn:
         os.close(alive)
         die_with_parent()
         if select.select([outside], [], [], 0)[0]:
-            os._exit(0)  # end of the pipe: the outer process died before that
+            os._exit(0)  # the pipe has ended: the outer process died before that
         build_root(plan["view"], plan["staging"])
         program = os.fork()
         if not program:
@@ -633,7 +645,7 @@ def enter(plan_json: str) -> NoReturn:
         report_line(plan, {"exit-code": status if status >= 0 else 128 - status})
     except SandboxUnavailable as error:
         report_line(plan, {"failed": str(error)})
-    except Exception as error:  # in any of the three processes: the caller raises it
+    except Exception as error:  # in any of the three processes; the caller raises it
         report_line(plan, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
 
@@ -643,11 +655,11 @@ def report_line(plan: dict[str, Any], what: dict[str, Any]) -> None:
 
 
 def leave_namespaces() -> bool:
-    """Enter new namespaces. True if that used root's privilege, False if it used a new user namespace."""
+    """Enter new namespaces. Returns True if that used the privilege of root, False if a new user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         if user == 0:
-            with contextlib.suppress(PermissionError):  # root of a container, perhaps without the capability
+            with contextlib.suppress(PermissionError):  # root in a container may lack the capability
                 c_call("unshare", NAMESPACES)
                 return True
         c_call("unshare", NEW_USER | NAMESPACES)
@@ -660,7 +672,7 @@ def leave_namespaces() -> bool:
 
 
 def why_no_namespaces(error: OSError) -> str:
-    """Reason in words: the kernel says "no space left on device" if an administrator set the limit to 0."""
+    """Reason in words. The kernel reports "no space left on device" if the limit of namespaces is 0."""
     if error.errno == errno.ENOSPC:
         return "user namespaces are off, or all are in use: sysctl user.max_user_namespaces says how many there may be"
     if error.errno == errno.EPERM:
@@ -669,7 +681,7 @@ def why_no_namespaces(error: OSError) -> str:
 
 
 def build_root(view: dict[str, Any], root: str) -> None:
-    """Mount the paths of ``view`` below ``root``, read-only except the scratch folder, as this process's /."""
+    """Mount the paths of ``view`` below ``root``, read-only except the scratch folder, and make ``root`` the new /."""
     mount("none", "/", "", RECURSIVE | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "mode=755,size=1m")
     for path in [*view["shared"], *view["devices"]]:
@@ -687,15 +699,13 @@ def build_root(view: dict[str, Any], root: str) -> None:
     mount("tmpfs", root + SCRATCH, "tmpfs", NO_SUID | NO_DEV | NO_EXEC, scratch)
     restrict(root, READ_ONLY | NO_SUID | NO_DEV, recursive=False)
     os.chdir(root)
-    c_call(
-        "syscall", MACHINES[platform.machine()].pivot_root, b".", b"."
-    )  # the old root is now mounted on top of the new
-    c_call("umount2", b".", 2)  # 2 = detach, busy or not
+    c_call("syscall", MACHINES[platform.machine()].pivot_root, b".", b".")  # mounts the old root on top of the new one
+    c_call("umount2", b".", 2)  # 2 = MNT_DETACH: unmount although it is busy
     os.chdir(SCRATCH)
 
 
 def create_mount_point(path: str, target: str) -> None:
-    """An empty file or folder to mount ``path`` on."""
+    """Create the empty file or folder ``target`` to mount ``path`` on."""
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:
@@ -704,10 +714,10 @@ def create_mount_point(path: str, target: str) -> None:
 
 
 def exec_program(plan: dict[str, Any], privileged: bool) -> NoReturn:
-    """Drop every privilege, install the filter, become the program. Not root after exec: capabilities are lost."""
+    """Drop all privileges, install the filter and exec the program. Exec without root drops all capabilities."""
     os.set_inheritable(plan["report"], False)
     os.set_inheritable(plan["filter"], False)
-    os.setsid()  # its signals to its group must not reach the waiting processes
+    os.setsid()  # so that signals of the program to its group do not reach the waiting processes
     if privileged:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -733,7 +743,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def restrict(target: str, attributes: int, *, recursive: bool) -> None:
-    """mount_setattr(2): unlike a remount it also reaches mounts below a mount, and keeps locked flags."""
+    """Set attributes with mount_setattr(2), which unlike a remount includes submounts and keeps locked flags."""
     request = struct.pack("=QQQQ", attributes, 0, 0, 0)
     c_call("syscall", 442, -100, os.fsencode(target), 0x8000 if recursive else 0, request, len(request))
 

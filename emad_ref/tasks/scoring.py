@@ -1,14 +1,16 @@
-"""Right or wrong under adaptive depth: examples → token sequences → correctness at any depths.
+"""Correctness of task items under adaptive depth: examples → token sequences → right or wrong at given depths.
 
-``choice``  every option is teacher-forced after the prompt and decided under the rule from the prompt's last position
-            on; the option of the highest summed log-likelihood is the answer.
-``exact``   greedy decoding gives the answer if and only if, teacher-forced on it, the argmax at D_t is the next answer
-            token at every position: as long as it has been right, the history is the same.
-``runs``    needs real decoding: ``program_passes`` on prompt + continuation + asserts.
+``choice``       Every option is teacher-forced after the prompt; the rule decides from the prompt's last position on.
+                 The answer is the option with the highest log-likelihood, summed over its tokens.
+``mean_choice``  The same with the log-likelihood divided by the number of tokens.
+``exact``        Greedy decoding writes the expected answer if and only if, under teacher forcing, the argmax at D_t is
+                 the next answer token at every position.
+``runs``         The program that greedy decoding writes must pass its asserts (``passes_asserts``).
 
-So the first two are decided at every operating point from one trace. ``program_passes`` walks the syntax tree and never
-runs generated text: functions of one argument that return an arithmetic expression, and asserts that compare a call
-with an integer; anything else fails. ``AnswerStrategy`` is the interface through which two models answer tasks.
+One trace decides all but ``runs`` at every operating point. ``program_passes`` never executes generated text. It
+evaluates the syntax tree of a small language: functions of one argument that return an arithmetic expression, and
+asserts that compare a call with an integer. Every other program fails. ``AnswerStrategy`` is the interface through
+which a pair of models answers tasks.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
-LARGEST_VALUE = 10**12  # generated text must not cause endless multiplication
+LARGEST_VALUE = 10**12  # bounds the time and memory of generated arithmetic
 
 
 class _NotInLanguage(Exception):
-    """Raised if the program is outside the little language."""
+    """Raised for a program outside the small language of ``program_passes``."""
 
 
 def program_passes(program: str) -> bool:
-    """Whether ``program`` is in the little language, holds at least one assert, and all its asserts are true."""
+    """Whether ``program`` is in the small language, has at least one assert, and all its asserts are true."""
     try:
         statements = ast.parse(program).body
         functions = {s.name: s for s in statements if isinstance(s, ast.FunctionDef)}
@@ -54,7 +56,7 @@ def program_passes(program: str) -> bool:
             return False
         return all(_assert_holds(statement.test, functions) for statement in asserts)
     except (_NotInLanguage, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # outside the language: by definition it fails
+        return False  # a program outside the language fails
 
 
 def _assert_holds(test: ast.expr, functions: dict[str, ast.FunctionDef]) -> bool:
@@ -105,7 +107,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class TaskItem:
-    """An example as tokens: ``prompt`` int64 [n], opening token included; ``continuations``, per option or answer."""
+    """An example as tokens: ``prompt`` int64 [n] with opening token; ``continuations``, one per option or answer."""
 
     example: Example
     prompt: Ints
@@ -116,7 +118,7 @@ def encode_item(example: Example, tokenizer: TextEncoder, opening: int | None) -
     """Encode an example; ``opening`` is the model's beginning-of-text id or None.
 
     Raises:
-        BadArgument: nothing to start from, an answer without tokens, or one that is not among the options.
+        BadArgument: an empty prompt, an answer without tokens, or an answer that is not among the options.
     """
     if example.options and example.answer not in example.options:
         raise BadArgument("example.answer", example.answer, f"one of the options {example.options}", "mend the task")
@@ -135,10 +137,10 @@ def encode_item(example: Example, tokenizer: TextEncoder, opening: int | None) -
 # ---------------------------------------------------------------- continuation choice: a task of any text
 
 CONTINUATION_CHOICE = "continuation choice"
-OPTIONS = 4  # a document's own continuation, and three of other documents
+OPTIONS = 4  # the true continuation and three from other documents
 CONTEXT_TOKENS, CONTINUATION_TOKENS = 32, 24
-FEWEST_DOCUMENTS = 30  # as many as a claim about documents asks for before it decides anything
-MOST_READ = 20  # documents looked at per item: a file of short ones is not read to its end
+FEWEST_DOCUMENTS = 30  # a claim about documents needs at least this many
+MOST_READ = 20  # documents read per item at most, so that a file of short documents is not read to its end
 
 
 def continuation_items(
@@ -151,14 +153,14 @@ def continuation_items(
 ) -> list[TaskItem]:
     """At most ``count`` items, one per document: which of ``OPTIONS`` pieces follows its first ``CONTEXT_TOKENS``?
 
-    The options are the next ``CONTINUATION_TOKENS`` tokens of the document, and what stands in the same place of
-    ``OPTIONS`` − 1 others, so that neither length nor place gives the answer away. Others are the next in a ring of all
-    documents in random order: each piece is right once, and wrong in ``OPTIONS`` − 1 items. Pieces equal to one that is
-    offered already are passed over.
+    One option is the document's next ``CONTINUATION_TOKENS`` tokens. The other ``OPTIONS`` − 1 are the tokens at the
+    same positions of other documents, so neither length nor position reveals the answer. The other documents are the
+    next ones in a random ring of all documents, so each piece is right once and wrong in ``OPTIONS`` − 1 items. Pieces
+    equal to an option are skipped.
 
     Args:
-        documents: int64 [n] tokens each, without an opening token. Shorter ones are left out.
-        text: which documents these are, for messages.
+        documents: int64 [n] tokens each, without an opening token. Too short ones are skipped.
+        text: name of the documents, for messages.
         opening: the model's beginning-of-text id, or None.
         rng: shuffles documents and options.
 
@@ -205,7 +207,7 @@ def _first_distinct(pieces: Iterable[str], count: int) -> list[str]:
 
 
 def _ids(tokens: Ints) -> str:
-    """Token ids as text: a piece of a document need not decode to a text that no other piece decodes to."""
+    """Token ids as text. Decoded text would not do, because different pieces may decode to the same text."""
     return " ".join(map(str, tokens.tolist()))
 
 
@@ -222,17 +224,17 @@ def token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
 
 
 def item_clusters(items: Sequence[TaskItem]) -> Ints:
-    """int64 [items] cluster numbers, equal for items of one prompt and answer, since repeats are dependent."""
+    """int64 [items] cluster numbers; items with equal prompt and answer share one, since they are dependent."""
     keys = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
     numbers: Ints = np.unique(keys, return_inverse=True)[1].astype(np.int64)
     return numbers
 
 
 def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float:
-    """Share of ``examples`` that the most frequent answer ``elsewhere`` gets right; ties go to the best one.
+    """Accuracy on ``examples`` of always giving the most frequent answer of ``elsewhere``; of ties the best one.
 
     Raises:
-        BadArgument: no examples on either side.
+        BadArgument: no examples, or none ``elsewhere``.
     """
     if not examples or not elsewhere:
         raise BadArgument("examples", (len(examples), len(elsewhere)), "at least one on either side")
@@ -243,10 +245,10 @@ def majority_accuracy(examples: Sequence[Example], elsewhere: Sequence[Example])
 
 
 def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
-    """[items] whether each is right at ``depth`` [tokens], given a ``trace`` of ``token_sequences(items)``.
+    """Whether each item is right at ``depth`` [tokens], by a ``trace`` of ``token_sequences(items)``; bool [items].
 
     Raises:
-        BadArgument: a trace or depths of other items, or an item whose program has to be generated.
+        BadArgument: a trace or depths of other items, or an item scored by ``runs``.
     """
     expected = sum(len(item.continuations) for item in items)
     if trace.sequences != expected:
@@ -262,10 +264,12 @@ def correct_items(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools
 
 
 def mark_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
-    """[items] whether each is right, given of every continuation log p in nats, and whether greedy decoding writes it.
+    """Whether each item is right; bool [items].
+
+    ``likelihood``, ``greedy``: per continuation its log-likelihood in nats, and whether greedy decoding writes it.
 
     Raises:
-        BadArgument: an item whose program has to be generated.
+        BadArgument: an item scored by ``runs``.
     """
     verdicts = np.zeros(len(items), dtype=bool)
     at = 0
@@ -286,7 +290,7 @@ def mark_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> 
 
 
 def passes_asserts(example: Example, continuation: str) -> bool:
-    """Whether prompt + greedy ``continuation`` (cut after its first line) passes the example's asserts."""
+    """Whether the prompt and the first line of the greedy ``continuation`` pass the example's asserts."""
     line, newline, _ = continuation.partition("\n")
     return bool(newline) and program_passes(example.prompt + line + "\n" + example.check)
 
@@ -296,9 +300,9 @@ Continuations = Sequence[tuple[Ints, Ints]]  # each a prompt and a continuation,
 
 @dataclass(frozen=True, eq=False)
 class WrittenAnswer:
-    """int64 [emitted] ``tokens`` of one text, and the number of them by the large model.
+    """A text by a pair: ``tokens`` int64 [emitted], of which the large model wrote ``by_large``.
 
-    ``entropy_bits`` float64 [emitted], of the model that wrote each; None if the way does not record it.
+    ``entropy_bits`` float64 [emitted]: entropy of the model that wrote each token; None if it is not recorded.
     """
 
     tokens: Ints
@@ -308,9 +312,9 @@ class WrittenAnswer:
 
 @dataclass(frozen=True, eq=False)
 class OptionScore:
-    """Score of an option by one way of answering: Σ log p in nats, and whether greedy decoding would write it.
+    """Score of an option: Σ log p in nats, and whether greedy decoding would write it.
 
-    ``written``: its tokens, by the models in charge.
+    ``written``: its tokens, and which model was active for how many.
     """
 
     log_p: float
@@ -320,7 +324,7 @@ class OptionScore:
 
 @dataclass(frozen=True)
 class AnswerStrategy:
-    """A way of answering. ``write``: texts, in order; ``read``: options likewise, None if it scores none."""
+    """How a pair answers tasks. ``write`` generates texts in order; ``read`` scores options, None if it cannot."""
 
     write: Callable[[Sequence[TextRequest]], list[WrittenAnswer]]
     read: Callable[[Continuations], list[OptionScore]] | None
