@@ -39,20 +39,20 @@ Arguments = Callable[[argparse.ArgumentParser], None]
 # heading of `emad --help` → its verbs
 VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
     "judge a model or a decoder": ((judge, judge_arguments), (serve, serve_arguments)),
-    "read what a run wrote": (
+    "read reports": (
         (report, report_arguments),
         (verify, verify_arguments),
         (compare, compare_arguments),
         (replay, replay_arguments),
     ),
-    "find an exit that works": (
+    "calibrate and search exits": (
         (screen, screen_arguments),
         (sweep, sweep_arguments),
         (calibrate, calibrate_arguments),
         (merge, merge_arguments),
         (lens, lens_arguments),
     ),
-    "look at texts": ((generate, generate_arguments), (world, world_arguments)),
+    "print text": ((generate, generate_arguments), (world, world_arguments)),
     "get models": ((fetch, fetch_arguments), (train, train_arguments)),
 }
 VERBS = tuple(verb for group in VERB_GROUPS.values() for verb in group)
