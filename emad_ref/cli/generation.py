@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Literal
 
 from emad_ref.cli.arguments import add_examples
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import DEFAULT_CORPUS, SPLITS
+from emad_ref.measurements.option_values import CORPORA
+from emad_ref.text.documents import SPLITS
 
 if TYPE_CHECKING:
     from emad_ref.decoding.streaming import StreamedToken
@@ -295,7 +296,8 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
 
 def world_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("corpus", metavar="CORPUS", help=f"{DEFAULT_CORPUS}, world:mixed, wikitext, pile, or a file or folder")
+    corpora = ", ".join(name for name in CORPORA if name != "self")
+    add("corpus", metavar="CORPUS", help=f"{corpora}, or a file or folder")
     add("--split", default="evaluate", metavar="SPLIT", help=f"one of {', '.join(SPLITS)} (default: evaluate)")
     add("--documents", type=int, default=3, metavar="N", help="number of documents (default: 3)")
     add_examples(sub, "emad world world:premise", "emad world world:mixed --split validate --documents 1")
