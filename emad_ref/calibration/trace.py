@@ -581,6 +581,48 @@ def positions_of(batch: Sequence[TokenSequence]) -> Ints:
     return np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])
 
 
+@dataclass(frozen=True, eq=False)
+class FinalReadout:
+    """States [tokens, D] after every layer of a batch, and what the last of them shows, through whatever lens.
+
+    ``log_p`` [tokens, V] of the last layer; ``columns`` [tokens] as ``readout_columns`` names them; ``divergence_nats``
+    [tokens] of the last layer from itself.
+    """
+
+    states: list[Tensor]
+    log_p: Tensor
+    columns: Mapping[str, NDArray[Any]]
+    divergence_nats: NDArray[Any]
+
+
+@torch.inference_mode()
+def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout:
+    """One forward of ``batch``, and one head. States wait for it, which are D wide: logits would be V wide.
+
+    Raises:
+        NotFinite: the last layer's logits hold NaN.
+    """
+    states, target = list(states_after(stepper, batch)), _targets(stepper, batch)
+    log_p, columns, divergence = [], [], []
+    for rows in head_blocks(stepper, len(target)):
+        logits = stepper.logits(states[-1][rows])
+        log_p.append(at_least_float32(logits).log_softmax(dim=-1))
+        columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}"))
+        divergence.append(_divergence(log_p[-1], logits))
+    joined = {name: torch.cat([each[name] for each in columns]).cpu().numpy() for name in columns[0]}
+    return FinalReadout(states, torch.cat(log_p), joined, torch.cat(divergence).cpu().numpy())
+
+
+def _targets(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
+    """int64 [tokens] the token after every decided position."""
+    return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
+
+
+def _divergence(log_p: Tensor, logits: Tensor) -> Tensor:
+    """float32 [n] KL of the readout ``logits`` [n, V] from ``log_p`` [n, V], nats."""
+    return torch.cat([divergence_nats(log_p[some], logits[some]).float() for some in row_blocks(logits)])
+
+
 @torch.inference_mode()
 def trace_batch(
     stepper: Stepper,
@@ -592,20 +634,20 @@ def trace_batch(
     divergence: bool = False,
     layers: Sequence[int] | None = None,
     sample_every: int | None = None,
+    final: FinalReadout | None = None,
 ) -> Trace:
     """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
     ``readers``: estimator → (its layers, its reader). ``observe(layer, states [tokens, D], entropy)`` is called after
     every layer that is read whole. ``rules``: rule → any point of it. ``divergence``, ``layers``, ``sample_every``: as
-    in ``take_trace``.
+    in ``take_trace``. ``final``: of this batch, if its divergences are wanted and it was read already.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
         BadArgument: ``layers`` that the model lacks, or without one that a rule reads.
     """
     counts = np.array([len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
-    following = np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])
-    target = torch.from_numpy(following).to(stepper.device)
+    target = _targets(stepper, batch)
     shape = (int(counts.sum()), stepper.layers)
     columns: dict[str, NDArray[Any]] = {
         name: np.full(shape, -1, dtype=np.int32) if name == "top1" else np.full(shape, np.nan, dtype=np.float32)
@@ -617,14 +659,10 @@ def trace_batch(
     read = _layers_to_read(stepper.layers, layers, compared)
     sampled = None if read is None or sample_every is None else _sample_positions(batch, sample_every)
     sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
-    climbed: Iterable[Tensor] = states_after(stepper, batch)
-    final: Tensor | None = None
+    if divergence and final is None:
+        final = read_final(stepper, batch)
     apart = np.full(shape, np.nan, dtype=np.float32)
-    if divergence:  # known only at the end, so states wait, which are D wide; logits would be V wide
-        climbed = list(climbed)
-        blocks = head_blocks(stepper, len(target))
-        final = torch.cat([at_least_float32(stepper.logits(climbed[-1][rows])).log_softmax(dim=-1) for rows in blocks])
-    for layer, states in enumerate(climbed, start=1):
+    for layer, states in enumerate(states_after(stepper, batch) if final is None else final.states, start=1):
         if layer in compared:
             remembered[layer] = states
         for estimator, (layers_asked, reader) in readers.items():
@@ -632,22 +670,25 @@ def trace_batch(
                 estimate = reader.read(states, list(layers_asked).index(layer)).entropy_nats
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
         whole = read is None or layer in read
-        for block in head_blocks(stepper, len(target) if whole else len(sample)):
+        known = final is not None and layer == stepper.layers
+        if final is not None and known:
+            apart[:, layer - 1] = final.divergence_nats
+            for name, column in final.columns.items():
+                columns[name][:, layer - 1] = column
+        for block in () if known else head_blocks(stepper, len(target) if whole else len(sample)):
             rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
             for name, values in readout_columns(logits, target[rows], f"after layer {layer}").items():
                 columns[name][rows, layer - 1] = values.cpu().numpy()
             if final is not None:
-                ahead = final[rows]
-                parts = [divergence_nats(ahead[some], logits[some]).float() for some in row_blocks(logits)]
-                apart[rows, layer - 1] = torch.cat(parts).cpu().numpy()
+                apart[rows, layer - 1] = _divergence(final.log_p[rows], logits).cpu().numpy()
         if observe is not None and whole:
             observe(layer, states, torch.from_numpy(columns[ENTROPY.name][:, layer - 1]))
     trace = Trace(
         **_trace_fields(columns),
         token=np.concatenate([s.tokens[s.adaptive_from : -1] for s in batch]),
-        target=following,
+        target=target.cpu().numpy(),
         position=positions_of(batch),
         starts=np.concatenate([[0], np.cumsum(counts)]),
         prompts=np.array([s.adaptive_from for s in batch]),
@@ -700,12 +741,18 @@ def stream_traces(
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {ConfidenceRule.of(point): point for point in rules}
-    readers = {
+    readers = _entropy_readers(stepper, estimators)
+    for batch in batched(sequences):
+        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
+
+
+def _entropy_readers(
+    stepper: Stepper, estimators: Mapping[Estimator, Sequence[int]]
+) -> Mapping[Estimator, tuple[Sequence[int], EntropyReader]]:
+    return {
         estimator: (tuple(layers), entropy_reader(stepper, estimator, layers))
         for estimator, layers in estimators.items()
     }
-    for batch in batched(sequences):
-        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
 
 
 def take_trace(
@@ -788,10 +835,49 @@ def assemble_trace(
     Raises:
         EmptyCorpus: no sequences.
     """
+    (trace,) = _assemble(sequences, lambda ordered: ((each,) for each in traced(ordered)), progress, file)
+    return trace
+
+
+def _assemble(
+    sequences: Iterable[TokenSequence],
+    traced: Callable[[list[TokenSequence]], Iterator[tuple[Trace, ...]]],
+    progress: str | None,
+    file: TextIO | None,
+) -> tuple[Trace, ...]:
+    """As ``assemble_trace``, of several traces at once."""
     ordered = list(sequences)
     order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
     bar = tqdm(traced([ordered[i] for i in order]), progress, disable=progress is None or None, unit="batch", file=file)
-    return concatenate_traces(list(bar)).reordered(np.argsort(order))
+    back, batches = np.argsort(order), list(bar)
+    columns = list(zip(*batches, strict=True)) if batches else [()]
+    return tuple(concatenate_traces(parts).reordered(back) for parts in columns)
+
+
+def take_trace_pair(
+    stepper: Stepper,
+    sequences: Iterable[TokenSequence],
+    lens: str,
+    *,
+    estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
+    layers: Sequence[int] | None = None,
+    progress: str | None = None,
+    file: TextIO | None = None,
+) -> tuple[Trace, Trace]:
+    """Two traces with divergences from one forward of each batch: by the model's own head, and through ``lens``.
+
+    Equal to ``take_trace(divergence=True)`` without the lens, and with it and ``estimators``; arguments and exceptions
+    as there. Both share the states and the head of the last layer.
+    """
+
+    def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
+        readers = _entropy_readers(stepper, estimators)
+        for batch in batched(ordered):
+            shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": read_final(stepper, batch)}
+            yield trace_batch(stepper, batch, **shared), trace_batch(stepper, batch, readers, lens=lens, **shared)
+
+    own, tuned = _assemble(sequences, traced, progress, file)
+    return own, tuned
 
 
 def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from emad_ref.audit.finding import Finding
 from emad_ref.calibration.profile import Profile, profile_of
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace, take_trace_pair
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument
@@ -171,11 +170,14 @@ class ExitEvaluation:
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
         fitted, lens = self.exit.fitted, self.exit.fitted.lens.digest
         gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
-        named, file = f"{self.subject.name}: {split}, {self.subject.corpus}", self.subject.progress_stream()
-        both: dict[str, Any] = {"divergence": True, "layers": self._layers_read, "file": file}
-        own = take_trace(self.subject.stepper, sequences, **both, progress=f"{named}, every readout")
-        through = take_trace(
-            self.subject.stepper, sequences, lens=lens, estimators=gate, **both, progress=f"{named}, through the lens"
+        own, through = take_trace_pair(
+            self.subject.stepper,
+            sequences,
+            lens,
+            estimators=gate,
+            layers=self._layers_read,
+            progress=f"{self.subject.name}: {split}, {self.subject.corpus}, own head and lens",
+            file=self.subject.progress_stream(),
         )
         return SplitTraces(ScreeningText(tuple(sequences)), own, through)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -21,7 +20,7 @@ from emad_ref.calibration.cached_lens import fit_cached_lens
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace_pair
 from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
@@ -288,10 +287,8 @@ def take_traces(
     model: LoadedModel, text: ScreeningText, fitted: FittedLens, lens: str, progress: str | None = None
 ) -> SplitTraces:
     """Both traces of ``text``. ``lens``: digest of the fitted lens, attached to the model's stepper."""
-    named = {name: None if progress is None else f"{progress}, {name}" for name in ("own head", "tuned lens")}
     gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
-    stepper, windows = model.stepper, text.windows
-    both: dict[str, Any] = {"divergence": True, "layers": layers_to_read(model)}
-    own = take_trace(stepper, windows, **both, progress=named["own head"])
-    tuned = take_trace(stepper, windows, lens=lens, estimators=gate, **both, progress=named["tuned lens"])
+    own, tuned = take_trace_pair(
+        model.stepper, text.windows, lens, estimators=gate, layers=layers_to_read(model), progress=progress
+    )
     return SplitTraces(text, own, tuned)

@@ -21,6 +21,7 @@ from emad_ref.calibration.trace import (
     shared_inputs,
     stream_traces,
     take_trace,
+    take_trace_pair,
     trace_batch,
     trace_stepwise,
 )
@@ -28,7 +29,7 @@ from emad_ref.calibration.windows import windows
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.point import Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.probes.lens import attached_lens
 from emad_ref.probes.signal_values import NotFinite
 from emad_ref.replay import replay, sequence_sums
@@ -82,6 +83,34 @@ def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
         concatenate_traces([plain, asked])
 
 
+@pytest.mark.parametrize("layers", [None, (2, 4)])
+def test_a_pair_of_traces_is_each_of_the_two_and_reads_the_last_head_once(stepper, monkeypatch, layers):
+    lens = attached(stepper, range(1, LAYERS), 3)
+    texts, estimators, seen = [sequence(40), sequence(30, 3)], {Estimator("topk", k=4): (2, 4)}, []
+    own = take_trace(stepper, texts, divergence=True, layers=layers)
+    tuned = take_trace(stepper, texts, lens=lens, estimators=estimators, divergence=True, layers=layers)
+    logits = CausalStepper.logits
+    monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: seen.append(len(hidden)) or logits(self, hidden))
+    pair = take_trace_pair(stepper, texts, lens, estimators=estimators, layers=layers)
+    assert sum(seen) == len(own) * (2 * len(own.read_layers or range(LAYERS)) - 1)
+    for one, expected in zip(pair, (own, tuned), strict=True):
+        assert (one.lens, one.read_layers, one.macs_per_row) == (
+            expected.lens,
+            expected.read_layers,
+            expected.macs_per_row,
+        )
+        assert set(one.estimates) == set(expected.estimates)
+        for name in ("nll_nats", "top1", "target", "starts", "divergence_nats"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(expected, name))
+        for name, column in [*expected.signals.items(), *expected.estimates.items()]:
+            np.testing.assert_array_equal({**one.signals, **one.estimates}[name], column)
+
+
+def test_a_pair_of_no_text_is_refused(stepper):
+    with pytest.raises(EmptyCorpus, match="at least one document"):
+        take_trace_pair(stepper, [], attached(stepper, range(1, LAYERS), 3))
+
+
 @pytest.mark.parametrize("divergence", [False, True])
 def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeypatch, divergence):
     """The same numbers there, nothing elsewhere; a head is run for no other layer, and no block of rows too large."""
@@ -93,7 +122,7 @@ def test_heads_are_read_after_the_layers_asked_for_and_the_last(stepper, monkeyp
     some = take_trace(stepper, texts, divergence=divergence, layers=(4, 2))
     assert some.read_layers == (2, 4, LAYERS)
     rows = len(whole)
-    assert sum(seen) == rows * (3 + divergence)
+    assert sum(seen) == rows * 3, "the divergence takes no head of its own"
     assert max(seen) <= 33
     read = np.array(some.read_layers) - 1
     for name, column in {**some.signals, "nll_nats": some.nll_nats, "top1": some.top1}.items():
