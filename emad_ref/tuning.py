@@ -16,8 +16,8 @@ from pathlib import Path
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.run import CalibrationPlan, calibrate
-from emad_ref.calibration.trace import TokenSequence, take_trace
-from emad_ref.calibration.windows import window_size, windows
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
 from emad_ref.exit_rules import default_probes

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
 from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins
-from emad_ref.calibration.trace import TokenSequence, lens_states, take_trace
+from emad_ref.calibration.trace import lens_states, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint

@@ -37,7 +37,8 @@ from emad_ref.calibration.lens_fit import (
     training_windows,
 )
 from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
-from emad_ref.calibration.trace import TokenSequence, batched, head_blocks, states_after
+from emad_ref.calibration.trace import head_blocks, states_after
+from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import capped
 from emad_ref.probes.lens import Translator, raised_dtype

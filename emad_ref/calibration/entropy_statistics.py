@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.calibration.trace import TokenSequence, Trace, positions_of, states_after
+from emad_ref.calibration.trace import Trace, states_after
+from emad_ref.calibration.windows import TokenSequence, positions_of
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import bin_index
 from emad_ref.models.stepper import Stepper

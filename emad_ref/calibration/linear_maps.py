@@ -21,7 +21,8 @@ from emad_ref.calibration.lens_fit import states_and_final
 from emad_ref.calibration.profile import require_probes
 from emad_ref.calibration.regression import RIDGE_PENALTY, Moments, reduced_rank, ridge, ridge_system
 from emad_ref.calibration.run import limit_tokens
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, states_after
+from emad_ref.calibration.trace import EmptyCorpus, states_after
+from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator

@@ -37,7 +37,8 @@ from emad_ref.calibration.profile import (
     require_probes,
     shorten,
 )
-from emad_ref.calibration.trace import TOKENS_PER_BATCH, EmptyCorpus, TokenSequence, Trace, batched, stream_traces
+from emad_ref.calibration.trace import EmptyCorpus, Trace, stream_traces
+from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import open_atomic, open_regular, parse_json, require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from emad_ref.calibration.windows import TokenSequence, batched, pad_right, positions_of, shared_inputs
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
@@ -163,7 +164,6 @@ def _write_columns(
 
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
-TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
 NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
 NO_RULES: Mapping[ConfidenceRule, OperatingPoint] = {}
 NO_READERS: Mapping[Estimator, tuple[Sequence[int], EntropyReader]] = {}
@@ -173,30 +173,6 @@ Observer = Callable[[int, Tensor, Tensor], None]
 
 class EmptyCorpus(EmadError):
     """Raised if there is no text: nothing can be calibrated or judged."""
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth.
-
-    ``document`` numbers the text it was cut from: windows of one document are not independent. ``source`` int64 [s]:
-    the encoder input of an encoder-decoder model; None for decoder-only models.
-    """
-
-    tokens: Ints
-    adaptive_from: int = 0
-    document: int = 0
-    source: Ints | None = None
-
-    @property
-    def size(self) -> int:
-        """Tokens of one forward over it."""
-        return len(self.tokens) + (0 if self.source is None else len(self.source))
-
-    @property
-    def input(self) -> bytes:
-        """Input of a forward over it: all tokens but the last, from which nothing is predicted, and the source."""
-        return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
 
 @dataclass(frozen=True)
@@ -440,47 +416,6 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
     )
 
 
-def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) -> Iterator[list[TokenSequence]]:
-    """Consecutive sequences whose padded inputs, each counted once, and decided positions stay within ``tokens``."""
-    batch: list[TokenSequence] = []
-    inputs: set[bytes] = set()
-    widest = decided = 0
-    for sequence in sequences:
-        if len(sequence.tokens) < 2:
-            raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
-        last = len(sequence.tokens) - 2
-        if not 0 <= sequence.adaptive_from <= last:
-            remedy = "nothing is decided in the sequence"
-            raise BadArgument("adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", remedy)
-        n_decided, read = last + 1 - sequence.adaptive_from, sequence.input
-        rows = len(inputs) + (read not in inputs)
-        if batch and max(max(widest, sequence.size) * rows, decided + n_decided) > tokens:
-            yield batch
-            batch, inputs, widest, decided = [], set(), 0, 0
-        batch.append(sequence)
-        inputs.add(read)
-        widest, decided = max(widest, sequence.size), decided + n_decided
-    if batch:
-        yield batch
-
-
-def pad_right(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
-    """(tokens int64 [rows, widest] padded on the right with 0, lengths int64 [rows])."""
-    lengths = np.array([len(s.tokens) for s in batch])
-    tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
-    for row, sequence in enumerate(batch):
-        tokens[row, : len(sequence.tokens)] = sequence.tokens
-    return tokens, lengths
-
-
-def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
-    """(sequences to run, the row of each of ``batch`` among them): one-token answers to one question share a row."""
-    rows: dict[bytes, int] = {}
-    place = np.array([rows.setdefault(sequence.input, len(rows)) for sequence in batch])
-    _, first = np.unique(place, return_index=True)
-    return [replace(batch[i], tokens=batch[i].tokens[:-1]) for i in first], place
-
-
 def readout_columns(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
     """``COLUMNS`` and ``LAYERWISE`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
 
@@ -574,11 +509,6 @@ def states_after(
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
         hidden, below = stepper.run(hidden, below, layer, frame, cache), layer
         yield hidden[chosen]
-
-
-def positions_of(batch: Sequence[TokenSequence]) -> Ints:
-    """int64 [tokens] of all decided positions."""
-    return np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,15 +1,15 @@
-"""Windows of text: token sequences cut from documents, each of at most the model's number of positions."""
+"""Windows of text: token sequences cut from documents, each of at most the model's number of positions; and batches."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from operator import itemgetter
 
 import numpy as np
 
-from emad_ref.calibration.trace import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.record import Ints
 from emad_ref.text.corpora import LongDocument
@@ -18,6 +18,31 @@ LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
 # Windows per document in a judged split: documents are the resampled unit, and a sample with a few long ones beside
 # many short ones says little. Calibration text is not judged, so it has no such limit.
 MOST_WINDOWS = 4
+TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth.
+
+    ``document`` numbers the text it was cut from: windows of one document are not independent. ``source`` int64 [s]:
+    the encoder input of an encoder-decoder model; None for decoder-only models.
+    """
+
+    tokens: Ints
+    adaptive_from: int = 0
+    document: int = 0
+    source: Ints | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens of one forward over it."""
+        return len(self.tokens) + (0 if self.source is None else len(self.source))
+
+    @property
+    def input(self) -> bytes:
+        """Input of a forward over it: all tokens but the last, from which nothing is predicted, and the source."""
+        return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
 
 def window_size(positions: int | None) -> int:
@@ -72,3 +97,49 @@ def round_robin_windows(cut: Iterable[TokenSequence], count: int) -> list[TokenS
         turns[window.document] += 1
     chosen = sorted(placed, key=itemgetter(0))[:count]
     return [window for _, _, window in sorted(chosen, key=itemgetter(1))]
+
+
+def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) -> Iterator[list[TokenSequence]]:
+    """Consecutive sequences whose padded inputs, each counted once, and decided positions stay within ``tokens``."""
+    batch: list[TokenSequence] = []
+    inputs: set[bytes] = set()
+    widest = decided = 0
+    for sequence in sequences:
+        if len(sequence.tokens) < 2:
+            raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
+        last = len(sequence.tokens) - 2
+        if not 0 <= sequence.adaptive_from <= last:
+            remedy = "nothing is decided in the sequence"
+            raise BadArgument("adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", remedy)
+        n_decided, read = last + 1 - sequence.adaptive_from, sequence.input
+        rows = len(inputs) + (read not in inputs)
+        if batch and max(max(widest, sequence.size) * rows, decided + n_decided) > tokens:
+            yield batch
+            batch, inputs, widest, decided = [], set(), 0, 0
+        batch.append(sequence)
+        inputs.add(read)
+        widest, decided = max(widest, sequence.size), decided + n_decided
+    if batch:
+        yield batch
+
+
+def pad_right(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
+    """(tokens int64 [rows, widest] padded on the right with 0, lengths int64 [rows])."""
+    lengths = np.array([len(s.tokens) for s in batch])
+    tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
+    for row, sequence in enumerate(batch):
+        tokens[row, : len(sequence.tokens)] = sequence.tokens
+    return tokens, lengths
+
+
+def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
+    """(sequences to run, the row of each of ``batch`` among them): one-token answers to one question share a row."""
+    rows: dict[bytes, int] = {}
+    place = np.array([rows.setdefault(sequence.input, len(rows)) for sequence in batch])
+    _, first = np.unique(place, return_index=True)
+    return [replace(batch[i], tokens=batch[i].tokens[:-1]) for i in first], place
+
+
+def positions_of(batch: Sequence[TokenSequence]) -> Ints:
+    """int64 [tokens] of all decided positions."""
+    return np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])

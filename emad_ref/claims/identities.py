@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from emad_ref.calibration.profile import profile_of
-from emad_ref.calibration.trace import (
-    TokenSequence,
-    Trace,
-    concatenate_traces,
-    stepwise_logits,
-    take_trace,
-    trace_stepwise,
-)
+from emad_ref.calibration.trace import Trace, concatenate_traces, stepwise_logits, take_trace, trace_stepwise
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.premises import with_flop_evidence
 from emad_ref.errors import BadArgument

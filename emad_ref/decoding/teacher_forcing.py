@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.trace import TokenSequence, pad_right
+from emad_ref.calibration.windows import TokenSequence, pad_right
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.step import StepOutput
 from emad_ref.protocol import Decoder, Prompt, Step

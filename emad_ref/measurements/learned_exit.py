@@ -14,7 +14,8 @@ import numpy as np
 
 from emad_ref.audit.finding import Finding
 from emad_ref.calibration.profile import Profile, profile_of
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace, take_trace_pair
+from emad_ref.calibration.trace import EmptyCorpus, take_trace, take_trace_pair
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument

@@ -20,8 +20,8 @@ from emad_ref.audit.positions import MAX_SHORT_LENGTH, short_lengths
 from emad_ref.audit.tolerances import largest_noise, tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.run import worker_traces
-from emad_ref.calibration.trace import TokenSequence, Trace, assemble_trace, take_trace
-from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, window_size, windows
+from emad_ref.calibration.trace import Trace, assemble_trace, take_trace
+from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size, windows
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError

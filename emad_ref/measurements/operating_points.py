@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import format_distinct, with_margin_text
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.task_scores import LmEvalScores, TaskScores

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import permutation_test, spearmanr
 
-from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import RULES, minimum_layers

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.exit_rules import default_probes

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.profile import BadProfile, Profile, load_profile, profile_of
 from emad_ref.calibration.regression import LinearProbeFit, correct_estimator
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import default_probes, frequency_buckets
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, ModelUnderTest
 from emad_ref.point import BinSpec, Estimator, OperatingPoint

@@ -20,7 +20,8 @@ from emad_ref.audit.oracle import replay_document
 from emad_ref.audit.work import ObservedRequest, witness
 from emad_ref.benchmark.clock import active_tracers, time_pairs
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint

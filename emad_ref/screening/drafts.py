@@ -25,7 +25,8 @@ import torch
 
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched
+from emad_ref.calibration.trace import EmptyCorpus
+from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.decoding.pair import shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from tqdm import tqdm
 
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, batches_by_length, teacher_force_batch
 from emad_ref.errors import BadArgument

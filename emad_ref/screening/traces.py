@@ -20,8 +20,8 @@ from emad_ref.calibration.cached_lens import fit_cached_lens
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace_pair
-from emad_ref.calibration.windows import MOST_WINDOWS, round_robin_windows, window_size
+from emad_ref.calibration.trace import Trace, take_trace_pair
+from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint

@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 
 from emad_ref.benchmark.flops import Flops, flops
-from emad_ref.calibration.trace import TokenSequence, Trace, batched
+from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, batches_by_length, teacher_force_batch
 from emad_ref.errors import BadArgument

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, Trace
+from emad_ref.calibration.trace import COLUMNS, Trace
+from emad_ref.calibration.windows import TOKENS_PER_BATCH
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint

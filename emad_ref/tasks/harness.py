@@ -43,7 +43,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from emad_ref.calibration.profile import load_profile
-from emad_ref.calibration.trace import TOKENS_PER_BATCH, TokenSequence
+from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, EmadError, suggest_nearest
 from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file

@@ -25,7 +25,8 @@ from typing import Protocol
 
 import numpy as np
 
-from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.prefix_tree import TextRequest
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints

@@ -20,7 +20,7 @@ from typing import Any
 
 from emad_ref.calibration.entropy_statistics import BUCKETS
 from emad_ref.calibration.run import BATCHES_PER_SHARD
-from emad_ref.calibration.trace import TOKENS_PER_BATCH
+from emad_ref.calibration.windows import TOKENS_PER_BATCH
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
 from emad_ref.workers.dispatch import UNITS_PER_WORKER, WorkerPool, dispatch_in_order

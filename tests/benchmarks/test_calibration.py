@@ -19,7 +19,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.entropy_statistics import EntropyStatistics, batch_statistics
-from emad_ref.calibration.trace import TokenSequence, states_after
+from emad_ref.calibration.trace import states_after
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of

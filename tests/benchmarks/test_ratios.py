@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from emad_ref.benchmark.clock import time_pairs
-from emad_ref.calibration.trace import TokenSequence, concatenate_traces, stream_traces
+from emad_ref.calibration.trace import concatenate_traces, stream_traces
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import TokenSequence, concatenate_traces, trace_stepwise
+from emad_ref.calibration.trace import concatenate_traces, trace_stepwise
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims import entropy_premises, identities
 from emad_ref.claims.base import Answer, ClaimContext, Question, ask, question_of
 from emad_ref.claims.identities import (

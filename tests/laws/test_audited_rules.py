@@ -16,7 +16,8 @@ from emad_ref.audit import Finding, bridge, decisions, forced, generation, rows,
 from emad_ref.audit.lens import consult
 from emad_ref.audit.oracle import ModelLens, replay_document
 from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import frequency_buckets
 from emad_ref.models.causal import CausalStepper

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.step import AdaptiveForward
 from emad_ref.exit_rules import early_exit_point, threshold_point

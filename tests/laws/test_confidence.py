@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.exit_rules import decay_factor, early_exit_point

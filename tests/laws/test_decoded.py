@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point

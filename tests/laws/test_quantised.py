@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import emad_ref
-from emad_ref.calibration.trace import TokenSequence, take_trace, trace_stepwise
+from emad_ref.calibration.trace import take_trace, trace_stepwise
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper

@@ -11,7 +11,8 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
+from emad_ref.calibration.trace import lens_logits, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration import trace as trace_module
-from emad_ref.calibration.trace import ConfidenceRule, TokenSequence, Trace, concatenate_traces, take_trace
+from emad_ref.calibration.trace import ConfidenceRule, Trace, concatenate_traces, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper

@@ -17,7 +17,8 @@ from emad_ref.audit.token_comparison import emitted_depths as golden_depths
 from emad_ref.audit.work import ObservedRequest, witness
 from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.linear_maps import fit_translators
-from emad_ref.calibration.trace import TokenSequence, lens_states, take_trace
+from emad_ref.calibration.trace import lens_states, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.matmul_counter import MatmulCounter

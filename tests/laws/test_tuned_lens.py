@@ -12,7 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate

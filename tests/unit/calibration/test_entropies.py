@@ -18,7 +18,8 @@ from emad_ref.calibration.entropy_statistics import (
     fast_entropy_nats,
     trace_statistics,
 )
-from emad_ref.calibration.trace import TokenSequence, trace_batch
+from emad_ref.calibration.trace import trace_batch
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import frequency_buckets
 from emad_ref.models.loading import LoadedModel, load

@@ -8,7 +8,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, lens_states, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, lens_states, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper

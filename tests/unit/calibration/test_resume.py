@@ -13,7 +13,8 @@ from emad_ref.calibration import run as resumable
 from emad_ref.calibration.entropy_statistics import batch_statistics
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.run import BadCheckpoint, CalibrationPlan, calibrate, limit_tokens, token_counts
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec

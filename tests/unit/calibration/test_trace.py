@@ -12,20 +12,16 @@ import torch
 from emad_ref.calibration import trace as trace_module
 from emad_ref.calibration.trace import (
     EmptyCorpus,
-    TokenSequence,
-    batched,
     concatenate_traces,
     lens_logits,
     lens_states,
-    pad_right,
-    shared_inputs,
     stream_traces,
     take_trace,
     take_trace_pair,
     trace_batch,
     trace_stepwise,
 )
-from emad_ref.calibration.windows import windows
+from emad_ref.calibration.windows import TokenSequence, batched, pad_right, shared_inputs, windows
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from emad_ref.calibration.linear_maps import fit_translators
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, states_after
+from emad_ref.calibration.trace import EmptyCorpus, states_after
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from tests.small import LAYERS, VOCABULARY, small_model

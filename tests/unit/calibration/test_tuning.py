@@ -20,7 +20,8 @@ from emad_ref.calibration import lens_fit
 from emad_ref.calibration.lens_files import BadLens, load_lens, save_lens
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
 from emad_ref.calibration.run import BadCheckpoint
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, states_after, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, states_after, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models.causal import CausalStepper

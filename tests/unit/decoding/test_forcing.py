@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force, teacher_forced_sums
 from emad_ref.models.causal import CausalStepper

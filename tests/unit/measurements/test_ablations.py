@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace
+from emad_ref.calibration.trace import Trace, lens_logits, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
 from emad_ref.measurements import ablations, traces

@@ -17,7 +17,8 @@ import transformers as hf
 import emad_ref
 from emad_ref.audit.positions import MAX_SHORT_LENGTH
 from emad_ref.calibration.profile import Profile
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims.base import RunPlan
 from emad_ref.errors import EmadError
 from emad_ref.measurements import task_scores

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import TokenSequence
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims.base import ClaimContext, ask, question_of
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule

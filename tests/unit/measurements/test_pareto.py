@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.profile import Profile, profile_of
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.measurements import pareto
 from emad_ref.measurements.pareto import (

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from emad_ref.audit.lens import LogitLens, consult
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.trace import TokenSequence
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.linear_maps import fit_gate
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper

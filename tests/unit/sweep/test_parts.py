@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from emad_ref.calibration.profile import profile_of
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.replay import replay
