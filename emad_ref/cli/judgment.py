@@ -3,8 +3,8 @@
     emad judge emad-tiny                                  # the claims of `pytest suites/claims`
     emad judge ./folder --data ./data --claims EMAD-F1,EMAD-R1
 
-Its tables are those of the suites. The exit status is 0 if no gate fails, 1 if one does or a model does not exist, and 4
-after another error.
+Its tables are those of the suites. The exit status is 0 if no gate fails, 1 if one does or a model does not exist, and
+4 after another error.
 """
 
 from __future__ import annotations
