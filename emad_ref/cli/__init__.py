@@ -23,7 +23,7 @@ from emad_ref.cli.calibration import (
 )
 from emad_ref.cli.downloads import fetch, fetch_arguments
 from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
-from emad_ref.cli.judgment import judge, judge_arguments
+from emad_ref.cli.judgment import judge, judge_arguments, same, same_arguments
 from emad_ref.cli.replay import replay, replay_arguments
 from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
 from emad_ref.cli.screening import screen, screen_arguments, sweep, sweep_arguments
@@ -38,7 +38,7 @@ Arguments = Callable[[argparse.ArgumentParser], None]
 
 # heading of `emad --help` → its verbs
 VERB_GROUPS: dict[str, tuple[tuple[Verb, Arguments], ...]] = {
-    "judge a model or a decoder": ((judge, judge_arguments), (serve, serve_arguments)),
+    "judge a model or a decoder": ((judge, judge_arguments), (same, same_arguments), (serve, serve_arguments)),
     "read reports": (
         (report, report_arguments),
         (verify, verify_arguments),

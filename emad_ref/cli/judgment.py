@@ -3,8 +3,12 @@
     emad judge emad-tiny                                  # the claims of `pytest suites/claims`
     emad judge ./folder --data ./data --claims EMAD-F1,EMAD-R1
 
-Its tables are those of the suites. The exit status is 0 if no gate fails, 1 if one does or a model does not exist, and
-4 after another error.
+Its tables are those of the suites. The exit status is 0 if no gate fails, 1 if one does, and 4 after an error.
+
+``emad same`` decides one claim, ENG-1: whether another model, or an engine, still is the model of a folder.
+
+    emad same ./llama ./llama-int8
+    emad same ./llama http://localhost:8000 --other-dtype bfloat16
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError, stop_run_on_error
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
+from emad_ref.models.names import require_available
 from emad_ref.report.deselection import NO_PAIR
 from emad_ref.report.schema import SCHEMA
 from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, gate_result
@@ -45,6 +50,7 @@ if TYPE_CHECKING:  # these import torch, which is slow; bad arguments are reject
     from emad_ref.measurements.pair import PairMeasurements
     from emad_ref.measurements.run_resources import RunResources
 
+SAME_MODEL = "ENG-1"
 SUBJECTS = ("model", "names", "pair")  # what claims are about, in the order of the suites
 GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 
@@ -56,6 +62,43 @@ def judge(args: argparse.Namespace) -> int:
     except EmadError as error:
         print_error(error)
         return USAGE_ERROR
+
+
+def same(args: argparse.Namespace) -> int:
+    """Compare a model with another one, or with an engine: KL, top-1 agreement, perplexity (claim ENG-1)."""
+    parser = argparse.ArgumentParser()
+    judge_arguments(parser)
+    request = parser.parse_args([args.model, "--claims", SAME_MODEL, "--gate-claims", SAME_MODEL])
+    for name in ("corpus", "data", "seed", "device", "dtype", "decoder_timeout"):
+        setattr(request, name, getattr(args, name))
+    request.decoder_dtype = args.other_dtype
+    try:
+        if is_address(args.other):
+            request.decoder = parse_address(args.other, Path.cwd(), "OTHER")
+        else:
+            require_available(args.other)
+            request.other = args.other
+        return _print_comparison(judge_claims(request), args.other)
+    except EmadError as error:
+        print_error(error)
+        return USAGE_ERROR
+
+
+def _print_comparison(run: ClaimRun, other: str) -> int:
+    """Print the legs and the verdict of ENG-1; return the exit status, 1 unless the models are shown to be the same."""
+    from emad_ref.report.tables import leg_rows, plain_table
+
+    (claim,) = run.report["claims"]
+    columns = ("leg", "outcome", "estimate", "[95 %]", "threshold", "unit")
+    print(plain_table([{name: row[name].text for name in columns} for row in leg_rows(claim["legs"])]))
+    answer = {"survived": "the same model", "falsified": "NOT the same model"}.get(claim["verdict"], claim["verdict"])
+    print(f"{claim['model']} and {other}: {answer} ({claim['reason']})")
+    return 0 if claim["verdict"] == "survived" else GATE_FAILED
+
+
+def is_address(text: str) -> bool:
+    """Whether ``text`` has the form of a decoder's address; any other text names a model."""
+    return text.startswith(("exec:", "tcp:", "http://", "https://"))
 
 
 def _judge(args: argparse.Namespace) -> int:
@@ -150,6 +193,7 @@ def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:
         tasks=args.tasks,
         limit=args.limit,
         allow_code_execution=args.allow_code_execution,
+        decoder_dtype=args.decoder_dtype,
     )
     for name in sorted(args.gate_claims):
         if name not in register:
@@ -247,12 +291,20 @@ def _answer_claims(
 
 
 def _decoder_host(args: argparse.Namespace, stack: ExitStack) -> RunResources:
-    """Maker of decoders: ours, or those of ``--decoder``, whose connection ``stack`` closes."""
-    from emad_ref.measurements.run_resources import RemoteDecoders, RunResources
+    """Maker of decoders: ours, those of another model, or those of ``--decoder``, whose connection ``stack`` closes."""
+    from emad_ref.measurements.run_resources import RemoteDecoders, RunResources, make_decoders_of
 
+    if args.other is not None:
+        import torch
+
+        from emad_ref.models.loading import load
+
+        other = load(args.other, device=args.device, dtype=getattr(torch, args.decoder_dtype or args.dtype))
+        return RunResources(make_decoders_of(other))
     if args.decoder is None:
         return RunResources()
-    return RunResources(stack.enter_context(closing(RemoteDecoders(args.decoder, args.decoder_timeout))).make)
+    remote = RemoteDecoders(args.decoder, args.decoder_timeout, args.decoder_dtype)
+    return RunResources(stack.enter_context(closing(remote)).make)
 
 
 def _open_pair(stack: ExitStack, plan: RunPlan, host: Any, names: tuple[str, str]) -> PairMeasurements:
@@ -264,28 +316,54 @@ def _open_pair(stack: ExitStack, plan: RunPlan, host: Any, names: tuple[str, str
     return PairMeasurements(small, large, plan.study, host, names=names, savings=savings(plan.register["EAD-F1"]))
 
 
-def judge_arguments(sub: argparse.ArgumentParser) -> None:
-    def read(reader: Callable[[str, Path, str], Any], where: str) -> Callable[[str], Any]:
-        return partial(_read_argument, reader, where)
-
+def same_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
+    add("model", type=_reader(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
+    add("other", metavar="OTHER", help=f"another model, or an engine: {ADDRESS_FORMS}")
+    _add_text_arguments(add)
+    add("--other-dtype", choices=option_values.DTYPES, metavar="DTYPE",
+        help="precision of the other model, or that the engine states (default: --dtype)")  # fmt: skip
+    add_examples(
+        sub,
+        "emad same ./llama ./llama-int8 --corpus wikitext --data ./data",
+        "emad same emad-tiny 'exec:emad serve emad-tiny'",
+        "emad same emad-tiny emad-tiny --other-dtype bfloat16 --seed 1",
+        "emad same ./llama http://localhost:8000 --other-dtype bfloat16 --decoder-timeout 60",
+    )
+
+
+def _reader(reader: Callable[[str, Path, str], Any], where: str) -> Callable[[str], Any]:
+    return partial(_read_argument, reader, where)
+
+
+def _add_text_arguments(add: Callable[..., Any]) -> None:
+    """Arguments of both verbs: the text, and how models and decoders run."""
+    add("--corpus", type=_reader(option_values.corpus, "--corpus"),
+        help=f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)")  # fmt: skip
+    add("--data", type=_reader(option_values.folder, "--data"), metavar="DIR",
+        help="folder with data sets, searched before the hub")  # fmt: skip
+    add("--seed", type=_reader(option_values.seed, "--seed"), default=0, metavar="N",
+        help="seed of texts and resampling (default: 0)")  # fmt: skip
+    add("--device", type=_reader(option_values.device, "--device"), default="cpu", metavar="DEVICE",
+        help="torch device, or auto (default: cpu)")  # fmt: skip
+    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
+    add("--decoder-timeout", type=_reader(option_values.seconds, "--decoder-timeout"), default=120.0,
+        metavar="SECONDS", help="time limit of each call to a decoder in another process (default: 120)")  # fmt: skip
+
+
+def judge_arguments(sub: argparse.ArgumentParser) -> None:
+    read = _reader
+    add = sub.add_argument
+    sub.set_defaults(other=None)
     add("model", type=read(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
     add("--claims", "--only", type=option_values.words, default=frozenset(), metavar="IDS",
         help="claims to judge, by id or pattern, e.g. EMAD-F1,EMAD-R* (default: those of suites/claims)")  # fmt: skip
-    add("--corpus", type=read(option_values.corpus, "--corpus"),
-        help=f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)")  # fmt: skip
-    add("--data", type=read(option_values.folder, "--data"), metavar="DIR",
-        help="folder with data sets, searched before the hub")  # fmt: skip
+    _add_text_arguments(add)
     add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text a run reads (default: smoke)")
-    add("--seed", type=read(option_values.seed, "--seed"), default=0, metavar="N",
-        help="seed of texts and resampling (default: 0)")  # fmt: skip
-    add("--device", type=read(option_values.device, "--device"), default="cpu", metavar="DEVICE",
-        help="torch device, or auto (default: cpu)")  # fmt: skip
-    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
     add("--decoder", type=read(parse_address, "--decoder"), metavar="ADDRESS",
         help=f"judge a decoder in another process instead of the reference decoder: {ADDRESS_FORMS}")  # fmt: skip
-    add("--decoder-timeout", type=read(option_values.seconds, "--decoder-timeout"), default=120.0, metavar="SECONDS",
-        help="time limit of each call to --decoder (default: 120)")  # fmt: skip
+    add("--decoder-dtype", choices=option_values.DTYPES, metavar="DTYPE",
+        help="precision that the decoder states, for ENG-1 and ENG-4 (default: --dtype)")  # fmt: skip
     add("--profile", type=read(option_values.file, "--profile"), metavar="FILE",
         help="calibration profile of emad calibrate (default: calibrate)")  # fmt: skip
     add("--margin", type=read(option_values.pasted(option_values.nats), "--margin"), metavar="NATS",

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +21,14 @@ from typing import TextIO
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.windows import window_size
+from emad_ref.decoding.pair import shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import ModelSpec, save_model, stored_folder
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
+from emad_ref.point import full_depth
 from emad_ref.probes.lens import copy_attachments
 from emad_ref.protocol import Decoder, ModelRef, Request, Unsupported
 from emad_ref.wire.address import Address, UrlAddress
@@ -147,6 +149,22 @@ def _reference_decoder(request: Request, loaded: LoadedModel) -> Decoder:
         raise Unsupported("the reference decoder has no exit rule of its own")
     seed, rows = request.seed, request.max_rows
     return WalkedDecoder(loaded.stepper, request.point, seed=seed, max_rows=rows, temperature=request.temperature)
+
+
+def make_decoders_of(other: LoadedModel) -> Callable[[Request], Decoder]:
+    """Return a maker of decoders that run ``other`` at full depth in place of the model of a request.
+
+    The maker raises BadArgument for models without shared ids, and Unsupported for a point with exits.
+    """
+
+    def make(request: Request) -> Decoder:
+        shared_vocabulary(judge_model() or request.model.load(), other)
+        if request.own_rule or not request.point.fixed or request.point.ceiling < request.point.layers:
+            raise Unsupported("another model is compared at full depth alone")
+        at_full_depth = replace(request, point=full_depth(other.stepper.layers))
+        return _reference_decoder(at_full_depth, other)
+
+    return make
 
 
 @dataclass(frozen=True)
