@@ -23,13 +23,13 @@ from emad_ref.cli.calibration import (
 )
 from emad_ref.cli.downloads import fetch, fetch_arguments
 from emad_ref.cli.generation import generate, generate_arguments, world, world_arguments
-from emad_ref.cli.judgment import judge, judge_arguments, same, same_arguments
+from emad_ref.cli.judgment import USAGE_ERROR, judge, judge_arguments, same, same_arguments
 from emad_ref.cli.replay import replay, replay_arguments
 from emad_ref.cli.reports import compare, compare_arguments, report, report_arguments, verify, verify_arguments
 from emad_ref.cli.screening import screen, screen_arguments, sweep, sweep_arguments
 from emad_ref.cli.server import serve, serve_arguments
-from emad_ref.console import run_command
-from emad_ref.errors import BadArgument
+from emad_ref.console import print_error, run_command
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
 from emad_ref.models.names import require_available
 
@@ -139,8 +139,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_verb(argv: Sequence[str] | None) -> int | None:
     args = parser().parse_args(argv)
-    require_bounded(args)
-    if args.run is not fetch:
-        require_models(args)
+    try:
+        require_bounded(args)
+        if args.run is not fetch:
+            require_models(args)
+    except EmadError as error:
+        if args.run not in (judge, same):  # their status 1 says that a gate failed
+            raise
+        print_error(error)
+        return USAGE_ERROR
     status: int | None = args.run(args)
     return status

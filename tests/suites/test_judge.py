@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.cli import main
+from emad_ref.measurements import model
 from emad_ref.statistics.goldens import VERDICTS
 from tests.suites.conftest import Run, only
 
@@ -128,3 +129,53 @@ def test_without_what_it_needs_one_clear_error(tiny: Path, capsys: pytest.Captur
     """A corpus of text and no tokenizer."""
     assert main(["judge", str(tiny), "--corpus", "world:mixed", "--claims", "EMAD-E1"]) == 4
     assert "came without a tokenizer" in capsys.readouterr().err
+
+
+def same(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit status and output of ``emad same``."""
+    status = main(["same", *words])
+    return status, "".join(capsys.readouterr())
+
+
+def test_a_model_is_the_same_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = same(capsys, "emad-nano", "emad-nano")
+    assert status == 0
+    assert "emad-nano and emad-nano: the same model" in text
+    assert re.search(r"^top-1 agreement +measured +1 ", text, re.MULTILINE)
+
+
+def test_few_documents_of_a_server_are_inconclusive(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "DOCUMENTS", 0)  # the budget's alone
+    status, text = same(capsys, "emad-nano", "exec:emad serve emad-nano")
+    assert status == 1
+    assert "emad-nano and exec:emad serve emad-nano: inconclusive" in text
+    assert re.search(r"^top-1 agreement +measured +1 ", text, re.MULTILINE)
+
+
+def test_other_weights_of_one_tokenizer_are_not_the_same_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "DOCUMENTS", 0)  # the budget's alone
+    status, text = same(capsys, "emad-nano", "emad-tiny")
+    assert status == 1
+    assert "emad-nano and emad-tiny: NOT the same model" in text
+    assert re.search(r"^KL at float32 +falsified ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("emad-nano", "emad-nona"), "name='emad-nona', but expected one of "),
+        (("emad-nona", "emad-nano"), "name='emad-nona', but expected one of "),
+        (("emad-nano", "emad-t5-tiny"), "but expected the same tokenizer"),
+        (("emad-nano", "http://"), "OTHER='http://', but expected http(s)://HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_compared_is_status_4(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, str], message: str
+) -> None:
+    status, text = same(capsys, *words)
+    assert status == 4
+    assert message in text
