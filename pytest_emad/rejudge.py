@@ -1,16 +1,18 @@
-"""Verdicts of every bundled model and of the pair, held against the record or put on it: one run per text and seed.
+"""Compare the verdicts of every bundled model and of the pair with the record, or record them.
 
     python -m pytest_emad.rejudge --out DIR            # exit status 0: every verdict is as recorded
-    python -m pytest_emad.rejudge --out DIR --update   # what golden/ records, read the diff before it is committed
+    python -m pytest_emad.rejudge --out DIR --update   # writes golden/; read the diff before you commit it
+    python -m pytest_emad.rejudge --out DIR smollm2-135m --data DATA
 
-Runs, from the root of a checkout: each decoder-only model on both corpora of the world, each encoder-decoder, and the
-pair, once per seed. A seed is one command where that is wanted (``--seeds 1``), and several may run at once: recording
-loses nothing. Rows on time and energy are left out, for they go on no record. An update begins from what is on record;
-where weights or rules have changed, move golden/verdicts.json away first.
+Start it in the root of a checkout. It runs pytest once per seed for each decoder-only model on both corpora of the
+world, for each encoder-decoder, and for the pair. A downloaded model, which must be named, is judged on GSM8K and
+WikiText-2 from the folder ``--data``. ``--seeds 1`` runs one seed; several commands may run at once. Claims about time
+and energy are left out, because they go on no record. An update changes the existing record: if weights or rules have
+changed, move golden/verdicts.json away first.
 
-    DIR/<run>.log   what the run said     DIR/<run>.xml   its tests, as JUnit
+    DIR/<run>.log   output of the run     DIR/<run>.xml   its tests, as JUnit
 
-Exit status: 0 all is as wanted, 1 some verdict is not as recorded or some test failed, 4 some run could not be made.
+Exit status: 0 every verdict is as recorded, 1 a verdict differs or a test failed, 4 a run could not be made.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from xml.etree import ElementTree
 
 from emad_ref.console import run_command
 from emad_ref.files import BadFile, read_json, require_writable
+from emad_ref.models.downloads import DOWNLOADS
 from emad_ref.report.parts import DECIDED_STATUSES
 from pytest_emad import subprocesses
 
 SEEDS = (0, 1, 2)  # as many as must agree
 CORPORA = ("world:premise", "world:mixed")
+NATURAL_CORPORA = ("gsm8k", "wikitext")  # of downloaded models
 JUDGED_FOLDERS = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
 PAIR_SUITES = ("claims/test_pair.py", "invariants/test_speculative.py", "fidelity/test_golden_pair.py")
 PAIR = "pair"
@@ -36,7 +40,7 @@ PAIR = "pair"
 
 @dataclass(frozen=True)
 class RejudgeRun:
-    """``model`` a bundled name, or ``PAIR``; ``corpus`` "" where the model reads pairs of its own."""
+    """``model``: a name, or ``PAIR``. ``corpus``: "" for a pair or an encoder-decoder, which read their own texts."""
 
     model: str
     corpus: str
@@ -50,7 +54,9 @@ class RejudgeRun:
 
 def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pytest_emad.rejudge", description="Hold verdicts against record.")
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"bundled names, or {PAIR} (default: all)")
+    parser.add_argument("models", nargs="*", metavar="MODEL",
+                        help=f"bundled or downloaded names, or {PAIR} (default: all but downloaded)")  # fmt: skip
+    parser.add_argument("--data", type=Path, help="folder with gsm8k/ and wikitext-2/, for downloaded models")
     parser.add_argument("--out", type=Path, required=True, help="folder of logs")
     parser.add_argument("--update", action="store_true", help="put verdicts and goldens on record instead")
     parser.add_argument("--golden", type=Path, default=Path("golden"), help="folder of the record")
@@ -63,8 +69,13 @@ def planned_runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[Rejudg
     """Every run, seed by seed: what stops early has whole seeds behind it."""
     for seed in seeds:
         for model in models:
-            corpora = ("",) if model == PAIR or _reads_pairs(model) else CORPORA
-            yield from (RejudgeRun(model, corpus, seed) for corpus in corpora)
+            yield from (RejudgeRun(model, corpus, seed) for corpus in _corpora_of(model))
+
+
+def _corpora_of(model: str) -> tuple[str, ...]:
+    if model in DOWNLOADS:
+        return NATURAL_CORPORA
+    return ("",) if model == PAIR or _reads_pairs(model) else CORPORA
 
 
 def _reads_pairs(model: str) -> bool:
@@ -81,7 +92,9 @@ def pytest_arguments(run: RejudgeRun, chosen: argparse.Namespace) -> list[str]:
     options = {"gate": "known", "golden": chosen.golden, "seed": run.seed}
     options |= {} if run.model == PAIR else {"model": run.model}
     options |= {"corpus": run.corpus} if run.corpus else {}
-    flags = ["--emad-all-claims", *(["--emad-update-golden"] if chosen.update else [])]
+    options |= {"data": chosen.data} if run.model in DOWNLOADS else {}
+    flags = [] if run.model in DOWNLOADS else ["--emad-all-claims"]  # slow claims of a large model take hours
+    flags += ["--emad-update-golden"] if chosen.update else []
     timed = ["-m", "not emad(measures=True)"]
     junit = [f"--junitxml={chosen.out / run.name}.xml"]
     return subprocesses.pytest_words([*(beside if run.model == PAIR else alone), *timed, *flags, *junit], options)
@@ -113,8 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argument_parser()
     chosen = parser.parse_args(argv)
     known = (*bundled_names(), PAIR)
-    if unknown := [name for name in chosen.models if name not in known]:
-        parser.error(f"MODEL={unknown[0]!r}, but expected one of {', '.join(known)}")
+    if unknown := [name for name in chosen.models if name not in (*known, *DOWNLOADS)]:
+        parser.error(f"MODEL={unknown[0]!r}, but expected one of {', '.join((*known, *DOWNLOADS))}")
+    if chosen.data is None and set(chosen.models) & set(DOWNLOADS):
+        parser.error("--data is missing, but a downloaded model reads gsm8k/ and wikitext-2/ there; name the folder")
     for folder in (chosen.suites, chosen.golden):
         if not folder.is_dir():
             parser.error(f"{folder} is no folder; start from the root of a checkout")

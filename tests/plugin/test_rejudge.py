@@ -84,8 +84,24 @@ def test_every_bundled_model_and_the_pair_are_asked_on_every_text() -> None:
     assert {"pair-seed-0", "pair-seed-1"} <= set(names)
 
 
+def test_a_downloaded_model_is_judged_on_natural_text_without_slow_claims(tmp_path: Path) -> None:
+    model = "smollm2-135m"
+    chosen = rejudge.argument_parser().parse_args([model, "--data", "texts", "--out", str(tmp_path)])
+    runs = list(rejudge.planned_runs(chosen.models, (0,)))
+    assert [run.name for run in runs] == [f"{model}-gsm8k-seed-0", f"{model}-wikitext-seed-0"]
+    words = rejudge.pytest_arguments(runs[0], chosen)
+    assert "--emad-all-claims" not in words
+    assert {"--emad-data=texts", "--emad-corpus=gsm8k"} <= set(words)
+    assert "--emad-all-claims" in rejudge.pytest_arguments(rejudge.RejudgeRun("emad-tiny", "world:mixed", 0), chosen)
+
+
 @pytest.mark.parametrize(
-    ("more", "said"), [(["emad-huge"], "MODEL='emad-huge'"), (["--suites", "no"], "no is no folder")]
+    ("more", "said"),
+    [
+        (["emad-huge"], "MODEL='emad-huge'"),
+        (["--suites", "no"], "no is no folder"),
+        (["smollm2-135m"], "--data is missing"),
+    ],
 )
 def test_what_is_not_there_is_refused(asked, capsys, more: list[str], said: str) -> None:
     with pytest.raises(SystemExit):
