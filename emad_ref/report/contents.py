@@ -204,7 +204,7 @@ def _model_text(model: Mapping[str, Any]) -> str:
 
 
 def _decoder_text(decoder: Mapping[str, Any]) -> str:
-    return str(decoder["name"]) if decoder["foreign"] else f"the reference decoder of this package ({decoder['name']})"
+    return str(decoder["name"]) if decoder["foreign"] else "the reference decoder of this package"
 
 
 def _state_text(report: Report) -> str:
