@@ -66,8 +66,8 @@ class Budget:
         return ", ".join(parts)
 
 
-# of each split documents on which claims are still decided; to judge on, three times METHODS' 30
-FEWEST = {"examples": 4, "calibrate": 40, "validate": 40, "evaluate": 100}
+# of each split documents on which claims are still decided; to judge on, twice METHODS' 30
+FEWEST = {"examples": 4, "calibrate": 30, "validate": 30, "evaluate": 60}
 
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
