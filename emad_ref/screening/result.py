@@ -138,7 +138,7 @@ def _no_exit(why: str) -> Recommendation:
 
 
 SCREENING_SCHEMA = 1
-MACHINE_KEYS = ("time", "threads", "drafts", "seconds")  # keys that depend on the machine
+MACHINE_KEYS = ("time", "threads", "drafts", "seconds", "predicted")  # keys that depend on the machine
 EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
     ("point", "probes", "net", "rise", "blocks")
 )  # of a row without a point
@@ -192,6 +192,7 @@ def screened_json(result: ScreeningResult, recommendation: Recommendation) -> di
         "drafts": _drafts_json(result.drafts),
         "threads": torch.get_num_threads(),
         "seconds": result.seconds,
+        "predicted": {phase: round(seconds, 1) for phase, seconds in result.predicted.items()},
         "by_clock": list(MACHINE_KEYS),
         "recommendation": recommendation.sentence,
     }

@@ -18,6 +18,7 @@ from typing import TypeVar
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
+from emad_ref.console import print_error
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
@@ -46,7 +47,15 @@ from emad_ref.screening.selection import (
     select_points,
 )
 from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
-from emad_ref.screening.timing import CandidateTime, generate_by, points_to_time, time_candidates
+from emad_ref.screening.timing import (
+    CandidateTime,
+    duration_text,
+    generate_by,
+    measure_unit_costs,
+    points_to_time,
+    predict_seconds,
+    time_candidates,
+)
 from emad_ref.screening.traces import (
     SplitTraces,
     TextSplits,
@@ -67,7 +76,7 @@ class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
     ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
-    phase → its duration.
+    phase → its duration; ``predicted``: before the first of them, by ``timing.predict_seconds``.
     """
 
     model: LoadedModel
@@ -84,6 +93,7 @@ class ScreeningResult:
     timed: list[CandidateTime]
     drafts: SelfDraftingResult
     seconds: dict[str, float]
+    predicted: dict[str, float]
 
 
 @dataclass
@@ -139,6 +149,9 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _PhaseTimer(progress), model.geometry
     texts = run("text", lambda name: read_splits(model, settings, name))
+    predicted = predict_seconds(model, texts, settings, measure_unit_costs(model, texts.choose))
+    if progress:
+        print_error(f"{model.name}: {duration_text(predicted)}")
     fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
 
@@ -183,6 +196,7 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
         timed=timed,
         drafts=drafts,
         seconds=run.seconds,
+        predicted=predicted,
     )
 
 
