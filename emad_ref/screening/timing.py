@@ -60,6 +60,11 @@ def generate_by(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
     return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
 
 
+def pairs_of(settings: ScreeningSettings) -> int:
+    """Timed pairs of a candidate and full depth, besides the one that warms up."""
+    return max(len(PROMPT_LENGTHS), settings.part(PAIRS))
+
+
 def time_candidates(
     model: LoadedModel, candidates: Mapping[str, Generate], text: ScreeningText, settings: ScreeningSettings
 ) -> list[CandidateTime]:
@@ -68,7 +73,7 @@ def time_candidates(
     Raises:
         BadArgument: as ``time_pairs``.
     """
-    pairs = max(len(PROMPT_LENGTHS), settings.part(PAIRS))
+    pairs = pairs_of(settings)
     new = min(NEW_TOKENS, model.stepper.max_positions // 2)
     prompts = list(islice(_prompts(text, model.stepper.max_positions - new), 1 + pairs))
     if not prompts or not candidates:
@@ -155,11 +160,11 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
 
 
 def _seconds(run: Callable[[], T]) -> tuple[float, T]:
-    run()
-    began = time.perf_counter()
     with torch.inference_mode():
+        run()
+        began = time.perf_counter()
         result = run()
-    return time.perf_counter() - began, result
+        return time.perf_counter() - began, result
 
 
 def predict_seconds(
@@ -188,7 +193,7 @@ def predict_seconds(
     lessons = few if read else settings.part(MAX_LESSONS)
     per_window = len(PROMPT_LENGTHS) * CONTINUED_TOKENS
     arms = 1 + CANDIDATES
-    requests = (1 + settings.part(PAIRS)) * arms * NEW_TOKENS * costs.alone
+    requests = (1 + pairs_of(settings)) * arms * NEW_TOKENS * costs.alone
     return {
         "lens": fit(calibrate, fitted, plan.steps),
         "traces": shown * (costs.forward + (1 + 2 * heads * SIGNALS) * costs.head),
