@@ -329,6 +329,7 @@ def same_arguments(sub: argparse.ArgumentParser) -> None:
         "emad same emad-tiny 'exec:emad serve emad-tiny'",
         "emad same emad-tiny emad-tiny --other-dtype bfloat16 --seed 1",
         "emad same ./llama http://localhost:8000 --other-dtype bfloat16 --decoder-timeout 60",
+        "emad same ./llama ./llama-merged --device cuda --dtype bfloat16",
     )
 
 
@@ -403,6 +404,7 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
         "emad judge emad-tiny --profile profile.json --margin 0.2 --inconclusive fail --require quality",
         "emad judge emad-tiny --exit tiny.exit --claims EMAD-X*",
         "emad judge emad-tiny --decoder 'exec:emad serve emad-tiny' --decoder-timeout 30 --gate-claims EMAD-E10",
+        "emad judge ./llama --decoder http://localhost:8000 --decoder-dtype float16 --claims ENG-*",
         "emad judge ./llama --lm-eval-tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
         "emad judge emad-tiny --claims EAD-F1 --pair emad-nano,emad-tiny",
         "emad judge emad-tiny --claims EAD-F1 --small-model emad-nano --large-model emad-tiny",

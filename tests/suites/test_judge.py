@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,9 +149,10 @@ def test_few_documents_of_a_server_are_inconclusive(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "DOCUMENTS", 0)  # the budget's alone
-    status, text = same(capsys, "emad-nano", "exec:emad serve emad-nano")
+    server = f"exec:{sys.executable} -m emad_ref serve emad-nano"
+    status, text = same(capsys, "emad-nano", server)
     assert status == 1
-    assert "emad-nano and exec:emad serve emad-nano: inconclusive" in text
+    assert f"emad-nano and {server}: inconclusive" in text
     assert re.search(r"^top-1 agreement +measured +1 ", text, re.MULTILINE)
 
 

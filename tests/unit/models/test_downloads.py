@@ -356,13 +356,15 @@ class TestBeforeTheFetch:
         [
             ("generate", "smollm2-135m", "hi"), ("calibrate", "smollm2-135m", "out.json"),
             ("sweep", "smollm2-135m"), ("judge", "emad-tiny", "--pair", "emad-nano,smollm2-135m"),
+            ("same", "emad-tiny", "smollm2-135m"), ("same", "smollm2-135m", "emad-tiny"),
             ("generate", "emad-tiny", "hi", "--small-model", "smollm2-135m"),
         ],
         ids=" ".join,
     )  # fmt: skip
     def test_so_does_every_verb(self, tmp_path: Path, words: tuple[str, ...]) -> None:
         last, error = refused(EMAD, *words, cwd=tmp_path)
-        assert last == "STATUS 1 LOADED [] CALLS 0"
+        status = 4 if words[0] in ("judge", "same") else 1  # 1 says that a gate failed
+        assert last == f"STATUS {status} LOADED [] CALLS 0"
         assert "run `emad fetch smollm2-135m` first" in error
 
     def test_a_hub_model_without_a_hub_costs_one_call(self, tmp_path: Path) -> None:
