@@ -718,7 +718,7 @@ def take_trace(
         Digest of a tuned lens attached to ``stepper``, through which all but the last layer are read, for points with
         that lens (also among ``rules``). Estimates still read the states.
     divergence : bool
-        Also record KL(p_L ‖ p_ℓ), nats: one more head per batch, with its states after all layers in memory.
+        Also record KL(p_L ‖ p_ℓ), nats: states after all layers, and the last layer's logits, of a batch in memory.
     layers : sequence of int or None
         Layers whose heads are read, besides the last; None: all. A head of a large vocabulary costs as much as several
         blocks.

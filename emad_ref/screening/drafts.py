@@ -42,14 +42,7 @@ from emad_ref.probes.lens import dtype_of
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.screening.settings import (
-    CONTINUED_TOKENS,
-    DRAFT_LENS_STEPS,
-    MAX_LESSONS,
-    MAX_WINDOWS,
-    MOST_DRAFT_LAYERS,
-    ScreeningSettings,
-)
+from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import PROMPT_LENGTHS, CandidateTime, Generate, generate_by, time_candidates
 from emad_ref.screening.traces import (
     HELD_OUT_TOKENS,
@@ -332,9 +325,12 @@ def _runs(flags: Bools) -> list[int]:
     return runs
 
 
+DRAFT_LENS_STEPS = 250  # of 512 tokens, after the closed form
+
+
 def draft_layers(layers: int) -> tuple[int, ...]:
     """Candidate layers: the first third, four at most. Each costs every drafted token its blocks."""
-    return tuple(range(1, max(1, min(MOST_DRAFT_LAYERS, layers // 3)) + 1))
+    return tuple(range(1, max(1, min(4, layers // 3)) + 1))
 
 
 def fit_draft_lens(
@@ -374,7 +370,9 @@ def fit_draft_lens(
     return fit_with_gate(model, plan, texts, progress)
 
 
+CONTINUED_TOKENS = 112
 CONTINUED_ROWS = 32
+MAX_WINDOWS, MAX_LESSONS = 64, 256  # windows to choose or to report on, and to fit on, after each prompt length
 WORTH_SPEEDUP = 1.05  # speed-up over full depth
 
 

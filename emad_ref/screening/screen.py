@@ -76,7 +76,7 @@ class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
     ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
-    phase → its duration; ``predicted``: before the first of them, by ``timing.predict_seconds``.
+    phase → its duration; ``predicted``: of the first phases, by ``timing.predict_seconds``.
     """
 
     model: LoadedModel

@@ -1,6 +1,6 @@
 """Settings of a screening, and its amounts of text: counted in documents, never in seconds.
 
-One seed reads the same text on every machine, whatever else runs there. The duration is predicted before the start
+One seed reads the same text on every machine, whatever else runs there. The duration of the first phases is predicted
 (``screening.timing``), and nothing is cut to meet it.
 """
 
@@ -17,10 +17,6 @@ DOCUMENTS = 300
 LARGE_TOKEN_FLOPS = 250e6  # of a traced token: its blocks, and a head after every probe and at the end
 FEWEST_DOCUMENTS = 200  # of a large model: the fewest with which a lossy point may be recommended
 SETTLED_DOCUMENTS = 300  # documents from which on lens, gate and drafts are fitted in their full number of steps
-DRAFT_LENS_STEPS = 250  # of 512 tokens, after the closed form
-CONTINUED_TOKENS = 112  # that the model writes after each prompt, to draft on
-MAX_WINDOWS, MAX_LESSONS = 64, 256  # windows to choose or to report drafts on, and to fit on, after each prompt length
-MOST_DRAFT_LAYERS = 4
 WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on
 
 

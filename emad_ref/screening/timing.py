@@ -1,4 +1,4 @@
-"""Times of a screening: its own, predicted from a short measurement, and those of the few candidates.
+"""Times of a screening: of its first phases, predicted from a short measurement, and of the few candidates.
 
 Requests of candidates are paired (``benchmark.clock``): each candidate and full depth continue the same prompt next to
 one another. EMAD-X3 and EMAD-X4 judge the result on more requests and against more baselines.
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from emad_ref.benchmark.clock import time_pairs
+from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
 from emad_ref.calibration.trace import head_blocks, readout_columns, states_after
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
@@ -26,14 +27,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.families import TUNED_LENS
 from emad_ref.screening.selection import SelectedPoint, SelectionRow
-from emad_ref.screening.settings import (
-    CONTINUED_TOKENS,
-    DRAFT_LENS_STEPS,
-    MAX_LESSONS,
-    MAX_WINDOWS,
-    MOST_DRAFT_LAYERS,
-    ScreeningSettings,
-)
+from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, lens_plan
 
 T = TypeVar("T")
@@ -117,26 +111,17 @@ def points_to_time(
 
 # ---------------------------------------------------------------- the screening itself
 
-MEASURED_TOKENS, MEASURED_ROWS, MEASURED_STEPS = 512, 32, 4
-DECODED_POINTS, SHOWN_POINTS = 5, 2  # decoded on certification text, and on evaluation text
-SAMPLED_HEAD = 4096  # tokens of the vocabulary that a step of a lens fit reads
+MEASURED_TOKENS = 512
 BACKWARD = 3.0  # a step with gradients, in passes without
 SIGNALS = 1.5  # a head with its divergence, in heads with signals alone
-REPLAYS = 4e-4  # seconds per token of headroom, families and intervals
 
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Seconds of a model on this machine.
-
-    ``forward``: a token in a batch, all blocks. ``head``: a row's logits with all signals. ``step``: a row's token in
-    a decoding step of ``MEASURED_ROWS`` rows. ``alone``: a token decoded alone.
-    """
+    """Seconds of a model on this machine: ``forward`` of a token in a batch, ``head`` of a row with all signals."""
 
     forward: float
     head: float
-    step: float
-    alone: float
 
 
 def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
@@ -144,72 +129,48 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     stepper, windows = model.stepper, list(text.windows)
     batch = [windows[at % len(windows)] for at in range(max(1, MEASURED_TOKENS // len(windows[0].tokens)))]
     tokens = sum(len(each.tokens) - 1 - each.adaptive_from for each in batch)
-    forward, states = _seconds(lambda: [*states_after(stepper, batch)][-1])
+    seconds = partial(_seconds, synchronize=WalkedDecoder(stepper, full_depth(stepper.layers)).synchronize)
+    forward, states = seconds(lambda: [*states_after(stepper, batch)][-1])
     rows = states[: next(head_blocks(stepper, tokens)).stop]
     target = torch.zeros(len(rows), dtype=torch.int64, device=stepper.device)
-    head, _ = _seconds(lambda: readout_columns(stepper.logits(rows), target, "after the last layer"))
-    prompts = [Prompt(windows[at % len(windows)].tokens[: PROMPT_LENGTHS[0]]) for at in range(MEASURED_ROWS)]
-    decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=MEASURED_ROWS)
-
-    def step(many: list[Prompt]) -> float:
-        """Seconds of one more token of all ``many`` prompts."""
-        longer, shorter = (_seconds(partial(decoder.generate, many, new))[0] for new in (1 + MEASURED_STEPS, 1))
-        return max(0.0, longer - shorter) / MEASURED_STEPS
-
-    return UnitCosts(forward / tokens, head / len(rows), step(prompts) / len(prompts), step(prompts[:1]))
+    head, _ = seconds(lambda: readout_columns(stepper.logits(rows), target, "after the last layer"))
+    return UnitCosts(forward / tokens, head / len(rows))
 
 
-def _seconds(run: Callable[[], T]) -> tuple[float, T]:
+def _seconds(run: Callable[[], T], synchronize: Callable[[], None]) -> tuple[float, T]:
     with torch.inference_mode():
         run()
+        synchronize()
         began = time.perf_counter()
         result = run()
+        synchronize()
         return time.perf_counter() - began, result
 
 
 def predict_seconds(
     model: LoadedModel, texts: TextSplits, settings: ScreeningSettings, costs: UnitCosts
 ) -> dict[str, float]:
-    """Predicted seconds of each phase of a screening that takes every step.
+    """Predicted seconds of the phases ``lens`` and ``traces``, from counts of tokens and heads.
 
-    Counts tokens, heads and decoding steps; what depends on the outcome is counted at its most.
+    The work of later phases depends on what these find: how many points are decoded, and at which depths.
     """
     plan, read = lens_plan(model, settings), layers_to_read(model)
     heads, fitted = len(read or range(1, model.stepper.layers)), len(plan.layers)
-    part = min(1.0, SAMPLED_HEAD / model.stepper.vocabulary)
-    calibrate, choose, certify, evaluate = (
-        each.tokens for each in (texts.calibrate, texts.choose, texts.certify, texts.evaluate)
-    )
-
-    def fit(tokens: float, layers: int, steps: int) -> float:
-        """A lens with its gate."""
-        rows = (1 - plan.held_out) * tokens
-        refined = steps * plan.tokens_per_step * (1 + BACKWARD * layers) * part * costs.head / 2
-        held_out = min(plan.held_out * tokens, plan.held_out_tokens)
-        return rows * (costs.forward + costs.head) + refined + held_out * 2 * (costs.forward + layers * costs.head)
-
-    shown = choose + evaluate
-    few = settings.part(MAX_WINDOWS)
-    lessons = few if read else settings.part(MAX_LESSONS)
-    per_window = len(PROMPT_LENGTHS) * CONTINUED_TOKENS
-    arms = 1 + CANDIDATES
-    requests = (1 + pairs_of(settings)) * arms * NEW_TOKENS * costs.alone
+    part = min(1.0, SAMPLED_TOKENS / model.stepper.vocabulary)
+    tokens, shown = texts.calibrate.tokens, texts.choose.tokens + texts.evaluate.tokens
+    training = (1 - plan.held_out) * tokens * (costs.forward + costs.head)
+    refined = plan.steps * plan.tokens_per_step * (1 + BACKWARD * fitted) * part * costs.head / 2
+    held_out = min(plan.held_out * tokens, plan.held_out_tokens) * 2 * (costs.forward + fitted * costs.head)
     return {
-        "lens": fit(calibrate, fitted, plan.steps),
+        "lens": training + refined + held_out,
         "traces": shown * (costs.forward + (1 + 2 * heads * SIGNALS) * costs.head),
-        "families": shown * REPLAYS * heads,
-        "decoding": certify * (costs.forward + costs.head)
-        + (DECODED_POINTS * certify + SHOWN_POINTS * evaluate) * costs.step,
-        "timing": requests,
-        "drafts": (lessons + 2 * few) * per_window * costs.step
-        + fit(lessons * per_window, MOST_DRAFT_LAYERS, settings.part(DRAFT_LENS_STEPS))
-        + requests,
     }
 
 
 def duration_text(predicted: Mapping[str, float]) -> str:
-    """``a screening of about 18 minutes (lens 3, traces 9, …)``; below two minutes in seconds."""
+    """``lens and traces take about 20 minutes (lens 5, traces 15); …``; below two minutes in seconds."""
     total = sum(predicted.values())
     unit, per_unit = ("seconds", 1.0) if total < 120 else ("minutes", 60.0)
     parts = ", ".join(f"{phase} {seconds / per_unit:.0f}" for phase, seconds in predicted.items())
-    return f"a screening of about {total / per_unit:.0f} {unit} ({parts})"
+    first = f"{' and '.join(predicted)} take about {total / per_unit:.0f} {unit} ({parts})"
+    return f"{first}; decoding and drafts come on top, and depend on what these find"
