@@ -27,6 +27,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -173,15 +174,30 @@ def duplicate_clusters(texts: Iterable[str]) -> Ints:
 
 # ---------------------------------------------------------------- corpora
 
-HUB_SETS = {  # repository, configuration
-    "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
-    "pile": ("NeelNanda/pile-10k", None),
-    "gsm8k": ("openai/gsm8k", "main"),
-}
-FOLDERS = {"wikitext": "wikitext-2", "pile": "pile", "gsm8k": "gsm8k"}
-FIELDS = {"gsm8k": ("question", "answer")}  # of a row, where it is not ``text`` alone
 TEXT = ("text",)
-SHARED_PARTS = {"wikitext": "validation", "gsm8k": "train"}  # of the hub, beside a part named test
+
+
+@dataclass(frozen=True)
+class PublishedCorpus:
+    """A data set in a folder of a data folder, or in a repository of the hub.
+
+    ``configuration`` of the hub; ``shared``, its part beside one named test, None if it has no test part. ``stem``: the
+    name of the file beside test.* in ``folder``. ``fields``: of a row, which make a document.
+    """
+
+    folder: str
+    repository: str
+    configuration: str | None = None
+    shared: str | None = None
+    stem: str = "valid"
+    fields: tuple[str, ...] = TEXT
+
+
+PUBLISHED = {
+    "wikitext": PublishedCorpus("wikitext-2", "Salesforce/wikitext", "wikitext-2-raw-v1", "validation"),
+    "pile": PublishedCorpus("pile", "NeelNanda/pile-10k"),
+    "gsm8k": PublishedCorpus("gsm8k", "openai/gsm8k", "main", "train", "train", ("question", "answer")),
+}
 Quarters = tuple[int, int]  # range of a source's documents, in quarters: first, and end
 WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
 WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # shares of the rest beside a test part
@@ -215,14 +231,15 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
         raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
     if split == "train":
         raise BadArgument("split", split, "calibrate, validate or evaluate", "only the world has text to train on")
-    if corpus in FOLDERS:
-        folder = data / FOLDERS[corpus] if data else None
+    if corpus in PUBLISHED:
+        published = PUBLISHED[corpus]
+        folder = data / published.folder if data else None
         if folder is not None and folder.is_dir():
-            return folder_documents(folder, split, FIELDS.get(corpus, TEXT))
-        if corpus in SHARED_PARTS:
+            return folder_documents(folder, split, published.stem, published.fields)
+        if published.shared is not None:
             if split == "evaluate":
                 return hub_documents(corpus, "test")
-            shared = list(hub_documents(corpus, SHARED_PARTS[corpus]))
+            shared = list(hub_documents(corpus, published.shared))
             return iter(shared[slice(*split_bounds(len(shared), WITHOUT_TEST[split]))])
         return split_blocks(hub_documents(corpus, "train"), split)
     if corpus in added_parts("corpora"):
@@ -236,7 +253,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if path.exists():
         kind = file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
-    names = ", ".join([*world.CORPORA, *FOLDERS, "self", *added_parts("corpora")])
+    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_parts("corpora")])
     raise BadArgument("corpus", corpus, f"one of {names}, or a path that exists", "check the spelling of the path")
 
 
@@ -263,12 +280,9 @@ def file_part(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> I
     return islice(file_documents(path, fields), first + neighbours, end)
 
 
-def folder_documents(folder: Path, split: Split, fields: Sequence[str] = TEXT) -> Iterator[str]:
-    """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused.
-
-    A corpus with ``fields`` of its own has train.* instead of valid.*.
-    """
-    stem = "test" if split == "evaluate" else "valid" if fields == TEXT else "train"
+def folder_documents(folder: Path, split: Split, stem: str = "valid", fields: Sequence[str] = TEXT) -> Iterator[str]:
+    """``evaluate`` from test.*, the other splits from halves of ``stem``.*; a folder without those names is refused."""
+    stem = "test" if split == "evaluate" else stem
     try:
         files = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
     except OSError as error:
@@ -288,7 +302,7 @@ def file_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
     return (text for text in READERS[path.suffix](path, fields) if text.strip())
 
 
-def text_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
     starts = is_heading if has_articles(path) else lambda line: not line.strip()
     return _join_lines(clean_lines(path), starts)
@@ -353,7 +367,10 @@ def row_text(row: Any, fields: Sequence[str]) -> str | None:
     return "".join(f"{field.capitalize()}: {row[field]}\n" for field in fields)
 
 
-READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
+READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[str]]] = {
+    ".txt": lambda path, fields: text_documents(path),
+    ".jsonl": jsonl_documents,
+}
 
 
 def hub_documents(corpus: str, part: str) -> Iterator[str]:
@@ -362,27 +379,37 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
     Raises:
         CorpusUnavailable: the hub, its cache and the package ``datasets`` do not give it.
     """
-    name, configuration = HUB_SETS[corpus]
+    published = PUBLISHED[corpus]
+    name, fields = published.repository, published.fields
     try:
         from datasets import load_dataset  # an extra: only this source needs it
 
         streaming = is_hub_reachable()  # an earlier download in the cache is no stream
         with nullcontext() if streaming else hub_offline():
-            rows = load_dataset(name, configuration, split=part, streaming=streaming)
+            rows = load_dataset(name, published.configuration, split=part, streaming=streaming)
         first = next(iter(rows))
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise CorpusUnavailable(
             f"corpus={corpus!r}, but {name} is out of reach ({type(error).__name__}: {error}); "
-            f"install pytest-emad[tasks], or put its files under {FOLDERS[corpus]}/ in a data folder and name that, or "
-            "choose another corpus"
+            f"install pytest-emad[tasks], or put its files under {published.folder}/ in a data folder and name that, "
+            "or choose another corpus"
         ) from error
-    fields = FIELDS.get(corpus, TEXT)
     if not set(fields) <= set(first):
         raise CorpusUnavailable(
             f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected {', '.join(map(repr, fields))}; "
             "choose another corpus"
         )
-    texts = (row_text(row, fields) or "" for row in rows)
+
+    def text_of(number: int, row: Any) -> str:
+        text = row_text(row, fields)
+        if text is None:
+            raise CorpusUnavailable(
+                f"corpus={corpus!r}: {name}, {part}, row {number} has no text as {', '.join(map(repr, fields))}; "
+                "choose another corpus"
+            )
+        return text
+
+    texts = (text_of(number, row) for number, row in enumerate(rows, start=1))
     lines = (clean_text(text, name) for text in texts if _is_clean(text, name))
     return (text for text in (join_articles(lines) if corpus == "wikitext" else lines) if text.strip())
 

@@ -304,6 +304,15 @@ def test_gsm8k_of_the_hub_reads_the_same(tmp_path, monkeypatch):
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
 
 
+def test_a_row_of_the_hub_without_its_answer_is_refused_by_number(monkeypatch):
+    rows = [solved(1), {"question": "Why?", "answer": None}]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    monkeypatch.setattr(corpora, "is_hub_reachable", lambda: True)
+    expected = "openai/gsm8k, test, row 2 has no text as 'question', 'answer'"
+    with pytest.raises(CorpusUnavailable, match=expected):
+        list(corpora.hub_documents("gsm8k", "test"))
+
+
 def test_a_row_without_its_answer_is_refused_by_line(tmp_path):
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / "test.jsonl").write_text('{"question": "Why?"}\n')
