@@ -143,10 +143,10 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
         require_bounded(args)
         if args.run is not fetch:
             require_models(args)
+        status: int | None = args.run(args)
     except EmadError as error:
         if args.run not in (judge, same):  # their status 1 says that a gate failed
             raise
         print_error(error)
         return USAGE_ERROR
-    status: int | None = args.run(args)
     return status

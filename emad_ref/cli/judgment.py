@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.arguments import add_examples
 from emad_ref.console import print_error
-from emad_ref.errors import BadArgument, EmadError, stop_run_on_error
+from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
 from emad_ref.models.names import require_available
@@ -43,7 +43,7 @@ from emad_ref.statistics.goldens import (
     require_known_verdicts,
 )
 from emad_ref.statistics.verdicts import Claim, load_register, select_ids
-from emad_ref.wire.address import ADDRESS_FORMS, parse_address
+from emad_ref.wire.address import ADDRESS_FORMS, is_address, parse_address
 
 if TYPE_CHECKING:  # these import torch, which is slow; bad arguments are rejected before
     from emad_ref.claims.base import Answer, NamedMeasurements, RunPlan
@@ -57,51 +57,6 @@ GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 
 def judge(args: argparse.Namespace) -> int:
     """Judge the claims about a model and a pair, and print the verdicts; exit status 1 if a gate fails."""
-    try:
-        return _judge(args)
-    except EmadError as error:
-        print_error(error)
-        return USAGE_ERROR
-
-
-def same(args: argparse.Namespace) -> int:
-    """Compare a model with another one, or with an engine: KL, top-1 agreement, perplexity (claim ENG-1)."""
-    parser = argparse.ArgumentParser()
-    judge_arguments(parser)
-    request = parser.parse_args([args.model, "--claims", SAME_MODEL, "--gate-claims", SAME_MODEL])
-    for name in ("corpus", "data", "seed", "device", "dtype", "decoder_timeout"):
-        setattr(request, name, getattr(args, name))
-    request.decoder_dtype = args.other_dtype
-    try:
-        if is_address(args.other):
-            request.decoder = parse_address(args.other, Path.cwd(), "OTHER")
-        else:
-            require_available(args.other)
-            request.other = args.other
-        return _print_comparison(judge_claims(request), args.other)
-    except EmadError as error:
-        print_error(error)
-        return USAGE_ERROR
-
-
-def _print_comparison(run: ClaimRun, other: str) -> int:
-    """Print the legs and the verdict of ENG-1; return the exit status, 1 unless the models are shown to be the same."""
-    from emad_ref.report.tables import leg_rows, plain_table
-
-    (claim,) = run.report["claims"]
-    columns = ("leg", "outcome", "estimate", "[95 %]", "threshold", "unit")
-    print(plain_table([{name: row[name].text for name in columns} for row in leg_rows(claim["legs"])]))
-    answer = {"survived": "the same model", "falsified": "NOT the same model"}.get(claim["verdict"], claim["verdict"])
-    print(f"{claim['model']} and {other}: {answer} ({claim['reason']})")
-    return 0 if claim["verdict"] == "survived" else GATE_FAILED
-
-
-def is_address(text: str) -> bool:
-    """Whether ``text`` has the form of a decoder's address; any other text names a model."""
-    return text.startswith(("exec:", "tcp:", "http://", "https://"))
-
-
-def _judge(args: argparse.Namespace) -> int:
     from emad_ref.report.tables import sections
 
     run = judge_claims(args)
@@ -116,6 +71,34 @@ def _judge(args: argparse.Namespace) -> int:
     for failure in run.failures:
         print_error(f"FAILED: {failure}")
     return GATE_FAILED if run.failures else 0
+
+
+def same(args: argparse.Namespace) -> int:
+    """Compare a model with another one, or with an engine: KL, top-1 agreement, perplexity (claim ENG-1)."""
+    parser = argparse.ArgumentParser()
+    judge_arguments(parser)
+    request = parser.parse_args([args.model, "--claims", SAME_MODEL, "--gate-claims", SAME_MODEL])
+    for name in ("corpus", "data", "seed", "device", "dtype", "decoder_timeout"):
+        setattr(request, name, getattr(args, name))
+    request.decoder_dtype = args.other_dtype
+    if is_address(args.other):
+        request.decoder = parse_address(args.other, Path.cwd(), "OTHER")
+    else:
+        require_available(args.other)
+        request.other = args.other
+    return _print_comparison(judge_claims(request), args.other)
+
+
+def _print_comparison(run: ClaimRun, other: str) -> int:
+    """Print the legs and the verdict of ENG-1; return the exit status, 1 unless the models are shown to be the same."""
+    from emad_ref.report.tables import leg_rows, plain_table
+
+    (claim,) = run.report["claims"]
+    columns = ("leg", "outcome", "estimate", "[95 %]", "threshold", "unit")
+    print(plain_table([{name: row[name].text for name in columns} for row in leg_rows(claim["legs"])]))
+    answer = {"survived": "the same model", "falsified": "NOT the same model"}.get(claim["verdict"], claim["verdict"])
+    print(f"{claim['model']} and {other}: {answer} ({claim['reason']})")
+    return 0 if claim["verdict"] == "survived" else GATE_FAILED
 
 
 @dataclass(frozen=True)

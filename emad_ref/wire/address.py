@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from emad_ref.errors import BadArgument
 
 ADDRESS_FORMS = "exec:COMMAND, tcp:HOST:PORT or http(s)://HOST:PORT"
+SCHEMES = ("exec", "tcp", "http", "https")
 PORTS = range(1, 65536)
 
 
@@ -56,6 +57,11 @@ class UrlAddress:
 
 WireAddress = ProgramAddress | ServerAddress
 Address = WireAddress | UrlAddress
+
+
+def is_address(text: str) -> bool:
+    """Whether ``text`` begins with the scheme of an address."""
+    return text.strip().partition(":")[0] in SCHEMES
 
 
 def parse_address(text: str, base: Path, where: str) -> Address:
