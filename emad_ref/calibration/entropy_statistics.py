@@ -355,7 +355,7 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _top1(logits: Tensor) -> Tensor:
-    return LogitsReadout(logits.float()).top2[1][:, 0].int()
+    return LogitsReadout(logits.float()).top2_logits[1][:, 0].int()
 
 
 def _top1_probability(logits: Tensor) -> Tensor:

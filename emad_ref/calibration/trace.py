@@ -600,12 +600,12 @@ def trace_batch(
                 estimate = reader.read(states, list(layers_asked).index(layer)).entropy_nats
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
         whole = read is None or layer in read
-        known = final is not None and layer == stepper.layers
-        if final is not None and known:
-            apart[:, layer - 1] = final.divergence_nats
-            for name, column in final.columns.items():
+        known = final if layer == stepper.layers else None
+        if known is not None:
+            apart[:, layer - 1] = known.divergence_nats
+            for name, column in known.columns.items():
                 columns[name][:, layer - 1] = column
-        for block in () if known else head_blocks(stepper, len(target) if whole else len(sample)):
+        for block in () if known is not None else head_blocks(stepper, len(target) if whole else len(sample)):
             rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))

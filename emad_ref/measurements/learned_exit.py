@@ -14,7 +14,7 @@ import numpy as np
 
 from emad_ref.audit.finding import Finding
 from emad_ref.calibration.profile import Profile, profile_of
-from emad_ref.calibration.trace import EmptyCorpus, take_trace, take_trace_pair
+from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
@@ -58,7 +58,7 @@ from emad_ref.screening.screen import screen
 from emad_ref.screening.selection import PointSelector, replayed_columns
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import Generate
-from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText
+from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_traces
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.components import PUBLISHED, ReadoutTraces, TunedCombination, exchange_components, gate_at_probes
@@ -169,18 +169,14 @@ class ExitEvaluation:
         return None if layers is None else tuple(sorted({*layers, *self.exit.fitted.lens.translators}))
 
     def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
-        fitted, lens = self.exit.fitted, self.exit.fitted.lens.digest
-        gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
-        own, through = take_trace_pair(
+        return take_traces(
             self.subject.stepper,
-            sequences,
-            lens,
-            estimators=gate,
-            layers=self._layers_read,
+            ScreeningText(tuple(sequences)),
+            self.exit.fitted,
+            self._layers_read,
             progress=f"{self.subject.name}: {split}, {self.subject.corpus}, own head and lens",
             file=self.subject.progress_stream(),
         )
-        return SplitTraces(ScreeningText(tuple(sequences)), own, through)
 
     @cached_property
     def full(self) -> FullDepthBaseline:

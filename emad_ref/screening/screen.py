@@ -153,10 +153,13 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
     if progress:
         print_error(f"{model.name}: {duration_text(predicted)}")
     fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
-    lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
+    attach_lens(model.stepper, fitted.lens, model.fingerprint)
+    read = layers_to_read(model)
 
     def trace_both(name: str | None) -> tuple[SplitTraces, SplitTraces, list[ExitFamily]]:
-        chosen, judged = (take_traces(model, each, fitted, lens, name) for each in (texts.choose, texts.evaluate))
+        chosen, judged = (
+            take_traces(model.stepper, each, fitted, read, name) for each in (texts.choose, texts.evaluate)
+        )
         return chosen, judged, _fit_families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)

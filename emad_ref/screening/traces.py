@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -24,6 +25,7 @@ from emad_ref.calibration.trace import Trace, take_trace_pair
 from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
+from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.lens import attach_lens, dtype_of
 from emad_ref.record import Floats
@@ -284,11 +286,16 @@ class SplitTraces:
 
 
 def take_traces(
-    model: LoadedModel, text: ScreeningText, fitted: FittedLens, lens: str, progress: str | None = None
+    stepper: Stepper,
+    text: ScreeningText,
+    fitted: FittedLens,
+    layers: Sequence[int] | None,
+    progress: str | None = None,
+    file: TextIO | None = None,
 ) -> SplitTraces:
-    """Both traces of ``text``. ``lens``: digest of the fitted lens, attached to the model's stepper."""
+    """Both traces of ``text`` after ``layers``; ``fitted`` is attached to ``stepper``. Others as in ``take_trace``."""
     gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
     own, tuned = take_trace_pair(
-        model.stepper, text.windows, lens, estimators=gate, layers=layers_to_read(model), progress=progress
+        stepper, text.windows, fitted.lens.digest, estimators=gate, layers=layers, progress=progress, file=file
     )
     return SplitTraces(text, own, tuned)
