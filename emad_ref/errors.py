@@ -35,7 +35,19 @@ class EmadError(Exception):
 
 
 class BadArgument(EmadError, ValueError):
-    """A value that cannot be accepted: ``name=value, but <expected>; <remedy>``."""
+    """A value that cannot be accepted; the message reads ``name=value, but expected …; <remedy>``.
+
+    Parameters
+    ----------
+    name : str
+        The argument, option or key.
+    value : object
+        What was given; its ``repr`` is shown, cut to 500 characters.
+    expected : str
+        What is accepted.
+    remedy : str
+        What to do about it.
+    """
 
     def __init__(self, name: str, value: object, expected: str, remedy: str = ""):
         self.name, self.value = name, value

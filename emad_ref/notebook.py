@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RunResults:
-    """A report as frames. ``report``: the mapping that ``report.json`` holds."""
+    """A report as pandas frames.
+
+    Attributes
+    ----------
+    report : dict
+        What ``report.json`` holds.
+    """
 
     report: schema.Report
 
@@ -174,17 +180,68 @@ def plot_profile(results: RunResults, model: str | None = None) -> list[Axes]:
 
 
 def plot_depth_by_position(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot depth with and without the monotone schedule along the text; parameters as ``plot_profile``."""
+    """Plot depth with and without the monotone schedule along the text.
+
+    Parameters
+    ----------
+    results : RunResults
+        Of a run that made this figure's table.
+    model : str, optional
+        The model to plot; the first that has the figure by default.
+
+    Returns
+    -------
+    list of matplotlib.axes.Axes
+
+    Raises
+    ------
+    BadArgument
+        Results without the table that the figure shows.
+    """
     return _plot(results, "depth by position", model)
 
 
 def plot_explorer(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot the depth of each token of one text at three margins; parameters as ``plot_profile``."""
+    """Plot the depth of each token of one text at three margins.
+
+    Parameters
+    ----------
+    results : RunResults
+        Of a run that made this figure's table.
+    model : str, optional
+        The model to plot; the first that has the figure by default.
+
+    Returns
+    -------
+    list of matplotlib.axes.Axes
+
+    Raises
+    ------
+    BadArgument
+        Results without the table that the figure shows.
+    """
     return _plot(results, "depth by token", model)
 
 
 def plot_cost_against_quality(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot the rise of perplexity over net FLOPs saved; parameters as ``plot_profile``."""
+    """Plot the rise of perplexity over net FLOPs saved.
+
+    Parameters
+    ----------
+    results : RunResults
+        Of a run that made this figure's table.
+    model : str, optional
+        The model to plot; the first that has the figure by default.
+
+    Returns
+    -------
+    list of matplotlib.axes.Axes
+
+    Raises
+    ------
+    BadArgument
+        Results without the table that the figure shows.
+    """
     names = [str(entry["name"]) for entry in results.report["models"]]
     rows = next(
         (rows for name in names if model in (None, name) and (rows := quality_rows(results.report, name))), None

@@ -179,30 +179,58 @@ class BinSpec:
 class OperatingPoint(NotebookFacts):
     """One configuration of adaptive depth.
 
-    ``name``        how reports call it, e.g. ``emad m=0.20``.
-    ``family``      where the thresholds come from: ``full``, ``truncation``, ``emad`` (profile − margin),
-                    ``fixed_entropy_point``, ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
-    ``layers``      L of the model it belongs to.
-    ``probes``      layers after which the signal is read, ascending, all < ``ceiling``.
-    ``thresholds``  [bins][probes], in the unit of the signal; a token exits at ℓ when signal_ℓ ≤ τ_ℓ (≥ for signals
-                    that rise).
-    ``ceiling``     depth of a token that never exits, and the cap at the start of a sequence.
-    ``bins``        how tokens are sorted into the rows of ``thresholds``; no features: one row.
-    ``margin_nats`` m of the EMAD family, for reports.
-    ``period``      tokens of a chunk (chunked), or over which depth falls from ceiling to ``floor`` (positional).
-    ``floor``       the last depth of the positional schedule.
-    ``interpolate`` whether tokens may exit between probes, where the line through the last two readings crosses τ.
-    ``confidence``  parameters of a signal that more than one layer decides, or of a pruned one; None for the others.
-    ``lens``        digest of the tuned lens that heads below the last layer read through, attached to the model that
-                    decodes (``probes.lens``); None: the model's own head. A linear probe reads the state itself, and
-                    only its exits go through the lens.
-    ``translators`` digest of the state translators that K and V above an exit come from (translated), attached to the
-                    model that decodes (``probes.lens``).
-    ``decay``       (rate, N) of thresholds that fall with the decided tokens t = 0, 1, … of a sequence of at most N
-                    (CALM): τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
+    Attributes
+    ----------
+    name : str
+        Name in reports, e.g. ``emad m=0.20``.
+    family : str
+        Source of the thresholds: ``full``, ``truncation``, ``emad`` (profile − margin), ``fixed_entropy_point``,
+        ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
+    layers : int
+        L of the model it belongs to.
+    probes : tuple of int
+        Layers after which the signal is read, ascending, all < ``ceiling``.
+    thresholds : tuple of tuple of float, [bins][probes]
+        τ in the unit of the signal. A token exits at ℓ when signal_ℓ ≤ τ_ℓ (≥ for signals that rise).
+    ceiling : int
+        Depth of a token that never exits, and the cap at the start of a sequence.
+    schedule : str
+        How exits become depths: ``monotone`` (EMAD), ``free``, ``chunked``, ``positional``, ….
+    estimator : Estimator
+        How a probe computes its entropy: the full head, or part of it.
+    signal : str
+        The number that is compared with τ; entropy by default.
+    bins : BinSpec
+        Features that choose a token's row of ``thresholds``; no features: one row.
+    margin_nats : float or None
+        m of the EMAD family, for reports.
+    period : int or None
+        Tokens of a chunk (chunked), or over which depth falls from ceiling to ``floor`` (positional).
+    floor : int or None
+        The last depth of the positional schedule.
+    interpolate : bool
+        Whether tokens may exit between probes, where the line through the last two readings crosses τ.
+    confidence : Confidence or None
+        Parameters of a signal that more than one layer decides, or of a pruned one; None for the others.
+    decay : (float, float) or None
+        (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens to
+        τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. For signals that rise alone.
+    lens : str or None
+        Digest of the tuned lens that heads below the last layer read through, attached to the model that decodes
+        (``probes.lens``); None: the model's own head. Linear probes read the state itself, so their exits alone
+        use the lens.
+    translators : str or None
+        Digest of the state translators that produce K and V above an exit (schedule ``translated``), attached to the
+        model that decodes (``probes.lens``).
 
-    Raises:
-        BadArgument: probes outside 1…ceiling−1 or not ascending, thresholds of another shape or not a number, ….
+    Raises
+    ------
+    BadArgument
+        Probes outside 1…ceiling−1 or not ascending, thresholds of another shape or not a number, ….
+
+    References
+    ----------
+    EMAD, "Algorithm (per token)"; CALM (decaying thresholds).
     """
 
     name: str
@@ -377,8 +405,19 @@ class OperatingPoint(NotebookFacts):
 
 
 def full_depth(layers: int) -> OperatingPoint:
-    """All ``layers`` layers for every token.
+    """All layers for every token.
 
+    Parameters
+    ----------
+    layers : int
+        L of the model.
+
+    Returns
+    -------
+    OperatingPoint
+
+    Examples
+    --------
     >>> full_depth(12).name, full_depth(12).fixed
     ('full depth', True)
     """
@@ -386,5 +425,22 @@ def full_depth(layers: int) -> OperatingPoint:
 
 
 def truncated(layers: int, depth: int) -> OperatingPoint:
-    """Fixed truncation: the first ``depth`` layers for every token, the prompt included."""
+    """Fixed truncation: the first layers for every token, the prompt included.
+
+    Parameters
+    ----------
+    layers : int
+        L of the model.
+    depth : int
+        Layers that run, 1…L.
+
+    Returns
+    -------
+    OperatingPoint
+
+    Raises
+    ------
+    BadArgument
+        ``depth`` outside 1…L.
+    """
     return OperatingPoint(f"first {depth} layers", "truncation", layers, depth)

@@ -26,14 +26,26 @@ from emad_ref.record import Floats, Ints, Record, Work
 
 
 class InadmissibleDepth(EmadError, ValueError):
-    """A forced depth outside 1…cap of its row; the session's state is unchanged."""
+    """A forced depth outside 1…cap of its row. The session's state is unchanged."""
 
 
 class Unsupported(EmadError):
-    """A decoder's honest refusal: the claim that asked becomes ``not applicable`` with this reason.
+    """A decoder declines a request or a call. The claim that asked becomes ``not applicable`` with this reason.
 
-    Raises:
-        BadArgument: no reason.
+    Parameters
+    ----------
+    reason : str
+        What the decoder cannot do, as a phrase: ``"no sessions"``.
+
+    Attributes
+    ----------
+    features : tuple of str or None
+        Features of the request that was declined as a whole; None where a call declined.
+
+    Raises
+    ------
+    BadArgument
+        No reason.
     """
 
     features: tuple[str, ...] | None = None  # of the request that was declined as a whole; None where a call declined
@@ -56,7 +68,15 @@ def as_int64(name: str, values: Any) -> Ints:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row's input: ``tokens`` int64 [n], n ≥ 1; ``source`` int64 [s] for encoder-decoder models."""
+    """One row's input.
+
+    Attributes
+    ----------
+    tokens : int64 [n]
+        Token ids, n ≥ 1.
+    source : int64 [s] or None
+        Token ids of the encoder's input, for encoder-decoder models.
+    """
 
     tokens: Ints
     source: Ints | None = None
@@ -75,7 +95,23 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Request:
-    """What a suite asks of ``pytest_emad_make_decoder``."""
+    """What a suite asks of the hook ``pytest_emad_make_decoder``.
+
+    Attributes
+    ----------
+    model : ModelRef
+        The model under test, by name; ``model.load()`` returns a copy that the decoder may change.
+    point : OperatingPoint
+        The exits to decode with.
+    seed : int
+        Seed of sampled tokens.
+    max_rows : int
+        Most prompts of one call.
+    temperature : float
+        Divides the logits before sampling; 0 is greedy.
+    own_rule : bool
+        The decoder shall exit by a rule of its own, not at ``point``. It then states the rule as ``stated``.
+    """
 
     model: ModelRef
     point: OperatingPoint
@@ -87,10 +123,16 @@ class Request:
 
 @dataclass(frozen=True)
 class StatedRule:
-    """What a decoder states of an exit rule of its own, as its attribute ``stated``: the ``name`` of its point.
+    """What a decoder states of an exit rule of its own, as its attribute ``stated``.
 
-    ``saved_blocks``: share of the blocks of full depth that it skips while it generates. ``speedup``: how many times as
-    fast as the same decoder at full depth. None: it states no such number.
+    Attributes
+    ----------
+    name : str
+        Name of its operating point.
+    saved_blocks : float or None
+        Share of full depth's blocks that it skips while it generates; None: not stated.
+    speedup : float or None
+        Ratio of the time at full depth of the same decoder to its own; None: not stated.
     """
 
     name: str
@@ -100,9 +142,20 @@ class StatedRule:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """``max_feed``: tokens per row and feed. ``logit_noise``: largest honest error of a logit against the reference.
+    """What sessions and records of a decoder offer.
 
-    ``deepens``: whether sessions of this decoder, at its point, offer ``Session.deepen``.
+    Attributes
+    ----------
+    max_feed : int
+        Most tokens per row in one ``feed``.
+    schedules : frozenset of str
+        Schedules that the decoder can follow.
+    counted : bool
+        Whether records and sessions count the executed work.
+    logit_noise : float
+        Largest honest error of a logit against the reference.
+    deepens : bool
+        Whether sessions of this decoder, at its point, offer ``Session.deepen``.
     """
 
     max_feed: int = 1
@@ -127,11 +180,18 @@ class Step:
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """One row that a decoder completed greedily, with log-probabilities of softmax(logits), in nats.
+    """One row that a decoder completed greedily, with log-probabilities.
 
-    ``tokens`` int64 [m]: the new ones. ``ids`` int64 [m, k], ``log_probs`` float64 [m, k]: the k likeliest tokens at
-    each of them, the likeliest first. ``prompt`` float64 [n − 1]: log-probability of each prompt token after those
-    before it; None: the decoder does not report it.
+    Attributes
+    ----------
+    tokens : int64 [m]
+        The new tokens.
+    ids : int64 [m, k]
+        The k likeliest tokens at each new position, the likeliest first.
+    log_probs : float64 [m, k]
+        Their log-probabilities under softmax(logits), nats.
+    prompt : float64 [n − 1] or None
+        Log-probability of each prompt token after those before it, nats; None: the decoder does not report it.
     """
 
     tokens: Ints

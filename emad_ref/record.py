@@ -68,17 +68,29 @@ class Tokens:
 class Work:
     """Executed work of one model, summed per layer.
 
-    ``tokens``        [L] rows × positions that ran the whole block.
-    ``context``       [L] Σ queries × keys of those runs, as executed: padding and masked keys included.
-    ``readout_rows``  [len(READOUTS), L] hidden states read out after a layer, probes and final head alike.
-    ``readout_macs``  [len(READOUTS), L] multiply-adds of readouts other than full heads, retrieval included: what a
-                      readout over part of the vocabulary costs depends on the row, so it is counted, not derived. In
-                      the row of full heads: those in front of them, of a tuned lens' translators.
-    ``fills``         [len(FILLS), L] hidden states that only wrote K and V.
-    ``fill_macs``     [L] multiply-adds in front of those passes, of state translators.
-    ``cross_fills``   [L] encoder states that wrote cross-attention K and V.
-    ``cross_context`` [L] Σ queries × source keys of those runs, padding included.
-    ``encoder_tokens`` positions run through an encoder; ``encoder_context`` Σ queries × keys in one of its layers.
+    Attributes
+    ----------
+    tokens : int64 [L]
+        Rows × positions that ran the whole block.
+    context : int64 [L]
+        Σ queries × keys of those runs, as executed: padding and masked keys included.
+    readout_rows : int64 [len(READOUTS), L]
+        Hidden states read out after a layer, probes and final head alike.
+    readout_macs : int64 [len(READOUTS), L]
+        Multiply-adds of readouts other than full heads, retrieval included. A readout over part of the vocabulary costs
+        a different amount on each row, so it is counted, not derived. In the row of full heads: those of a tuned lens.
+    fills : int64 [len(FILLS), L]
+        Hidden states that only wrote K and V.
+    fill_macs : int64 [L]
+        Multiply-adds of state translators in front of those passes.
+    cross_fills : int64 [L]
+        Encoder states that wrote cross-attention K and V.
+    cross_context : int64 [L]
+        Σ queries × source keys of those runs, padding included.
+    encoder_tokens : int
+        Positions that ran through an encoder.
+    encoder_context : int
+        Σ queries × keys in one of the encoder's layers.
     """
 
     tokens: Ints
@@ -137,10 +149,20 @@ class Work:
 class Record:
     """What one call of ``generate`` decided and executed.
 
-    ``signal`` [tokens, probes]: the values that were compared with thresholds; NaN where no probe was read.
-    ``emitted`` one int array per sequence: the new tokens, the stop token included if one was emitted.
-    ``work`` maps a model's index to its Work, or is None for a decoder that does not count.
-    ``prompt_work`` is the part of ``work`` spent on prompt positions before the last.
+    Attributes
+    ----------
+    tokens : Tokens
+        One row per processed token.
+    signal : float64 [tokens, probes]
+        Values that were compared with thresholds; NaN where no probe was read.
+    emitted : list of int64 arrays, one per sequence
+        New tokens, the stop token included if one was emitted.
+    stop : list of str
+        Why each sequence ended: ``"stop token"`` or ``"length"``.
+    work : dict of int to Work, or None
+        Executed work by the model's index; None: the decoder does not count.
+    prompt_work : dict of int to Work, or None
+        The part of ``work`` spent on prompt positions before the last.
     """
 
     tokens: Tokens

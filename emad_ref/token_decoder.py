@@ -18,19 +18,39 @@ from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Tokens
 
 @dataclass(frozen=True)
 class Completion:
-    """The new ``tokens`` int64 [m] of one prompt; ``stopped``: the last of them is the stop token that ended it."""
+    """What an engine answers to one prompt.
+
+    Attributes
+    ----------
+    tokens : int64 [m]
+        The new tokens.
+    stopped : bool
+        Whether the last of them is the stop token that ended it.
+    """
 
     tokens: Ints
     stopped: bool
 
 
 class TokenDecoder:
-    """A decoder at full depth for ``request``, of which an engine completes prompts.
+    """Base of a decoder whose engine completes prompts at full depth. A subclass implements ``complete``.
 
-    ``capabilities`` may be replaced by a subclass whose logits carry more noise than float32 (``logit_noise``).
+    Parameters
+    ----------
+    request : Request
+        What the suite asks for.
 
-    Raises:
-        Unsupported: the request has exits, another ceiling than the last layer, or an encoder's source.
+    Attributes
+    ----------
+    capabilities : Capabilities
+        A subclass whose logits carry more noise than float32 replaces it (``logit_noise``).
+    stated : StatedRule or None
+        Set by a subclass that has an exit rule of its own.
+
+    Raises
+    ------
+    Unsupported
+        The request has exits, another ceiling than the last layer, or an encoder's source.
     """
 
     capabilities = Capabilities(counted=False)

@@ -48,11 +48,34 @@ class NoMargin(EmadError):
 def take_profile(
     model: LoadedModel, corpus: str = DEFAULT_CORPUS, documents: int = DEFAULT_DOCUMENTS, *, data: Path | None = None
 ) -> Profile:
-    """The entropy profile of at most ``documents`` windows of a corpus, probed where METHODS probes.
+    """Calibrate the entropy profile of a model on a corpus, with probes at the default layers.
 
-    Raises:
-        BadArgument: an encoder-decoder, a model without a tokenizer, an unknown corpus, no window at all.
-        EmptyCorpus: a corpus without a window of two tokens.
+    Parameters
+    ----------
+    model : LoadedModel
+        A decoder-only model with a tokenizer.
+    corpus : str
+        A corpus by name, or a file of documents.
+    documents : int
+        Most windows of the calibration split that are read.
+    data : Path, optional
+        Folder of downloaded corpora.
+
+    Returns
+    -------
+    Profile
+        Mean entropy of each bin and probe, nats.
+
+    Raises
+    ------
+    BadArgument
+        An encoder-decoder, a model without a tokenizer, an unknown corpus, no window at all.
+    EmptyCorpus
+        A corpus without a window of two tokens.
+
+    References
+    ----------
+    EMAD, "Calibration details".
     """
     stepper = model.stepper
     plan = CalibrationPlan(
@@ -75,12 +98,35 @@ def choose_margin(
     *,
     data: Path | None = None,
 ) -> PointLoss:
-    """The cheapest margin whose validation loss is within the bounds of METHODS: ``.point``, and what it costs there.
+    """Choose the cheapest margin whose loss on validation text is within the bounds of ``docs/methods.md``.
 
-    Raises:
-        BadProfile: the profile of another model.
-        NoMargin: none is.
-        BadArgument, EmptyCorpus: as ``take_profile``.
+    Parameters
+    ----------
+    model : LoadedModel
+        The model of the profile.
+    profile : Profile
+        From ``take_profile`` or ``load_profile``.
+    corpus, documents, data
+        As for ``take_profile``; the validation split is read.
+
+    Returns
+    -------
+    PointLoss
+        ``point``: the chosen operating point. ``net_reduction`` (fraction of FLOPs) and ``perplexity_rise`` (fraction)
+        are those on validation text.
+
+    Raises
+    ------
+    BadProfile
+        The profile of another model.
+    NoMargin
+        No margin is within the bounds.
+    BadArgument, EmptyCorpus
+        As ``take_profile``.
+
+    References
+    ----------
+    EMAD, "Calibration details".
     """
     profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
     trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))

@@ -54,10 +54,24 @@ class Flops:
 
 
 def flops(work: Work, geometry: Geometry) -> Flops:
-    """FLOPs of ``work`` executed by a model of this geometry.
+    """FLOPs of executed work, two per multiply-add.
 
-    Raises:
-        BadArgument: work of another number of layers, or of an encoder, if this geometry has none.
+    Parameters
+    ----------
+    work : Work
+        From a record or a session.
+    geometry : Geometry
+        Of the model that executed it.
+
+    Returns
+    -------
+    Flops
+        FLOPs by part (blocks, attention, readouts, fills, …); ``total`` is their sum.
+
+    Raises
+    ------
+    BadArgument
+        Work of another number of layers, or of an encoder where the geometry has none.
     """
     if work.layers != geometry.layers:
         raise BadArgument("work.layers", work.layers, f"{geometry.layers}, the layers of the geometry")

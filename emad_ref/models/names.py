@@ -46,7 +46,7 @@ OUT_OF_REACH = ": it is not in the local cache, and the hub is out of reach"
 
 
 class ModelUnavailable(EmadError):
-    """Weights that could not be had: not there, not allowed, or no network."""
+    """Weights that cannot be had: missing, not allowed, or no network."""
 
 
 @dataclass(frozen=True)

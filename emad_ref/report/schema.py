@@ -68,7 +68,7 @@ Report = Mapping[str, Any]
 
 
 class BadReport(EmadError):
-    """Raised for a report that is missing, foreign or damaged; the message names the file and the place in it."""
+    """A report that is missing, foreign or damaged; the message names the file and the place in it."""
 
 
 @dataclass(frozen=True)

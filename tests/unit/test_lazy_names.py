@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 
 import pytest
 
@@ -29,3 +32,31 @@ def test_importing_the_light_modules_loads_nothing_heavy(module):
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+DOCUMENTED = [name for name in emad_ref.__all__ if name != "__version__"]
+
+
+def section(documentation: str, *titles: str) -> str:
+    """The text under the first of NumPy's section headings that is there; empty if none is."""
+    for title in titles:
+        if found := re.search(rf"^{title}\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", documentation, flags=re.MULTILINE | re.DOTALL):
+            return found[1]
+    return ""
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_exported_name_documents_what_it_takes_and_returns(name):
+    exported = getattr(emad_ref, name)
+    documentation = inspect.getdoc(exported) or ""
+    assert documentation.splitlines()[0].strip(), "no first line"
+    if inspect.isclass(exported):
+        taken = [each.name for each in fields(exported)] if is_dataclass(exported) else []
+        described = section(documentation, "Parameters") + section(documentation, "Attributes")
+    else:
+        taken = list(inspect.signature(exported).parameters)
+        described = section(documentation, "Parameters")
+        assert section(documentation, "Returns", "Yields"), "no section Returns or Yields"
+    headings = re.findall(r"^(\S.*)$", described, flags=re.MULTILINE)
+    listed = {each.strip(" *") for heading in headings for each in heading.split(" : ")[0].split(",")}
+    assert [each for each in taken if each not in listed and not each.startswith("_")] == []
