@@ -299,27 +299,36 @@ def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome 
     return RecordComparison(verdict, expected, "" if expected else UNRECORDED)
 
 
+MOST_TITLED = 4  # claims of a list that are named in words; a longer list shows ids alone
+
+
 def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Summary lines: verdicts compared, and those not compared with the reason.
 
     ``rows``: as from ``RecordComparison.to_json``.
     """
+    register = load_register()
+
+    def listed(some: Sequence[Mapping[str, Any]]) -> str:
+        several = len({row["model"] for row in some}) > 1
+        names = [f"{row['claim']} of {row['model']}" if several else str(row["claim"]) for row in some]
+        claims = [register.get(row["claim"]) for row in some]
+        titles = [claim.plain or claim.title for claim in claims if claim]
+        if len(titles) < len(some) or len(some) > MOST_TITLED:
+            return ", ".join(names)
+        return "; ".join(f"{title} ({name})" for title, name in zip(titles, names, strict=True))
+
     compared = [row for row in rows if row["expected"] is not None]
     changed = [row for row in compared if row["changed"]]
     loose = [row for row in compared if row["expected"].startswith(SEED_DEPENDENT)]
-    changes = f", {len(changed)} changed: {_claim_list(changed)}" if changed else ""
+    changes = f", {len(changed)} changed: {listed(changed)}" if changed else ""
     lines = [f"{len(compared)} verdicts compared with the record: {len(compared) - len(changed)} as recorded{changes}"]
     if loose:
-        lines.append(f"{len(loose)} of them {SEED_DEPENDENT}, any outcome seen passes: {_claim_list(loose)}")
+        lines.append(f"{len(loose)} of them {SEED_DEPENDENT}, any outcome seen passes: {listed(loose)}")
     for why in dict.fromkeys(row["why"] for row in rows if row["expected"] is None):
         absent = [row for row in rows if row["expected"] is None and row["why"] == why]
-        lines.append(f"{len(absent)} not compared, {why}: {_claim_list(absent)}")
+        lines.append(f"{len(absent)} not compared, {why}: {listed(absent)}")
     return "\n".join(lines)
-
-
-def _claim_list(rows: Sequence[Mapping[str, Any]]) -> str:
-    several = len({row["model"] for row in rows}) > 1
-    return ", ".join(f"{row['claim']} of {row['model']}" if several else row["claim"] for row in rows)
 
 
 def no_comparison_reason(rows: Sequence[Mapping[str, Any]]) -> str:

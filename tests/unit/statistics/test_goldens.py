@@ -144,6 +144,8 @@ def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
         "1 of them seed-dependent, any outcome seen passes: C",
         "1 not compared, no reason: D",
     ]
+    (timed,) = comparison_summary([line("EMAD-N1", None, why="no device")]).splitlines()[1:]
+    assert timed == "1 not compared, no device: Energy per token falls (EMAD-N1)"
     assert no_comparison_reason(rows) == no_comparison_reason([]) == ""
     assert "nothing was compared" in no_comparison_reason(rows[-1:])
 
