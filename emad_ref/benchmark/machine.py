@@ -6,6 +6,8 @@ sheet promises no copy reaches, and slices of a board and shared machines have l
 Memory is that of this process on a CPU, of the whole device elsewhere. Resident memory counts what C and C++ allocate
 as well as Python and torch do. Freed memory that was not yet returned to the system would hide growth, so the C
 library is asked to return it first. Memory of a decoder in another process is not seen.
+
+A small model's decoding steps run on one CPU thread, and its batches of text on every one (``one_thread_for_steps``).
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +31,8 @@ from emad_ref.benchmark.energy import Unmeasured, nvml_bindings, shut_down
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times what any cache holds
 COPIES = 20
+SINGLE_THREADED = 50_000_000  # parameters: kernels of a smaller model's steps take microseconds
+BATCH = 2048  # tokens: a second thread halves the time of such a batch even for a model of 3 million parameters
 
 # name → (function of NVML, its further arguments as names of constants, divisor)
 NVML_QUERIES: dict[str, tuple[str, tuple[str, ...], float]] = {
@@ -37,6 +42,42 @@ NVML_QUERIES: dict[str, tuple[str, tuple[str, ...], float]] = {
     "memory clock, MHz": ("nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",), 1.0),
     "temperature, °C": ("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",), 1.0),
 }
+
+
+_threads_before: list[int] = []  # what ``one_thread_for_steps`` took away, innermost last
+
+
+@contextmanager
+def one_thread_for_steps(parameters: int) -> Iterator[None]:
+    """Run a model of fewer than ``SINGLE_THREADED`` parameters on one thread inside the block.
+
+    A second thread for kernels of microseconds made a run three times as long. OMP_NUM_THREADS, where it is set, holds.
+    """
+    threads = torch.get_num_threads()
+    if parameters >= SINGLE_THREADED or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    torch.set_num_threads(1)
+    _threads_before.append(threads)
+    try:
+        yield
+    finally:
+        _threads_before.pop()
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def every_thread_for_batches(tokens: int) -> Iterator[None]:
+    """Give back the threads that ``one_thread_for_steps`` took away, for a block that reads ``tokens`` in batches."""
+    threads = torch.get_num_threads()
+    if not _threads_before or tokens < BATCH:
+        yield
+        return
+    torch.set_num_threads(_threads_before[-1])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def machine_facts(device: str) -> dict[str, Any]:

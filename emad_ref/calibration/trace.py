@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from emad_ref.benchmark.machine import every_thread_for_batches
 from emad_ref.calibration.windows import TokenSequence, batched, pad_right, positions_of, shared_inputs
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
@@ -779,7 +780,8 @@ def _assemble(
     ordered = list(sequences)
     order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
     bar = tqdm(traced([ordered[i] for i in order]), progress, disable=progress is None or None, unit="batch", file=file)
-    back, batches = np.argsort(order), list(bar)
+    with every_thread_for_batches(sum(each.size for each in ordered)):
+        back, batches = np.argsort(order), list(bar)
     columns = list(zip(*batches, strict=True)) if batches else [()]
     return tuple(concatenate_traces(parts).reordered(back) for parts in columns)
 

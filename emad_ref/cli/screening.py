@@ -11,10 +11,10 @@ import argparse
 import csv
 import io
 import json
-import os
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,8 @@ def screen(args: argparse.Namespace) -> None:
     """Measure how much any exit could save on a model and what our rules save, and write the best exit to a file."""
     import torch
 
-    from emad_ref.measurements.model_under_test import SINGLE_THREADED, traced_token_flops
+    from emad_ref.benchmark.machine import one_thread_for_steps
+    from emad_ref.measurements.model_under_test import traced_token_flops
     from emad_ref.models.loading import load
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
     from emad_ref.screening.exit import save_exit
@@ -55,9 +56,8 @@ def screen(args: argparse.Namespace) -> None:
         if args.threads < 1:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
         torch.set_num_threads(args.threads)
-    elif loaded.geometry.parameters() < SINGLE_THREADED and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    exit = run(loaded, settings, progress=True)
+    with one_thread_for_steps(loaded.geometry.parameters()) if args.threads is None else nullcontext():
+        exit = run(loaded, settings, progress=True)
     save_exit(args.out, exit)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title, rows in screening_tables(exit.screened):

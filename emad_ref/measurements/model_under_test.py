@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,6 +18,7 @@ from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.positions import MAX_SHORT_LENGTH, short_lengths
 from emad_ref.audit.tolerances import largest_noise, tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
+from emad_ref.benchmark.machine import one_thread_for_steps
 from emad_ref.calibration.run import worker_traces
 from emad_ref.calibration.trace import Trace, assemble_trace, take_trace
 from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size, windows
@@ -82,7 +82,6 @@ class FixedEncoderInput:
 
 
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire
-SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the fixed encoder input of audits
 NOISE_TOKENS = 32  # tokens of text that determine the largest noise
 ENCODER_DECODER_REFUSAL = (
@@ -547,20 +546,13 @@ class ModelUnderTest:
 
 @contextmanager
 def open_model(name: str, study: Study) -> Iterator[LoadedModel]:
-    """Load a model for the block.
-
-    A small model runs on one thread unless OMP_NUM_THREADS is set: its kernels take microseconds, and a second thread
-    for each made a run three times as long.
-    """
+    """Load a model for the block, in which a small one runs on one thread (``benchmark.machine``)."""
     dtype = getattr(torch, study.dtype)
     loaded = load(name, device=study.device, dtype=dtype, seed=study.seed, backend=study.walk)
-    threads = torch.get_num_threads()
-    if loaded.geometry.parameters() < SINGLE_THREADED and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
     try:
-        yield loaded
+        with one_thread_for_steps(loaded.geometry.parameters()):
+            yield loaded
     finally:
-        torch.set_num_threads(threads)
         del loaded
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

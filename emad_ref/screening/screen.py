@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from emad_ref.benchmark.machine import every_thread_for_batches
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
@@ -149,10 +150,11 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _PhaseTimer(progress), model.geometry
     texts = run("text", lambda name: read_splits(model, settings, name))
-    predicted = predict_seconds(model, texts, settings, measure_unit_costs(model, texts.choose))
-    if progress:
-        print_error(f"{model.name}: {duration_text(predicted)}")
-    fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
+    with every_thread_for_batches(texts.calibrate.tokens):
+        predicted = predict_seconds(model, texts, settings, measure_unit_costs(model, texts.choose))
+        if progress:
+            print_error(f"{model.name}: {duration_text(predicted)}")
+        fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     attach_lens(model.stepper, fitted.lens, model.fingerprint)
     read = layers_to_read(model)
 
