@@ -112,13 +112,14 @@ def plain(**change: Any) -> PointFactory:
 def confidence_point(signal: str, minimum: int = 2, **parameters: Any) -> PointFactory:
     """Factory of points with a signal and its parameters, from layer ``minimum`` on.
 
-    A signal that contrasts readouts begins higher in a deep model: at most ``MOST_CONTRASTED`` layers read, because a
-    contrast of all pairs of 30 layers over a vocabulary of 50,000 takes minutes and shows no more defects. Parameters
-    may be functions of the model's dimensions.
+    A signal that contrasts readouts, or prunes them, begins higher in a deep model: at most ``MOST_CONTRASTED`` layers
+    read. A contrast of all pairs of 30 layers over a vocabulary of 50,000, or as many products with nearly all of it,
+    takes minutes and shows no more defects. Parameters may be functions of the model's dimensions.
     """
+    deep = SIGNALS[signal].contrasts or not parameters.keys().isdisjoint(("kept", "shrink"))
 
     def make(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
-        first = max(minimum, sizes.layers - MOST_CONTRASTED) if SIGNALS[signal].contrasts else minimum
+        first = max(minimum, sizes.layers - MOST_CONTRASTED) if deep else minimum
         values = {name: value(sizes) if callable(value) else value for name, value in parameters.items()}
         probes = required_layers(signal, first, sizes.layers)
         return plain_point(sizes, probes, signal=signal, confidence=Confidence(first, **values))
@@ -280,7 +281,8 @@ VARIANTS: dict[str, PointVariant] = {
         ("confidence.rescale",), confidence_point("jsd_contrast", rescale=True),
         (change_part("confidence", rescale=False),), 4, jumps=True),
     "a pruned vocabulary": PointVariant(
-        ("confidence.kept",), confidence_point("softmax_response", kept=lambda sizes: (3,) * (sizes.layers - 3)),
+        ("confidence.kept",),
+        confidence_point("softmax_response", kept=lambda sizes: (3,) * (min(sizes.layers - 2, MOST_CONTRASTED) - 1)),
         (change(confidence=None),), 4, jumps=True),
     "a vocabulary that shrinks": PointVariant(  # to four tokens if a readout is confident
         ("confidence.shrink",),

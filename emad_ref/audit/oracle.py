@@ -25,6 +25,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.probes.lens import lens_macs, point_lens
 from emad_ref.probes.probe import make_probe
+from emad_ref.probes.pruned_vocabulary import SharedHeads
 from emad_ref.probes.signal_values import to_host
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
@@ -53,7 +54,8 @@ class ModelLens:
         Raises:
             BadArgument: an estimator or a pruning of other sizes than this model's.
         """
-        watch, n = make_probe(self.stepper, point), len(tokens) - first
+        # A pruned readout of nearly the whole vocabulary, row by row, would take minutes at 50,000 tokens.
+        watch, n = make_probe(self.stepper, point, SharedHeads(self.stepper)), len(tokens) - first
         states = lens_states(self.stepper, tokens, first, self.source)
         signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)

@@ -31,6 +31,7 @@ from emad_ref.sweep.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY
 CONDITIONINGS = [features for count in (1, 2) for features in combinations(FEATURES, count)]
 MARGIN = "margin"
 NO_DAMAGE = "the foreign profile does no damage"
+NO_SAVING = "own and foreign thresholds do not both save 15 % of FLOPs on validation"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
     """
     reached = [level for level in SAVING_LEVELS if level <= min(found.own.promised, found.plain.promised)]
     if not reached:
-        return asked.not_applicable("own and foreign thresholds do not both save 15 % of FLOPs on validation")
+        return asked.not_applicable(NO_SAVING)
     level = max(reached)
     damage = _at_level(found.plain, found.own, level, asked)
     enough = len(damage.ours.loss) >= asked.claim.minimum[ByDocument.noun]
@@ -157,9 +158,15 @@ def answer_profile_shift(evidence: ModelMeasurements, asked: ClaimContext) -> An
     verdict = quality_premise(evidence, asked)
     if verdict is None and evidence.shifted is None:
         verdict = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
+    if verdict is None and _own_family(evidence).promised < min(SAVING_LEVELS):
+        verdict = asked.not_applicable(NO_SAVING)  # decided before the model generates text for a foreign profile
     if verdict is None:
         verdict = decide_profile_shift(profile_shift_evidence(evidence), asked)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+def _own_family(evidence: ModelMeasurements) -> PointFamily:
+    return evidence.rivals.family_of([evidence.traces.calibrated().point(0.0)])
 
 
 def profile_shift_evidence(evidence: ModelMeasurements) -> ProfileShiftEvidence:
@@ -174,9 +181,7 @@ def profile_shift_evidence(evidence: ModelMeasurements) -> ProfileShiftEvidence:
     saved = NetSaving(rivals.validation, rivals.geometry)
     remedies = {"×".join(features): default(foreign.calibrated(features=features)) for features in CONDITIONINGS}
     remedies[MARGIN] = rivals.family_of(margin_points(plain, saved, SETTINGS_PER_FAMILY))
-    return ProfileShiftEvidence(
-        default(evidence.traces.calibrated()), default(plain), remedies, evidence.shifted.corpus
-    )
+    return ProfileShiftEvidence(_own_family(evidence), default(plain), remedies, evidence.shifted.corpus)
 
 
 def baseline_row(claim: str, family: str) -> Question[ModelMeasurements]:

@@ -229,10 +229,10 @@ class AgreementProbe(HeadProbe):
         self.before = None if self.before is None else self.before[rows]
 
 
-def make_probe(stepper: Stepper, point: OperatingPoint) -> Probe:
-    """The probe that ``point`` names."""
+def make_probe(stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None) -> Probe:
+    """The probe that ``point`` names; ``heads``: as of ``confidence_probe``."""
     if point.confidence is not None:
-        return confidence_probe(stepper, point)
+        return confidence_probe(stepper, point, heads)
     if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
         return AgreementProbe(stepper, point)
     return FullSoftmaxProbe(stepper, point) if point.estimator.kind == "full" else EstimatorProbe(stepper, point)

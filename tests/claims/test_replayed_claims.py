@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from emad_ref.claims import entropy_premises, speedup
+from emad_ref.claims import ablations, entropy_premises, speedup
 from emad_ref.claims.base import Answer, RunPlan, ask, question_of
 from emad_ref.claims.entropy_premises import EstimatorRankingEvidence, EstimatorReading
 from emad_ref.claims.premises import decoder_refusal
@@ -21,7 +22,7 @@ from emad_ref.statistics.units import ByPair, DocumentOf
 from emad_ref.statistics.verdicts import load_register
 from tests.claims.simulation import asked
 from tests.small import LAYERS, small_model
-from tests.small_evidence import DOCUMENTS, refuted, small_evidence
+from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
 
 PAIRS = 30
 BESIDE = ("state copying", "monotone", "blocks left out")
@@ -175,3 +176,13 @@ def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper)
     assert decoder_refusal(small_evidence(stepper)) == ""
     evidence.loaded.trained = False
     assert decoder_refusal(evidence) == "", "random weights have no quality that anybody could decide"
+
+
+def test_without_a_saving_of_its_own_no_foreign_profile_is_calibrated(stepper: Stepper) -> None:
+    """A model that generates its own foreign text takes minutes for it."""
+    evidence = small_evidence(stepper)
+    never = replace(evidence.traces.calibrated(PROBES), targets_nats=(0.0,) * len(PROBES))
+    evidence.traces.calibrated = lambda *args, **options: never
+    evidence.shifted = SimpleNamespace(corpus="another")  # without traces
+    verdict = answered("EMAD-E6", evidence).verdict
+    assert (verdict.verdict, verdict.reason) == ("not applicable", ablations.NO_SAVING)
