@@ -200,6 +200,22 @@ class TokenLogProbs:
     prompt: Floats | None = None
 
 
+@dataclass(frozen=True)
+class DraftCounts:
+    """Counters of an engine that speculates, since it started.
+
+    Attributes
+    ----------
+    drafts : int
+        Verifications of drafted tokens.
+    accepted : int64 [k]
+        How many of them accepted the first, second, … k-th drafted token.
+    """
+
+    drafts: int
+    accepted: Ints
+
+
 class Session(Protocol):
     """Rows of one batch with their caches."""
 
@@ -251,6 +267,8 @@ class Decoder(Protocol):
 
     One that reports log-probabilities without sessions also has ``log_probs(prompts, max_new, top)``, which returns a
     ``TokenLogProbs`` for each prompt, or raises Unsupported. Sessions show logits and need no such method.
+
+    One that speculates may have ``draft_counts()``, which returns ``DraftCounts`` or raises Unsupported.
     """
 
     @property

@@ -179,16 +179,16 @@ def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
     """χ² test of the places of all tokens."""
-    places = np.concatenate([_places(row, temperature, rng) for row in rows])
-    counts = np.bincount((places * BINS).astype(int).clip(0, BINS - 1), minlength=BINS)
-    even = len(places) / BINS
+    placed = np.concatenate([places(row, temperature, rng) for row in rows])
+    counts = np.bincount((placed * BINS).astype(int).clip(0, BINS - 1), minlength=BINS)
+    even = len(placed) / BINS
     factor = np.exp(2 * noise / temperature)
     nearest = np.clip(counts, even / factor, even * factor)
     p = float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), BINS - 1))
     fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
         p >= LEVEL,
-        f"{len(places)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
+        f"{len(placed)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
         f"they take in it, {counts.tolist()} in {BINS} equal parts; of all temperatures {fits:.2f} fits them best",
     )
 
@@ -235,9 +235,9 @@ def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -
         below(f"tokens beyond the {rank} likeliest", rising[:, vocabulary - rank])
     for share in SHARES:
         below(f"tokens of less than {share:g} of the likeliest token's probability", share * rising[:, -1])
-    places = _places(row, temperature, rng)
+    placed = places(row, temperature, rng)
     for share in MASSES:
-        events[f"the least likely {100 * share:g} %"] = (places > 1 - share).astype(float), np.full(len(p), share)
+        events[f"the least likely {100 * share:g} %"] = (placed > 1 - share).astype(float), np.full(len(p), share)
     before = [row.emitted[max(0, at - RECENT) : at] for at in range(len(row.emitted))]
     again = np.array([float(token in recent) for token, recent in zip(row.emitted, before, strict=True)])
     chance = np.array([p[at, np.unique(recent)].sum() for at, recent in enumerate(before)])
@@ -282,10 +282,10 @@ def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 
 
-def _places(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
-    """[m] u of each token."""
+def places(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+    """[m] u of each token: its place among all tokens, the likeliest first; uniform if it is drawn as stated."""
     p, own = row.p(temperature)
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
     ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
-    places: Floats = above + rng.uniform(size=len(p)) * ties
-    return places
+    placed: Floats = above + rng.uniform(size=len(p)) * ties
+    return placed

@@ -1,5 +1,5 @@
-"""What users of inference engines ask (ENG-1 to ENG-4, ENG-7): the same model, alone or beside others, again, as
-precise as it states, and as fast as it states.
+"""What users of inference engines ask (ENG-1 to ENG-7): the same model, alone or beside others, again, as precise as it
+states, with drafts accepted and tokens sampled as stated, and as fast as it states.
 
 Every request is at full depth, and the oracle is the folder's own model. The rows apply to any decoder that answers
 plain requests; ENG-1 and ENG-4 need log-probabilities (``protocol.TokenLogProbs``).
@@ -11,13 +11,24 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from emad_ref.audit.tolerances import UNIT_ROUNDOFF
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.measurements.engine import DistributionEvidence, EngineAnswers, RepetitionEvidence
+from emad_ref.measurements.engine import (
+    HEAD,
+    TAIL,
+    AcceptanceEvidence,
+    DistributionEvidence,
+    EngineAnswers,
+    RepetitionEvidence,
+    SamplingEvidence,
+)
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
 from emad_ref.measurements.own_rule import OwnRuleEvidence
 from emad_ref.statistics.legs import (
+    Side,
     combine_verdict,
     count_leg,
     decide_legs,
@@ -32,6 +43,8 @@ from emad_ref.statistics.speedup import total_ratio
 from emad_ref.statistics.verdicts import Verdict
 
 AGREEMENT = "top-1 agreement"
+POSITIONS = 8  # drafted positions that a record may hold
+SAMPLING_LEGS = 10
 
 
 def divergence_bound(found: DistributionEvidence) -> float:
@@ -92,6 +105,58 @@ def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdic
     return judge_side(asked.claim, asked.model, legs, "above", middle, other_legs=asked.other_legs, beside=beside)
 
 
+def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-5: are drafted tokens accepted as often as on record?
+
+    One leg for each position on record (thresholds ``acceptance_1`` …): the share of drafts that accepted it, against
+    the record less ``slack``. A position that the engine never drafts is never accepted. Acceptance length and other
+    positions stand beside; without a record they are all there is.
+    """
+    slack, zeros = asked.claim.thresholds["slack"], found.drafts.like(0 * found.drafts.values)
+    total = found.drafts.like(sum((each.values for each in found.accepted), found.drafts.values))
+    length = mean_rate(total, found.drafts, threshold=1.0, rng=asked.rng, unit="tokens")
+    beside, tests = [estimate_leg("acceptance length", length)], []
+    for at in range(POSITIONS):
+        recorded = asked.claim.thresholds[f"acceptance_{at + 1}"]
+        accepted = found.accepted[at] if at < len(found.accepted) else zeros
+        name, least = f"drafted position {at + 1}", recorded - slack
+        rate = mean_rate(accepted, found.drafts, threshold=least, rng=asked.rng, unit="share")
+        if recorded:
+            tests.append(leg_test(f"{name}, {recorded:.3g} on record", rate, "below", least, asked.claim.minimum))
+        elif at < len(found.accepted):
+            beside.append(estimate_leg(name, rate))
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+
+
+def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-6: are tokens drawn from softmax(logits / T), head and tail, anew for each seed and row?
+
+    At each temperature the likeliest half of the probability and the least likely tenth are drawn as often as that,
+    up to the share ``effect`` of it on either side. Of two draws of one prompt, under two seeds or in two rows of a
+    request, at most a share ``copied`` repeats the first token where chance would not. All legs share Holm's
+    correction.
+    """
+    effect, copied, tests = asked.claim.thresholds["effect"], asked.claim.thresholds["copied"], []
+    parts = (("likeliest half", HEAD, found.head), (f"least likely {TAIL:.0%}", TAIL, found.tail))
+    for part, share, counts in parts:
+        for temperature, count in counts.items():
+            sides: tuple[tuple[str, Side, float], ...]
+            sides = ("often", "above", share * (1 + effect)), ("rarely", "below", share * (1 - effect))
+            for how, bad, limit in sides:
+                rate = mean_rate(count, found.tokens, threshold=limit, rng=asked.rng, unit="share")
+                name = f"{part} at temperature {temperature:g}, too {how}"
+                tests.append(leg_test(name, rate, bad, limit, asked.claim.minimum))
+    closed = []
+    for name, shares in found.repeats.items():
+        if not len(shares):
+            closed.append(unmeasured_leg(f"two {name}", "the first token of each prompt is certain"))
+            continue
+        ones = shares.like(np.ones(len(shares)))
+        repeated = mean_rate(shares, ones, threshold=copied, rng=asked.rng, unit="share")
+        tests.append(leg_test(f"two {name} draw the same", repeated, "above", copied, asked.claim.minimum))
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *closed])
+
+
 def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     """ENG-7: does an exit rule of somebody else's save and speed up what it states, at the quality of full depth?
 
@@ -148,6 +213,8 @@ QUESTIONS = (
     engine_row("ENG-2", lambda engine: engine.company, decide_alone_or_beside, 0),
     engine_row("ENG-3", lambda engine: engine.repeats, decide_repeatable, 0),
     engine_row("ENG-4", lambda engine: engine.distributions, decide_precision, 1),
+    engine_row("ENG-5", lambda engine: engine.acceptance, decide_acceptance, POSITIONS),
+    engine_row("ENG-6", lambda engine: engine.draws, decide_sampling, SAMPLING_LEGS),
     Question(
         "ENG-7",
         "model",

@@ -1,7 +1,7 @@
-"""Plain requests to the decoder under test, as users of inference engines send them (claims ENG-1 to ENG-4).
+"""Plain requests to the decoder under test, as users of inference engines send them (claims ENG-1 to ENG-6).
 
-Every request is at full depth. ``EngineAnswers`` sends prompts from evaluation documents, each once: with
-log-probabilities, alone and beside other rows, again, and token by token.
+Every request is at full depth. ``EngineAnswers`` sends prompts from evaluation documents: with log-probabilities, alone
+and beside other rows, again, token by token, sampled, and beside counters of accepted drafts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import torch
 from scipy.special import log_softmax
 
 from emad_ref.audit.log_probs import read_log_probs, truncated_divergence
+from emad_ref.audit.sampling import SampledRow, places
 from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
+from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.self_speculation import drafting_point, self_speculate
+from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.probes.signal_values import to_host
-from emad_ref.protocol import Prompt, TokenLogProbs, Unsupported
+from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByDocument
 
@@ -31,6 +35,11 @@ TWIN_DOCUMENTS = 30  # on which twins of other precisions are run
 REPORTED = 2.0**-22  # nats: a log-probability that is written as float32 is off by so much at most, on average
 COMPANY = (1, 3, 7, 15)  # other rows beside one
 REPEATED = 16  # rows whose tokens are compared
+TEMPERATURES = (0.5, 2.0)  # the hottest last
+DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # documents that are sampled, of a request, and seeds for each
+HEAD, TAIL = 0.5, 0.1  # of the probability: the likeliest tokens, and the least likely ones
+LEAST_OPEN = 0.5  # chance that two draws differ; a surer first token shows little
+SPECULATED, DRAFTED, ACCEPTANCE_NEW = 400, 4, 32  # documents; tokens of our own drafts; new tokens
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,29 @@ class RepetitionEvidence:
     """Request → whether each row [rows] got other tokens, without a tie that excuses it; 0 or 1."""
 
     parted: Mapping[str, Ints]
+
+
+@dataclass(frozen=True)
+class SamplingEvidence:
+    """Tokens drawn at each of ``TEMPERATURES``, by document.
+
+    ``head``, ``tail``: temperature → tokens drawn from the likeliest half of the probability and the least likely
+    tenth, of ``tokens`` [documents]. ``repeats``: what should differ in two draws of one prompt → share of draws that
+    repeat the first token beyond chance, of documents whose first token is open: 0 on average, and 1 if all repeat it.
+    """
+
+    head: Mapping[float, ByDocument]
+    tail: Mapping[float, ByDocument]
+    tokens: ByDocument
+    repeats: Mapping[str, ByDocument]
+
+
+@dataclass(frozen=True)
+class AcceptanceEvidence:
+    """``drafts`` [documents]: verifications. ``accepted``: for each drafted position, those that accepted it."""
+
+    drafts: ByDocument
+    accepted: Sequence[ByDocument]
 
 
 class EngineAnswers:
@@ -170,6 +202,81 @@ class EngineAnswers:
         return {"sampled under one seed": _differing(*drawn)}
 
     @cached_property
+    def draws(self) -> SamplingEvidence:
+        """Each prompt twice in a request, under each of ``DRAWS`` seeds (ENG-6). Raises Unsupported: greedy only."""
+        rng = np.random.default_rng([self._subject.seed, DRAWN])
+        prompts = self._prompts[:DRAWN]
+        head, tail = {}, {}
+        for temperature in TEMPERATURES:
+            rows = [self._drawn_twice(prompts, temperature, rng) for _ in range(DRAWS)]  # [draws][documents][2]
+            placed = [
+                [places(row, temperature, rng) for draw in rows for row in draw[at]] for at in range(len(prompts))
+            ]
+            head[temperature] = ByDocument.distinct(np.array([(np.concatenate(u) < HEAD).sum() for u in placed]))
+            tail[temperature] = ByDocument.distinct(np.array([(np.concatenate(u) > 1 - TAIL).sum() for u in placed]))
+        tokens = ByDocument.distinct(np.full(len(prompts), 2 * DRAWS * NEW))
+        return SamplingEvidence(head, tail, tokens, _repeated_draws(rows, temperature))
+
+    def _drawn_twice(
+        self, prompts: Sequence[Prompt], temperature: float, rng: np.random.Generator
+    ) -> list[list[SampledRow]]:
+        """[documents][2] rows; each request has a seed of its own, or its rows would draw as those of the last one."""
+        subject, rows = self._subject, []
+        for start in range(0, len(prompts), DRAWN_TOGETHER):
+            batch, seed = prompts[start : start + DRAWN_TOGETHER], int(rng.integers(2**30))
+            with subject.open(subject.full, max_rows=2 * len(batch), temperature=temperature, seed=seed) as decoder:
+                emitted = decoder.generate([*batch, *batch], NEW, frozenset()).emitted
+            for at, prompt in enumerate(batch):
+                rows.append([self._sampled_row(prompt, seed, np.asarray(emitted[at + n * len(batch)])) for n in (0, 1)])
+        return rows
+
+    def _sampled_row(self, prompt: Prompt, seed: int, emitted: Ints) -> SampledRow:
+        history = np.concatenate([prompt.tokens, emitted[:-1]])
+        return SampledRow(seed, 0, emitted, self._subject.lens(history).last[-len(emitted) :])
+
+    @cached_property
+    def acceptance(self) -> AcceptanceEvidence:
+        """Counters of the decoder, else of our own drafts at half of its layers (ENG-5). Raises Unsupported."""
+        prompts = self._prompts[:SPECULATED]
+        with self._subject.open(self._subject.full) as decoder:
+            counters = getattr(decoder, "draft_counts", None)
+            rows = [] if counters is None else self._counted_drafts(decoder, counters, prompts)
+        rows = rows or self._own_drafts(prompts)
+        longest = max(len(accepted) for _, accepted in rows)
+        table = np.array([[drafts, *accepted, *[0] * (longest - len(accepted))] for drafts, accepted in rows])
+        table = table[table[:, 0] > 0]
+        if not len(table):
+            raise Unsupported("the decoder verified no draft")
+        drafts, *accepted = map(ByDocument.distinct, table.T)
+        return AcceptanceEvidence(drafts, accepted)
+
+    @staticmethod
+    def _counted_drafts(
+        decoder: Decoder, counters: Callable[[], DraftCounts], prompts: Sequence[Prompt]
+    ) -> list[tuple[int, list[int]]]:
+        """What the counters rise by in each request."""
+        rows, before = [], counters()
+        for prompt in prompts:
+            decoder.generate([prompt], ACCEPTANCE_NEW, frozenset())
+            after = counters()
+            risen = np.asarray(after.accepted).copy()
+            risen[: len(before.accepted)] -= before.accepted
+            rows.append((after.drafts - before.drafts, risen.tolist()))
+            before = after
+        return rows
+
+    def _own_drafts(self, prompts: Sequence[Prompt]) -> list[tuple[int, list[int]]]:
+        """Self-speculation over the decoder's sessions, after half of its layers."""
+        subject, layers = self._subject, self._subject.stepper.layers
+        point, rows = drafting_point(layers), []
+        with subject.open(point, max_rows=ROWS) as decoder:
+            for start in range(0, len(prompts), ROWS):
+                batch = prompts[start : start + ROWS]
+                found = self_speculate(Partner(decoder, point), layers // 2, batch, ACCEPTANCE_NEW, k=DRAFTED)
+                rows += _accepted_by_position(found, len(batch))
+        return rows
+
+    @cached_property
     def _ragged(self) -> list[Prompt]:
         """Rows of different lengths, from one token on."""
         chosen = self._prompts[:REPEATED]
@@ -202,6 +309,39 @@ def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
         -float(known[places].sum()),
         float((row.ids[:, 0] == own.argmax(axis=-1)).sum()),
     )
+
+
+def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature: float) -> dict[str, ByDocument]:
+    """``SamplingEvidence.repeats`` of ``rows`` [draws][documents][2]; the hottest ones show the most."""
+    one, other = rows
+    pairs = {
+        "seeds": [(a[n], b[n]) for n in (0, 1) for a, b in zip(one, other, strict=True)],
+        "rows of a request": [(row[0], row[1]) for draw in rows for row in draw],
+    }
+    chance = np.array([(row[0].p(temperature)[0][0] ** 2).sum() for row in one])
+    shares = {}
+    for name, both in pairs.items():
+        equal = np.array([a.emitted[0] == b.emitted[0] for a, b in both]).reshape(2, -1).mean(axis=0)
+        shares[name] = ByDocument.distinct(((equal - chance) / (1 - chance))[1 - chance > LEAST_OPEN])
+    return shares
+
+
+def _accepted_by_position(found: SpeculationResult, rows: int) -> list[tuple[int, list[int]]]:
+    """Rounds with drafts, and how many of them accepted each position, of each row.
+
+    After a refusal only unreached drafts belong to the same round; after a round without one a position is left out.
+    """
+    counts = [(0, [0] * DRAFTED) for _ in range(rows)]
+    at, before = 0, (-1, -1, ACCEPTED)  # sequence, position, verdict
+    for one in zip(found.drafts.sequence, found.drafts.position, found.drafts.verdict, strict=True):
+        sequence, position, verdict = map(int, one)
+        follows = (sequence, position) == (before[0], before[1] + 1)
+        at = at + 1 if follows and (before[2] == ACCEPTED or verdict == UNREACHED) else 0
+        drafts, accepted = counts[sequence]
+        accepted[at] += verdict == ACCEPTED
+        counts[sequence] = drafts + (at == 0), accepted
+        before = sequence, position, verdict
+    return counts
 
 
 def _twin_dtypes(dtype: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Prompt, Request, TokenLogProbs, Unsupported
+from emad_ref.protocol import DraftCounts, Prompt, Request, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.token_decoder import Completion, TokenDecoder
 from emad_ref.wire.address import UrlAddress
@@ -45,6 +46,11 @@ WAITS_S = (0.5, 2.0)  # before a request that the server put off is sent again
 PUT_OFF = (429, 503)  # statuses: too many requests, not ready
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
+
+DRAFTS = re.compile(r"^vllm:spec_decode_num_drafts(?:_total)?\{[^}]*\} (\S+)$", re.MULTILINE)
+ACCEPTED = re.compile(
+    r'^vllm:spec_decode_num_accepted_tokens_per_pos(?:_total)?\{[^}]*\bposition="(\d+)"[^}]*\} (\S+)$', re.MULTILINE
+)
 
 Reading = TypeVar("Reading")
 
@@ -226,6 +232,17 @@ class EngineClient:
 
         return self._read(body, read)
 
+    def draft_counts(self) -> DraftCounts:
+        """Counters of drafts as vLLM exports them, summed over its engines. Raises Unsupported: the server has none."""
+        status, text = self._exchange("GET", "/metrics", None, time.monotonic() + self._seconds)
+        drafts, accepted = DRAFTS.findall(text), ACCEPTED.findall(text)
+        if status != 200 or not drafts:
+            raise Unsupported("the server counts no drafts (vllm:spec_decode_num_drafts of /metrics)")
+        counts = np.zeros(1 + max((int(at) for at, _ in accepted), default=-1), dtype=np.int64)
+        for at, value in accepted:
+            counts[int(at)] += int(float(value))
+        return DraftCounts(sum(int(float(value)) for value in drafts), counts)
+
     def _read(self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Reading]) -> Reading:
         """What ``read`` makes of the reply to ``body``."""
         reply = self._call("POST", self.interface.path, body)
@@ -320,6 +337,10 @@ class EngineDecoder(TokenDecoder):
         rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]
         with ThreadPoolExecutor(len(rows)) as pool:
             return list(pool.map(lambda row: self._client.log_probs(row, max_new, top), rows))
+
+    def draft_counts(self) -> DraftCounts:
+        """Raises Unsupported."""
+        return self._client.draft_counts()
 
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         """Raises Unsupported, DecoderFailed: as ``EngineClient.complete``; no id, or one outside the vocabulary."""

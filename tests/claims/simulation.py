@@ -33,8 +33,8 @@ bound lies three standard errors from 5 %, and no draw is thrown away. They run 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -72,6 +72,7 @@ class Case:
     ``least``   share of draws that must have a wanted outcome (power; 1 for arithmetic).
     ``check``   looks at every verdict, and asserts what else its truth says of it.
     ``wanted``  of a case of ``power``: the outcome that its truth asks for.
+    ``thresholds``  that a user's file sets in place of the row's own.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Case:
     least: float = 1.0
     check: Callable[[Verdict], None] | None = None
     wanted: Outcome = "falsified"
+    thresholds: Mapping[str, float] = field(default_factory=dict)
 
 
 def celled(
@@ -132,7 +134,9 @@ def judged(claim: str, decide: Decide, case: Case, draws: range) -> list[Verdict
     verdicts = []
     for draw in draws:
         found = case.found(np.random.default_rng([SEED, draw]))
-        verdict = decide(found, asked(claim, np.random.default_rng([SEED, draw, 1])))
+        context = asked(claim, np.random.default_rng([SEED, draw, 1]))
+        row = replace(context.claim, thresholds=context.claim.thresholds | dict(case.thresholds))
+        verdict = decide(found, replace(context, claim=row))
         assert verdict.id == claim
         if case.check is not None:
             case.check(verdict)

@@ -1,11 +1,19 @@
-"""Answers of engines whose truth is known (ENG-1 to ENG-4, ENG-7)."""
+"""Answers of engines whose truth is known (ENG-1 to ENG-7)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from emad_ref.claims.engines import divergence_bound
-from emad_ref.measurements.engine import DistributionEvidence, RepetitionEvidence
+from emad_ref.measurements.engine import (
+    HEAD,
+    TAIL,
+    TEMPERATURES,
+    AcceptanceEvidence,
+    DistributionEvidence,
+    RepetitionEvidence,
+    SamplingEvidence,
+)
 from emad_ref.measurements.own_rule import OwnRuleEvidence
 from emad_ref.protocol import StatedRule
 from emad_ref.statistics.units import ByDocument, ByPair
@@ -146,4 +154,95 @@ ENG_7 = [
     Case("it states nothing", "premise", timed(2.0, states=NOTHING_STATED), check=says("neither a saving")),
 ]
 
-CASES = {"ENG-1": ENG_1, "ENG-2": ENG_2, "ENG-3": ENG_3, "ENG-4": ENG_4, "ENG-7": ENG_7}
+
+DRAWN = 64  # sampled tokens of a document at one temperature
+
+
+def sampled(n: int = 208, icc: float = 0.0, *, head: float = 1.0, tail: float = 1.0, copied: float = 0.0):
+    """Documents whose tokens lie in head and tail ``head`` and ``tail`` times as often as stated.
+
+    ``copied``: share of second draws that repeat the first token. ``icc``: of the shares of documents.
+    """
+
+    def found(rng: np.random.Generator) -> SamplingEvidence:
+        def counts(share: float) -> dict[float, ByDocument]:
+            k = np.inf if not icc else (1 - icc) / icc
+            shares = {
+                t: np.full(n, share) if icc == 0 else rng.beta(share * k, (1 - share) * k, n) for t in TEMPERATURES
+            }
+            return {t: ByDocument.distinct(rng.binomial(DRAWN, each)) for t, each in shares.items()}
+
+        def repeated() -> ByDocument:
+            chance = 0.5 * rng.beta(1.0, 2.0, n)  # that two draws of a prompt are equal
+            equal = (rng.uniform(size=(2, n)) < chance + copied * (1 - chance)).mean(axis=0)
+            return ByDocument.distinct((equal - chance) / (1 - chance))
+
+        tokens = ByDocument.distinct(np.full(n, DRAWN))
+        repeats = {name: repeated() for name in ("seeds", "rows of a request")}
+        return SamplingEvidence(counts(HEAD * head), counts(TAIL * tail), tokens, repeats)
+
+    return found
+
+
+def often(**share: float):
+    return lambda n, icc: sampled(n, icc, **share)
+
+
+ENG_6 = [
+    Case("as stated", "holds", sampled(), draws=20, least=0.8),
+    Case("greedy under the name of a temperature", "fails", sampled(head=2.0, tail=0.0, copied=1.0), draws=5),
+    Case("the tail is cut at a mass of 0.95", "fails", sampled(tail=0.5), draws=10),
+    Case("each seed draws the same", "fails", sampled(copied=1.0), draws=10),
+    Case("few documents of a right engine", "tied", sampled(20), draws=10),
+    *celled("the tail too often by the effect", "edge", often(tail=1.1), draws=20),
+    *celled("the tail too rarely by the effect", "edge", often(tail=0.9), icc=(0.0, 0.02), draws=20),
+    *celled("the head too often by the effect", "edge", often(head=1.1), icc=(0.0,), draws=20),
+    *celled("a tenth of the draws is copied", "edge", often(copied=0.1), icc=(0.0,), draws=20),
+    *celled("the tail too often by twice the effect", "power", often(tail=1.2), n=(200,), icc=(0.0,), draws=20),
+    *celled("the tail too rarely by twice the effect", "power", often(tail=0.8), n=(200,), icc=(0.0,), draws=20),
+    *celled("the head too rarely by twice the effect", "power", often(head=0.8), n=(200,), icc=(0.0,), draws=20),
+    *celled("a fifth of the draws is copied", "power", often(copied=0.2), n=(200,), icc=(0.0,), draws=20),
+]
+
+RECORD = (0.70, 0.55, 0.45, 0.35)  # share of drafts that accepted each position
+
+
+def accepting(n: int = 200, icc: float = 0.0, *, shift: float = 0.0, positions: int = len(RECORD)):
+    """Documents of about ten drafts, each of which accepts a position as often as on record, plus ``shift``."""
+
+    def found(rng: np.random.Generator) -> AcceptanceEvidence:
+        drafts = rng.integers(7, 14, n)
+        levels = 0.0 if not icc else 0.5 * np.sqrt(icc) * (2 * rng.beta(2.0, 2.0, n) - 1)
+        accepted, left = [], drafts
+        for at in range(positions):
+            before = 1.0 if not at else RECORD[at - 1] + shift
+            left = rng.binomial(left, np.clip((RECORD[at] + shift) / before + (levels if not at else 0.0), 0, 1))
+            accepted.append(ByDocument.distinct(left))
+        return AcceptanceEvidence(ByDocument.distinct(drafts), accepted)
+
+    return found
+
+
+def shifted(shift: float):
+    return lambda n, icc: accepting(n, icc, shift=shift)
+
+
+def measures_length(verdict) -> None:
+    """1 + the shares on record."""
+    assert abs(verdict.estimate - 1 - sum(RECORD)) < 0.2
+
+
+ON_RECORD = {f"acceptance_{at + 1}": rate for at, rate in enumerate(RECORD)}
+GIVEN = {"thresholds": ON_RECORD, "draws": 20}
+ENG_5 = [
+    Case("as on record", "holds", accepting(), least=0.8, **GIVEN),
+    Case("better than on record", "holds", accepting(shift=0.05), **GIVEN),
+    Case("acceptance length falls from 3.05 to 2.45", "fails", accepting(shift=-0.15), **GIVEN),
+    Case("one position less is drafted", "fails", accepting(positions=3), **GIVEN),
+    Case("few documents", "tied", accepting(20), **GIVEN),
+    Case("nothing on record", "value", accepting(), check=measures_length),
+    *celled("at the slack", "edge", shifted(-0.05), **GIVEN),
+    *celled("lower by twice the slack", "power", shifted(-0.1), n=(200,), **GIVEN),
+]
+
+CASES = {"ENG-1": ENG_1, "ENG-2": ENG_2, "ENG-3": ENG_3, "ENG-4": ENG_4, "ENG-5": ENG_5, "ENG-6": ENG_6, "ENG-7": ENG_7}

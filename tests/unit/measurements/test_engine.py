@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import GenerationConfig
 
 from emad_ref.claims.base import question_of
-from emad_ref.measurements.engine import EngineAnswers
+from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.own_rule import OwnRuleAnswers
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
@@ -21,12 +23,21 @@ from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import truncated
-from emad_ref.protocol import Decoder, Prompt, Request, StatedRule, Unsupported
+from emad_ref.protocol import Decoder, DraftCounts, Prompt, Request, StatedRule, Unsupported
 from emad_ref.record import Record
+from emad_ref.token_decoder import Completion, TokenDecoder
 from tests.claims.simulation import asked
 
 DOCUMENTS = 40
-GATHER = {"ENG-1": "distributions", "ENG-2": "company", "ENG-3": "repeats", "ENG-4": "distributions"}
+GATHER = {
+    "ENG-1": "distributions",
+    "ENG-2": "company",
+    "ENG-3": "repeats",
+    "ENG-4": "distributions",
+    "ENG-5": "acceptance",
+    "ENG-6": "draws",
+}
+UNLESS_OPEN = {"ENG-2": "survived", "ENG-3": "survived", "ENG-5": "measured"}  # without a record nothing is decided
 Make = Callable[[Request], Decoder]
 
 
@@ -35,9 +46,9 @@ def loaded() -> LoadedModel:
     return load("emad-nano")
 
 
-def verdict(claim: str, loaded: LoadedModel, make: Make, dtype: str | None = None) -> Any:
+def verdict(claim: str, loaded: LoadedModel, make: Make, dtype: str | None = None, documents: int = DOCUMENTS) -> Any:
     subject = ModelUnderTest(loaded, Study(decoder_dtype=dtype), RunResources(make))
-    found = getattr(EngineAnswers(subject, DOCUMENTS), GATHER[claim])
+    found = getattr(EngineAnswers(subject, documents), GATHER[claim])
     decide = question_of(claim).decide
     assert decide is not None
     return decide(found, asked(claim, np.random.default_rng(0)))
@@ -47,7 +58,7 @@ def verdict(claim: str, loaded: LoadedModel, make: Make, dtype: str | None = Non
 def test_an_honest_engine_is_not_falsified(claim: str, loaded: LoadedModel) -> None:
     """Of 40 documents a statistical row may say too few to survive; an exact one survives."""
     found = verdict(claim, loaded, make_reference_decoder)
-    assert found.verdict == ("survived" if claim in ("ENG-2", "ENG-3") else "inconclusive"), found
+    assert found.verdict == UNLESS_OPEN.get(claim, "inconclusive"), found
 
 
 def rounded(request: Request) -> Decoder:
@@ -79,6 +90,37 @@ class Changing:
         return record
 
 
+class Copying(Changing):
+    """The later half of a request's rows has the tokens of the first, whose prompts are the same."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+        record = super().generate(prompts, max_new, stop)
+        half = len(prompts) // 2
+        record.emitted[half:] = record.emitted[:half]
+        return record
+
+
+class Generating(TokenDecoder):
+    """transformers' own sampling."""
+
+    def __init__(self, request: Request, top_k: int):
+        super().__init__(request)
+        self._model, self._top_k = request.model.load().model, top_k
+
+    def complete(self, prompts: Sequence[Any], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        rows = []
+        for row, prompt in enumerate(prompts):
+            settings = {"top_k": self._top_k, "temperature": self.temperature, "max_new_tokens": max_new}
+            config = GenerationConfig(do_sample=True, pad_token_id=0, **settings)
+            ids = torch.tensor(prompt)[None]
+            with torch.random.fork_rng():
+                torch.manual_seed(self.row_seed(row))
+                mask = torch.ones_like(ids)
+                found = self._model.generate(ids, attention_mask=mask, generation_config=config)
+            rows.append(Completion(found[0, len(prompt) :].numpy(), False))
+        return rows
+
+
 FAULTS: dict[str, tuple[str, Make]] = {
     "int8 under the name of float32": ("ENG-1", quantised),
     "float16 weights under the name of float32": ("ENG-4", rounded),
@@ -89,19 +131,71 @@ FAULTS: dict[str, tuple[str, Make]] = {
     ),
     "another answer the second time": ("ENG-3", lambda request: Changing(request, lambda rows, n: n == 2)),
     "another answer after other requests": ("ENG-3", lambda request: Changing(request, lambda rows, n: n > 9)),
+    "temperature is ignored": (
+        "ENG-6",
+        lambda request: make_reference_decoder(replace(request, temperature=float(request.temperature > 0))),
+    ),
+    "seed is ignored": ("ENG-6", lambda request: make_reference_decoder(replace(request, seed=0))),
+    "rows of a request share one seed": ("ENG-6", lambda request: Copying(request, lambda rows, n: False)),
+    "the tail is cut": ("ENG-6", lambda request: Generating(request, top_k=4)),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_falsifies_its_row(fault: str, loaded: LoadedModel) -> None:
     claim, make = FAULTS[fault]
-    assert verdict(claim, loaded, make).verdict == "falsified"
+    documents = 4 * DOCUMENTS if "seed" in fault else DOCUMENTS  # the first token of half of them is nearly certain
+    assert verdict(claim, loaded, make, documents=documents).verdict == "falsified"
 
 
 def test_a_precision_that_is_stated_is_allowed(loaded: LoadedModel) -> None:
     """Rounded weights are no worse than float16, as the same engine says under its own name."""
     assert verdict("ENG-1", loaded, rounded, "float16").verdict != "falsified"
     assert verdict("ENG-4", loaded, rounded, "float16").verdict != "falsified"
+
+
+class Counting(Changing):
+    """Reports counters of drafts: five more a request, of which ``accepted`` more accept each position."""
+
+    def __init__(self, request: Request, accepted: Sequence[int]):
+        super().__init__(request, lambda rows, n: False)
+        self._accepted = np.array(accepted)
+
+    def draft_counts(self) -> DraftCounts:
+        return DraftCounts(5 * self._requests, self._requests * self._accepted)
+
+
+@pytest.mark.parametrize(("accepted", "outcome"), [((4, 2), "survived"), ((3, 2), "falsified"), ((4,), "falsified")])
+def test_counters_of_an_engine_are_held_against_a_record(
+    loaded: LoadedModel, accepted: Sequence[int], outcome: str
+) -> None:
+    subject = ModelUnderTest(loaded, Study(), RunResources(lambda request: Counting(request, accepted)))
+    found, context = EngineAnswers(subject, DOCUMENTS).acceptance, asked("ENG-5", np.random.default_rng(0))
+    recorded = context.claim.thresholds | {"acceptance_1": 0.8, "acceptance_2": 0.4}
+    decide = question_of("ENG-5").decide
+    assert decide is not None
+    decided = decide(found, replace(context, claim=replace(context.claim, thresholds=recorded)))
+    assert decided.verdict == outcome
+    (length,) = [leg.estimate for leg in decided.legs if leg.name == "acceptance length"]
+    assert length == pytest.approx(1 + sum(accepted) / 5)
+
+
+def test_own_drafts_are_counted_by_position(loaded: LoadedModel) -> None:
+    """At least as many accept a position as the next; with one accepted draft a round at least, all tokens are new."""
+    subject = ModelUnderTest(loaded, Study(), RunResources(make_reference_decoder))
+    found = EngineAnswers(subject, DOCUMENTS).acceptance
+    totals = [int(each.values.sum()) for each in found.accepted]
+    drafts = int(found.drafts.values.sum())
+    assert [drafts, *totals] == sorted([drafts, *totals], reverse=True)
+    new = drafts + sum(
+        totals
+    )  # a round emits what it accepts, and one more; openings and rounds without a draft do, too
+    assert 0.9 * ACCEPTANCE_NEW * len(found.drafts) < new <= ACCEPTANCE_NEW * len(found.drafts)
+
+
+def test_an_engine_without_counters_and_sessions_is_not_asked(loaded: LoadedModel) -> None:
+    with pytest.raises(Unsupported, match="deepens"):
+        verdict("ENG-5", loaded, lambda request: Generating(request, top_k=0))
 
 
 TRIPLE = StatedRule("exits everywhere", saved_blocks=0.67, speedup=3.0)

@@ -386,3 +386,36 @@ def test_a_url_may_end_in_the_version(path: str) -> None:
 def test_a_url_that_names_no_server_is_refused(text: str) -> None:
     with pytest.raises(BadArgument, match="decoder="):
         parse_address(text, Path(), "decoder")
+
+
+METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="served"} 10.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="served"} 2.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="served"} 1.7e+09
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="served"} 13.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="served",position="0"} 8.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="served",position="1"} 5.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="served",position="0"} 1.0
+"""
+
+
+class Metered(Engine):
+    """A server that also answers ``/metrics``."""
+
+    metrics: bytes = METRICS.encode()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return (200, self.metrics) if path == "/metrics" else super().get(path)
+
+
+def test_counters_of_drafts_are_summed_by_position() -> None:
+    with serve(Metered(complete)) as url:
+        counts = opened(url).draft_counts()
+    assert counts.drafts == 12
+    assert counts.accepted.tolist() == [9, 5]
+
+
+def test_a_server_without_counters_of_drafts_declines() -> None:
+    with serve(Engine(complete)) as url, pytest.raises(Unsupported, match="counts no drafts"):
+        opened(url).draft_counts()
