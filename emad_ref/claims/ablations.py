@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import quality_premise, replayed_row
+from emad_ref.claims.base import ClaimContext, Question
+from emad_ref.claims.premises import model_row, quality_premise
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.point import FEATURES
 from emad_ref.signals import relative_rise
@@ -34,15 +34,7 @@ NO_DAMAGE = "the foreign profile does no damage"
 NO_SAVING = "own and foreign thresholds do not both save 15 % of FLOPs on validation"
 
 
-@dataclass(frozen=True)
-class BaselineEvidence:
-    """Both families on the same documents of both splits; losses in nats."""
-
-    ours: PointFamily
-    rival: PointFamily
-
-
-def decide_against_baseline(found: BaselineEvidence, asked: ClaimContext) -> Verdict:
+def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: ClaimContext) -> Verdict:
     """EMAD-R1 to R4: at equal net FLOPs, does EMAD have lower perplexity than a rival family of rules?
     (EMAD, Experiments, Baselines)
 
@@ -55,8 +47,7 @@ def decide_against_baseline(found: BaselineEvidence, asked: ClaimContext) -> Ver
     """
     threshold = asked.claim.thresholds["perplexity_rise"]
     met = at_equal_flops(
-        found.ours,
-        found.rival,
+        *found,  # ours, and the rival's
         SAVING_LEVELS,
         threshold=math.log1p(threshold),
         rng=asked.rng,
@@ -123,7 +114,8 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
         if remedy.promised <= 0:
             beside.append(Leg(called, "not applicable", None, None, 0, None, "", "saves no FLOPs on validation"))
         else:
-            tests.append(_remedy_leg(called, _at_level(remedy, found.plain, min(level, remedy.promised), asked), asked))
+            met = _at_level(remedy, found.plain, min(level, remedy.promised), asked)
+            tests.append(comparison_leg(called, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim))
     shown = (
         [] if damage.estimate is None else [estimate_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
     )
@@ -148,21 +140,14 @@ def _lost_text(damage: EqualFlopsComparison) -> str:
     return f" at {damage.saving:.1%} net: {found.value:.4f} nats per token [{found.low:.4f}, {found.high:.4f}]"
 
 
-def _remedy_leg(name: str, met: EqualFlopsComparison, asked: ClaimContext) -> LegTest:
-    """One remedy, before Holm."""
-    return comparison_leg(name, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
-
-
-def answer_profile_shift(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """Replays of validation and evaluation split under thresholds of two corpora."""
-    verdict = quality_premise(evidence, asked)
-    if verdict is None and evidence.shifted is None:
-        verdict = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
-    if verdict is None and _own_family(evidence).promised < min(SAVING_LEVELS):
-        verdict = asked.not_applicable(NO_SAVING)  # decided before the model generates text for a foreign profile
-    if verdict is None:
-        verdict = decide_profile_shift(profile_shift_evidence(evidence), asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+def profile_shift_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``quality_premise``, a second corpus, and savings of its own profile; else a verdict that says what is absent."""
+    absent = quality_premise(evidence, asked)
+    if absent is None and evidence.shifted is None:
+        absent = asked.unmeasured(f"no second corpus beside {evidence.corpus}")
+    if absent is None and _own_family(evidence).promised < min(SAVING_LEVELS):
+        absent = asked.not_applicable(NO_SAVING)  # decided before the model generates text for a foreign profile
+    return absent
 
 
 def _own_family(evidence: ModelMeasurements) -> PointFamily:
@@ -187,10 +172,10 @@ def profile_shift_evidence(evidence: ModelMeasurements) -> ProfileShiftEvidence:
 def baseline_row(claim: str, family: str) -> Question[ModelMeasurements]:
     """The row of EMAD as published against ``family``, a key of ``sweep.grids.point_families``."""
 
-    def both(evidence: ModelMeasurements) -> BaselineEvidence:
-        return BaselineEvidence(evidence.rivals.family(EMAD_FAMILY), evidence.rivals.family(family))
+    def both(evidence: ModelMeasurements) -> tuple[PointFamily, PointFamily]:
+        return evidence.rivals.family(EMAD_FAMILY), evidence.rivals.family(family)
 
-    return replayed_row(claim, both, decide_against_baseline, legs=lambda study, layers: len(SAVING_LEVELS))
+    return model_row(claim, both, decide_against_baseline, legs=lambda study, layers: len(SAVING_LEVELS))
 
 
 QUESTIONS = (
@@ -198,11 +183,11 @@ QUESTIONS = (
     baseline_row("EMAD-R2", "fixed entropy"),  # one threshold after every probe, without a profile
     baseline_row("EMAD-R3", "softmax response"),  # it exits where the two largest probabilities lie far enough apart
     baseline_row("EMAD-R4", "chunked"),  # EMAD's profile, but decided once per chunk of tokens
-    Question(
+    model_row(
         "EMAD-E6",
-        "model",
-        answer_profile_shift,
+        profile_shift_evidence,
+        decide_profile_shift,
+        premise=profile_shift_premise,
         legs=lambda study, layers: len(CONDITIONINGS) + 1,
-        decide=decide_profile_shift,
     ),
 )

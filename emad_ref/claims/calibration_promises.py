@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -19,9 +19,8 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.early_exit_answers import (
     EXIT_TASKS,
     exit_row,
-    inapplicable_leg,
     missing_task_legs,
-    undecided_leg,
+    open_leg,
 )
 from emad_ref.claims.premises import exit_answer_absent
 from emad_ref.measurements.early_exits import EarlyExitMeasurements, TextConsistency
@@ -109,13 +108,8 @@ THRESHOLDS = (0.99, 0.9, 0.7, 0.4, 0.1)  # of softmax response, strict to loose
 ENOUGH = 0.5  # share of sets that must choose an exit for the promise to be worth something
 
 
-@dataclass(frozen=True)
-class PromiseEvidence:
-    """``consistency``: by task, of a model of ``layers`` blocks; ``missing``: task that could not be asked → why."""
-
-    consistency: Mapping[str, TextConsistency]
-    layers: int
-    missing: Mapping[str, str] = field(default_factory=dict)
+# consistency by task, blocks of the model, task that could not be asked → why
+PromiseEvidence = tuple[Mapping[str, TextConsistency], int, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -149,14 +143,17 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
     """
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []
-    beside = missing_task_legs(found.missing)
-    for task, each in found.consistency.items():
+    consistency, layers, missing = found
+    beside = missing_task_legs(missing)
+    for task, each in consistency.items():
         name, (more, less) = f"{task}, δ={delta:g}", risk_shown(each.pool, delta)
-        kept = promise_counts(each, more, less, found.layers, asked)
+        kept = promise_counts(each, more, less, layers, asked)
         if (leg := _undecidable_promise_leg(name, each, more, kept, asked)) is not None:
             beside.append(leg)
         else:
-            tests.append(_promise_leg(name, kept, asked))
+            counts = {"sure": kept.safe, "not_so": kept.broken, "seen": kept.seen}
+            least, claim = asked.claim.thresholds["coverage"], asked.claim
+            tests.append(set_share_leg(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum))
         beside += _promise_worth_legs(task, each, kept, asked.claim.unit)
     return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
 
@@ -183,26 +180,21 @@ def _undecidable_promise_leg(
     """Why these items could not falsify the claim, or let it survive, whatever the truth; None where they could."""
     delta, items, least = asked.claim.thresholds["tolerance"], len(each.pool), asked.claim.minimum.get("items", 0)
     if items < least:
-        return undecided_leg(name, f"{items} items, at least {least} are needed", items)
+        return open_leg(name, f"{items} items, at least {least} are needed", items, "inconclusive")
     if not kept.sets:
-        return undecided_leg(name, "too few items for a calibration set", items)
+        return open_leg(name, "too few items for a calibration set", items, "inconclusive")
     if kept.broken:
         return None
     worst = each.pool.mean(axis=0).max()
     if worst <= delta:
-        return inapplicable_leg(name, f"no threshold differs by more than {worst:.3f}: nothing could break", items)
+        return open_leg(name, f"no threshold differs by more than {worst:.3f}: nothing could break", items)
     if not more.any():
-        return undecided_leg(name, f"no threshold is shown to differ by more than {delta:g} on {items} items", items)
+        said = f"no threshold is shown to differ by more than {delta:g} on {items} items"
+        return open_leg(name, said, items, "inconclusive")
     if kept.exiting < ENOUGH * kept.sets:
-        return undecided_leg(name, f"{kept.exiting} of {kept.sets} sets certify any exit, half are needed", kept.sets)
+        said = f"{kept.exiting} of {kept.sets} sets certify any exit, half are needed"
+        return open_leg(name, said, kept.sets, "inconclusive")
     return None
-
-
-def _promise_leg(name: str, kept: PromiseCounts, asked: ClaimContext) -> LegTest:
-    """Of the sets that are sure to have kept or broken the promise."""
-    counts = {"sure": kept.safe, "not_so": kept.broken, "seen": kept.seen}
-    least, claim = asked.claim.thresholds["coverage"], asked.claim
-    return set_share_leg(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum)
 
 
 def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, unit: str) -> list[Leg]:
@@ -220,7 +212,7 @@ def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, u
 def promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
     """Answers under softmax response at each threshold, compared with the text of full depth."""
     found = {task: exits.consistency(task, THRESHOLDS) for task in exits.tasks}
-    return PromiseEvidence(found, exits.subject.stepper.layers, exits.missing)
+    return found, exits.subject.stepper.layers, exits.missing
 
 
 # ---------------------------------------------------------------- EMAD-X2: the guarantee of an exit
@@ -229,15 +221,9 @@ def promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
 SHARE = "share of calibration sets"
 
 
-@dataclass(frozen=True, eq=False)
-class CalibrationDraws:
-    """``chosen`` int64 [sets]: the threshold that each set certified, by its place, −1 for full depth.
-
-    ``pool`` [documents, λ] losses in 0–B at each threshold, of documents that no set has.
-    """
-
-    chosen: Ints
-    pool: ByDocument
+# int64 [sets] the threshold that each set certified, by its place, −1 for full depth; and [documents, λ] losses in 0–B
+# at each threshold, of documents that no set has
+CalibrationDraws = tuple[Ints, ByDocument]
 
 
 @dataclass(frozen=True)
@@ -289,7 +275,7 @@ def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
             tests.append(kept)
         else:
             beside.append(kept)
-        tests.append(_certifying(found.draws, asked))
+        tests.append(_certifying(found.draws[0], asked))
     else:
         beside.append(_stated(found, asked))
     return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
@@ -314,14 +300,15 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
 
 def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest | Leg:
     """Sets whose choice is shown to keep the promise, among all; or why none could have broken it."""
+    chosen, pool = draws
     risk = found.risk
     name = f"promises kept, δ={risk:g}"
-    means, sets = draws.pool.values.mean(axis=0), len(draws.chosen)
+    means, sets = pool.values.mean(axis=0), len(chosen)
     if means.max() <= risk:
         said = f"no threshold risks more than {means.max():.3g}: nothing could break"
         return Leg(name, "not applicable", None, None, sets, None, SHARE, said)
-    more, less = risk_shown(draws.pool.values / found.cap, risk / found.cap)
-    exiting = draws.chosen[draws.chosen >= 0]
+    more, less = risk_shown(pool.values / found.cap, risk / found.cap)
+    exiting = chosen[chosen >= 0]
     full = sets - len(exiting)
     return set_share_leg(
         name,
@@ -335,8 +322,8 @@ def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: Cla
     )
 
 
-def _certifying(draws: CalibrationDraws, asked: ClaimContext) -> LegTest:
-    sets, exiting = len(draws.chosen), int((draws.chosen >= 0).sum())
+def _certifying(chosen: Ints, asked: ClaimContext) -> LegTest:
+    sets, exiting = len(chosen), int((chosen >= 0).sum())
     return set_share_leg(
         "sets that certify an exit",
         sets,

@@ -7,7 +7,7 @@ neither is earlier, and the leg takes no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from emad_ref.statistics.legs import (
     unmeasured_leg,
 )
 from emad_ref.statistics.units import ByItem
-from emad_ref.statistics.verdicts import Leg, Verdict
+from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 
 EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked chain
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
@@ -42,8 +42,8 @@ def early_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verd
     absence = evidence.exits.absence
     if absence is None:
         return None
-    said = {"not applicable": asked.not_applicable, "unmeasured": asked.unmeasured}
-    return said[absence.outcome](absence.reason)
+    outcome, reason = absence
+    return asked.unmeasured(reason) if outcome == "unmeasured" else asked.not_applicable(reason)
 
 
 def answer_on_items(
@@ -97,18 +97,16 @@ def missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | 
 
     ``unsolved``: tasks that were asked and do not count, as no exit can cost anything on them.
     """
-    idle = [inapplicable_leg(task, reason) for task, reason in (unsolved or {}).items()]
+    idle = [open_leg(task, reason) for task, reason in (unsolved or {}).items()]
     return [*(unmeasured_leg(task, reason) for task, reason in missing.items()), *idle]
 
 
-def inapplicable_leg(name: str, reason: str, n: int = 0) -> Leg:
-    """A leg that the data at hand could not falsify, whatever the truth: it takes no part."""
-    return Leg(name, "not applicable", None, None, n, None, "", reason)
+def open_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "not applicable") -> Leg:
+    """A leg that the data at hand could not falsify, whatever the truth: it takes no part.
 
-
-def undecided_leg(name: str, reason: str, n: int = 0) -> Leg:
-    """A leg that the data at hand could not falsify, of a row that must not survive without it."""
-    return Leg(name, "inconclusive", None, None, n, None, "", reason)
+    ``outcome``: ``inconclusive`` in a row that must not survive without it.
+    """
+    return Leg(name, outcome, None, None, n, None, "", reason)
 
 
 ACTS = 0.05  # share of depth that a rule must save before a score under it says anything of the rule
@@ -175,12 +173,18 @@ class RuleComparisons:
         return missing_task_legs(self.missing, self.unsolved)
 
 
-def compare_rules(exits: EarlyExitMeasurements, ours: str, theirs: str) -> RuleComparisons:
-    """Rule ``ours`` against ``theirs`` at every minimum layer of every task that the model solves."""
-    found = []
+def compare_rules(
+    exits: EarlyExitMeasurements, ours: str, theirs: str | None = None, other: EarlyExitMeasurements | None = None
+) -> RuleComparisons:
+    """Rule ``ours`` against ``theirs``, None for full depth, at every minimum layer of every task that is solved.
+
+    ``other``: the model under ``theirs``, where it is not the same.
+    """
+    found, against = [], other or exits
     for task, minimum in exits.counting:
-        first, second = (exits.answered(task, rule, minimum).exited for rule in (ours, theirs))
-        found.append(RuleComparison(f"{task}, j={minimum}", first, second))
+        first = exits.answered(task, ours, minimum)
+        second = against.under(task, against.full if theirs is None else against.point(theirs, minimum))
+        found.append(RuleComparison(f"{task}, j={minimum}", first.exited, second.exited))
     return RuleComparisons.of(exits, found)
 
 
@@ -189,15 +193,11 @@ def compare_rules(exits: EarlyExitMeasurements, ours: str, theirs: str) -> RuleC
 READINGS = 2  # of JSD: the paper's, and its authors' code
 
 
-@dataclass(frozen=True)
-class ContrastiveExitEvidence:
-    """``fair``: both rules may first exit at the same layer; ``published``: JSD may exit one layer later."""
-
-    fair: RuleComparisons
-    published: RuleComparisons
+# (both rules may first exit at the same layer, as published: JSD may exit one layer later)
+ContrastiveExits = tuple[RuleComparisons, RuleComparisons]
 
 
-def decide_contrastive_exit(found: ContrastiveExitEvidence, asked: ClaimContext) -> Verdict:
+def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Verdict:
     """EE-3: does JSD contrastive confidence exit earlier than softmax response, within 2 points of its score or better?
     (Early-exit LLMs, Contrastive Decoding)
 
@@ -208,33 +208,26 @@ def decide_contrastive_exit(found: ContrastiveExitEvidence, asked: ClaimContext)
 
     Two legs per reading, task and minimum layer: blocks earlier, and score lost.
     """
-    fair = found.fair
+    fair, published = found
     sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
     tests, beside = [], fair.left_out
     for each in fair.contests:
         if each.exits_alike:
-            beside.append(inapplicable_leg(each.where, SAME_EXITS, len(each.ours)))
+            beside.append(open_leg(each.where, SAME_EXITS, len(each.ours)))
             continue
         blocks, lost = each.earlier(fair.layers, sooner, asked.rng), each.lost(drop, asked.rng)
         tests.append(leg_test(f"{each.where}: exit", blocks, "below", sooner, asked.claim.minimum))
         tests.append(leg_test(f"{each.where}: score", lost, "above", drop, asked.claim.minimum))
-    legs = [*decide_legs(tests, asked.other_legs), *beside, *_as_published(found.published, asked)]
-    return combine_verdict(asked.claim, asked.model, legs)
-
-
-def _as_published(found: RuleComparisons, asked: ClaimContext) -> list[Leg]:
     said = "softmax response may exit one block earlier by construction"
-    return [
-        estimate_leg(f"{each.where}, as published: exit", each.earlier(found.layers, 0.0, asked.rng), said)
-        for each in found.contests
-    ]
+    for each in published.contests:
+        blocks = each.earlier(published.layers, 0.0, asked.rng)
+        beside.append(estimate_leg(f"{each.where}, as published: exit", blocks, said))
+    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
 
 
-def contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExitEvidence:
+def contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
     """Answers under both rules at the paper's threshold."""
-    return ContrastiveExitEvidence(
-        RuleComparisons.of(exits, fair_comparisons(exits)), compare_rules(exits, "JSD", "softmax")
-    )
+    return RuleComparisons.of(exits, fair_comparisons(exits)), compare_rules(exits, "JSD", "softmax")
 
 
 def fair_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
@@ -266,7 +259,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
     for each in found.contests:
         if each.exits_alike:
             said = f"the prunings exit identically: {each.sizes}"
-            beside.append(inapplicable_leg(f"{each.where}: exit", said, len(each.ours)))
+            beside.append(open_leg(f"{each.where}: exit", said, len(each.ours)))
             continue
         blocks[f"{each.where}: exit"] = each.earlier(found.layers, least, asked.rng)
         beside.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
@@ -332,41 +325,29 @@ def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Ver
     return combine_verdict(asked.claim, asked.model, [*legs, *found.left_out])
 
 
-@dataclass(frozen=True)
-class CopyComparison:
-    """``contest``: state copying against deferred fill; ``same`` [items] bool, the same text under both."""
-
-    contest: RuleComparison
-    same: ByItem
+# (state copying against deferred fill; of each contest, [items] bool: the same text under both)
+StateCopies = tuple[RuleComparisons, Sequence[ByItem]]
 
 
-@dataclass(frozen=True)
-class StateCopyingEvidence:
-    """Of a model of ``layers`` blocks."""
-
-    copied: tuple[CopyComparison, ...]
-    layers: int
-
-
-def decide_state_copying(found: StateCopyingEvidence, asked: ClaimContext) -> Verdict:
+def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
     """EE-12: does state copying maintain the quality of exact deferred fill?
     (Early-exit LLMs, Preliminaries, Transformer Architecture)
 
     A report: the same rule and threshold under both schedules. Copied states may move later exits, so both are shown:
     score gained, blocks earlier and the share of unchanged texts, per task and rule.
     """
+    copied, texts = found
     legs: list[Leg] = []
-    for each in found.copied:
-        contest, where = each.contest, each.contest.where
-        legs.append(estimate_leg(f"{where}: score", contest.gained(0.0, asked.rng, asked.claim.unit)))
-        legs.append(estimate_leg(f"{where}: exit", contest.earlier(found.layers, 0.0, asked.rng)))
-        legs.append(count_leg(f"{where}: same text", each.same.values.mean(), len(each.same), "share"))
+    for each, same in zip(copied.contests, texts, strict=True):
+        legs.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng, asked.claim.unit)))
+        legs.append(estimate_leg(f"{each.where}: exit", each.earlier(copied.layers, 0.0, asked.rng)))
+        legs.append(count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
     return combine_verdict(asked.claim, asked.model, legs)
 
 
-def state_copies(exits: EarlyExitMeasurements) -> StateCopyingEvidence:
+def state_copies(exits: EarlyExitMeasurements) -> StateCopies:
     """Softmax response and JSD on every task, at the least minimum layer."""
-    found, minimum = [], exits.minima[0]
+    contests, texts, minimum = [], [], exits.minima[0]
     for task in exits.tasks:
         for rule in ("softmax", "JSD"):
             copied, exact = (
@@ -374,9 +355,9 @@ def state_copies(exits: EarlyExitMeasurements) -> StateCopyingEvidence:
                 exits.answered(task, rule, minimum, schedule="free_deferred"),
             )
             same = np.array([a == b for a, b in zip(copied.texts, exact.texts, strict=True)])
-            contest = RuleComparison(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited)
-            found.append(CopyComparison(contest, copied.exited.score.like(same)))
-    return StateCopyingEvidence(tuple(found), exits.subject.stepper.layers)
+            contests.append(RuleComparison(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited))
+            texts.append(copied.exited.score.like(same))
+    return RuleComparisons(tuple(contests), exits.subject.stepper.layers), texts
 
 
 def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
@@ -392,7 +373,7 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
     blocks, beside = {}, found.left_out
     for each in found.contests:
         if each.exits_alike:
-            beside.append(inapplicable_leg(each.where, SAME_EXITS, len(each.ours)))
+            beside.append(open_leg(each.where, SAME_EXITS, len(each.ours)))
         else:
             blocks[each.where] = each.earlier(found.layers, least, asked.rng)
         for name, side in (("pre-trained", each.theirs), ("tuned", each.ours)):
@@ -411,21 +392,9 @@ def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         if not isinstance(twin, EarlyExitMeasurements):
             return asked.not_applicable(twin)
         before, after = (exits, twin) if exits.pretrained else (twin, exits)
-        return decide_tuning(RuleComparisons.of(after, tuned_comparisons(before, after)), asked)
+        return decide_tuning(compare_rules(after, "softmax", "softmax", before), asked)
 
     return answer_on_items(evidence, asked, judged)
-
-
-def tuned_comparisons(before: EarlyExitMeasurements, after: EarlyExitMeasurements) -> tuple[RuleComparison, ...]:
-    """The tuned model against the pre-trained one, at every task and minimum layer."""
-    return tuple(
-        RuleComparison(
-            f"{task}, j={minimum}",
-            after.answered(task, "softmax", minimum).exited,
-            before.answered(task, "softmax", minimum).exited,
-        )
-        for task, minimum in after.counting
-    )
 
 
 def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
@@ -442,27 +411,12 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
         beside.append(count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
         if saved < ACTS:
             said = f"not exercised: exits save {saved:.1%} of the depth, less than {ACTS:.0%}"
-            beside.append(inapplicable_leg(each.where, said, len(full)))
+            beside.append(open_leg(each.where, said, len(full)))
         elif each.scores_alike:
-            beside.append(inapplicable_leg(each.where, SAME_SCORES, len(full)))
+            beside.append(open_leg(each.where, SAME_SCORES, len(full)))
         else:
             gains[each.where] = each.gained(least, asked.rng, asked.claim.unit)
     return judge_side(asked.claim, asked.model, gains, "below", least, other_legs=asked.other_legs, beside=beside)
-
-
-def full_depth_comparisons(exits: EarlyExitMeasurements) -> RuleComparisons:
-    """JSD against full depth at every minimum layer of every task that the model solves."""
-    return RuleComparisons.of(
-        exits,
-        (
-            RuleComparison(
-                f"{task}, j={minimum}",
-                exits.answered(task, "JSD", minimum).exited,
-                exits.under(task, exits.full).exited,
-            )
-            for task, minimum in exits.counting
-        ),
-    )
 
 
 QUESTIONS = (
@@ -477,5 +431,5 @@ QUESTIONS = (
     exit_row("EE-10", lambda exits: compare_rules(exits, "weighted contrast", "softmax"), decide_weighted_contrast),
     exit_row("EE-12", state_copies, decide_state_copying),
     Question("EE-13", "model", answer_tuning, legs=lambda study, layers: EXIT_SETTINGS, decide=decide_tuning),
-    exit_row("EE-15", full_depth_comparisons, decide_contrastive_score, legs=EXIT_SETTINGS),
+    exit_row("EE-15", lambda exits: compare_rules(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS),
 )

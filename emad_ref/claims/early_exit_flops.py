@@ -18,7 +18,7 @@ from emad_ref.claims.early_exit_answers import (
     answer_on_items,
     exit_row,
     missing_task_legs,
-    undecided_leg,
+    open_leg,
 )
 from emad_ref.claims.premises import with_flop_evidence
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary
@@ -27,7 +27,6 @@ from emad_ref.measurements.early_exits import (
     RULES,
     EarlyExitMeasurements,
     FlopSaving,
-    MissingPremise,
     flop_saving,
     flops_per_item,
     has_room,
@@ -71,12 +70,8 @@ class PruningComparison:
         return score_difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
 
 
-@dataclass(frozen=True)
-class NeverExitingToken:
-    """What pruning saves a token that never exits; adaptive sizes as if every readout were sure."""
-
-    where: str
-    saved: FlopSaving
+# place → what pruning saves a token that never exits; adaptive sizes as if every readout were sure
+NeverExiting = Mapping[str, FlopSaving]
 
 
 def compare_pruning(
@@ -95,24 +90,22 @@ def compare_pruning(
     return tuple(found)
 
 
-def never_exiting(subject: ModelUnderTest, before: str, after: str) -> tuple[NeverExitingToken, ...]:
-    """On the model under test, at the paper's minimum layers; () for a model that has no room for them."""
+def never_exiting(subject: ModelUnderTest, before: str, after: str) -> NeverExiting:
+    """On the model under test, at the paper's minimum layers; empty for a model that has no room for them."""
     geometry = subject.loaded.geometry
     if not subject.seq2seq or not has_room(geometry):
-        return ()
+        return {}
     return never_exiting_tokens(subject.name, geometry, minimum_layers(geometry.layers), before, after)
 
 
-def paper_never_exiting(before: str, after: str) -> tuple[NeverExitingToken, ...]:
+def paper_never_exiting(before: str, after: str) -> NeverExiting:
     """On the paper's own model."""
     return never_exiting_tokens(PAPERS, geometry_named(PAPERS), PUBLISHED_MINIMA, before, after)
 
 
-def never_exiting_tokens(
-    name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str
-) -> tuple[NeverExitingToken, ...]:
+def never_exiting_tokens(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> NeverExiting:
     """One token of ``geometry`` that never exits, under two rules of ``RULES``."""
-    found = []
+    found = {}
     for minimum in minima:
         signals = (RULES[rule] for rule in (before, after))
         points = (
@@ -120,8 +113,8 @@ def never_exiting_tokens(
             for signal, pruning in signals
         )
         parts = [flops_per_item(work_without_exit(point, geometry, **CONTEXT), geometry) for point in points]
-        found.append(NeverExitingToken(f"{name}, never exiting, j={minimum}", flop_saving(*parts)))
-    return tuple(found)
+        found[f"{name}, never exiting, j={minimum}"] = flop_saving(*parts)
+    return found
 
 
 def part_legs(found: PruningComparison, least: float | None) -> list[Leg]:
@@ -134,12 +127,12 @@ def part_legs(found: PruningComparison, least: float | None) -> list[Leg]:
     ]
 
 
-def never_legs(found: Iterable[NeverExitingToken], least: float | None) -> list[Leg]:
+def never_legs(found: NeverExiting, least: float | None) -> list[Leg]:
     """Both parts that a rule touches, token by token; the confidence part is judged where a threshold is given."""
     legs = []
-    for each in found:
-        legs.append(judged_count(f"{each.where}: confidence FLOPs", each.saved.confidence, 1, least))
-        legs.append(count_leg(f"{each.where}: decoder and confidence FLOPs", each.saved.decoding, 1, UNIT))
+    for where, saved in found.items():
+        legs.append(judged_count(f"{where}: confidence FLOPs", saved.confidence, 1, least))
+        legs.append(count_leg(f"{where}: decoder and confidence FLOPs", saved.decoding, 1, UNIT))
     return legs
 
 
@@ -151,11 +144,6 @@ def judged_count(name: str, value: float, n: int, least: float | None) -> Leg:
     return Leg(name, outcome, float(value), None, n, least, UNIT, "counted", good="higher")
 
 
-def instead_of_items(absence: MissingPremise) -> dict[str, str]:
-    """What stands beside arithmetic where no item can be asked: a leg where data is absent, none without a premise."""
-    return {"items": absence.reason} if absence.outcome == "unmeasured" else {}
-
-
 # ---------------------------------------------------------------- EE-1, 2 and 4: a pruned readout
 
 
@@ -164,13 +152,13 @@ class PruningEvidence:
     """``pruned``: () where no item could be decoded. ``missing``: task, or items, that could not be asked → why;
     ``unsolved``: task that was asked and does not count → why.
 
-    ``never``: a token that never exits, of the model under test; ``papers``: of the paper's. () where no arithmetic
+    ``never``: a token that never exits, of the model under test; ``papers``: of the paper's. Empty where no arithmetic
     belongs to the claim.
     """
 
     pruned: tuple[PruningComparison, ...] = ()
-    never: tuple[NeverExitingToken, ...] = ()
-    papers: tuple[NeverExitingToken, ...] = ()
+    never: NeverExiting = field(default_factory=dict)
+    papers: NeverExiting = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     unsolved: Mapping[str, str] = field(default_factory=dict)
 
@@ -194,7 +182,7 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
         legs += part_legs(each, least)
         score = f"{each.where}: score"
         if each.scores_alike:
-            beside.append(undecided_leg(score, SAME_SCORES, len(each.before)))
+            beside.append(open_leg(score, SAME_SCORES, len(each.before), "inconclusive"))
         else:
             tests.append(leg_test(score, each.lost(drop, asked.rng), "above", drop, asked.claim.minimum))
     if found.pruned:
@@ -214,7 +202,7 @@ def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict
     for each in found.pruned:
         legs += part_legs(each, None)
         legs.append(estimate_leg(f"{each.where}: score lost", each.lost(0.0, asked.rng)))
-    never = never_legs((*found.never, *found.papers), None)
+    never = never_legs({**found.never, **found.papers}, None)
     return combine_verdict(asked.claim, asked.model, [*legs, *never, *missing_task_legs(found.missing)])
 
 
@@ -235,10 +223,12 @@ def pruning_row(
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits, absence = evidence.exits, evidence.exits.absence
-        never = never_exiting(evidence.subject, *rules) if arithmetic else ()
-        papers = paper_never_exiting(*rules) if arithmetic else ()
+        never = never_exiting(evidence.subject, *rules) if arithmetic else {}
+        papers = paper_never_exiting(*rules) if arithmetic else {}
         if absence is not None and never:
-            alone = PruningEvidence(never=never, papers=papers, missing=instead_of_items(absence))
+            outcome, reason = absence
+            missing = {"items": reason} if outcome == "unmeasured" else {}
+            alone = PruningEvidence(never=never, papers=papers, missing=missing)
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 
         def judged() -> Verdict:
@@ -258,25 +248,10 @@ def pruning_row(
 MINIMA = (2, 7, 19)
 
 
-@dataclass(frozen=True)
-class FormulaGain:
-    """What the formula promises at minimum layer ``minimum`` and ``kept`` tokens, and what it cannot exceed."""
-
-    minimum: int
-    kept: int
-    gain: float
-    bound: float
+PrunedModel = tuple[int, int, int, int]  # layers, vocabulary, minimum layer, tokens kept
 
 
-@dataclass(frozen=True)
-class GainFormulaEvidence:
-    """``never``: what a token that never exits would execute."""
-
-    gains: tuple[FormulaGain, ...]
-    never: tuple[NeverExitingToken, ...] = ()
-
-
-def decide_gain_formula(found: GainFormulaEvidence, asked: ClaimContext) -> Verdict:
+def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked: ClaimContext) -> Verdict:
     """EE-8: does the paper's own efficiency formula support a hundredfold saving?
     (Early-exit LLMs, Early Exiting Via the Softmax Approach, and Softmax Speed-Up)
 
@@ -286,12 +261,12 @@ def decide_gain_formula(found: GainFormulaEvidence, asked: ClaimContext) -> Verd
     One exact leg per minimum layer: the formula against the threshold; its bound and executed FLOPs beside it.
     """
     legs: list[Leg] = []
-    for each in found.gains:
-        where = f"{PAPERS}, j={each.minimum}"
-        formula = f"{where}: formula at k={each.kept:,}"
-        legs.append(judged_count(formula, each.gain, 1, asked.claim.thresholds["flop_ratio"]))
-        legs.append(count_leg(f"{where}: bound L/j", each.bound, 1, UNIT, "the formula at k = 0"))
-    return combine_verdict(asked.claim, asked.model, [*legs, *never_legs(found.never, None)])
+    pruned, never = found
+    for layers, vocabulary, minimum, kept in pruned:
+        where, gain = f"{PAPERS}, j={minimum}", published_gain(layers, vocabulary, minimum, kept)
+        legs.append(judged_count(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"]))
+        legs.append(count_leg(f"{where}: bound L/j", gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"))
+    return combine_verdict(asked.claim, asked.model, [*legs, *never_legs(never, None)])
 
 
 def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -300,15 +275,14 @@ def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
     geometry = geometry_named(PAPERS)
-    gains = tuple(gain_at(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA)
-    verdict = decide_gain_formula(GainFormulaEvidence(gains, paper_never_exiting("softmax", "softmax, fixed")), asked)
+    pruned = [published_pruning(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
+    verdict = decide_gain_formula((pruned, paper_never_exiting("softmax", "softmax, fixed")), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 
-def gain_at(minimum: int, layers: int, vocabulary: int) -> FormulaGain:
-    """The formula at the published k* of ``minimum``."""
-    kept = kept_vocabulary(minimum, layers, vocabulary)
-    return FormulaGain(minimum, kept, published_gain(layers, vocabulary, minimum, kept), gain_bound(layers, minimum))
+def published_pruning(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
+    """At the published k* of ``minimum``."""
+    return layers, vocabulary, minimum, kept_vocabulary(minimum, layers, vocabulary)
 
 
 # ---------------------------------------------------------------- EE-14: time
@@ -318,38 +292,24 @@ NEW = 12
 PAIRS = 30
 
 
-@dataclass(frozen=True)
-class RuleTiming:
-    """One rule in pairs against full depth: ``full`` and ``own`` seconds, and how many times fewer FLOPs it runs."""
-
-    rule: str
-    full: ByPair
-    own: ByPair
-    saved: float
+# rule → seconds [pairs] of full depth and under the rule, and how many times fewer FLOPs it runs
+RuleTimings = Mapping[str, tuple[ByPair, ByPair, float]]
 
 
-@dataclass(frozen=True)
-class ExitRuntimeEvidence:
-    """One entry per rule."""
-
-    against: tuple[RuleTiming, ...]
-
-
-def decide_exit_runtime(found: ExitRuntimeEvidence, asked: ClaimContext) -> Verdict:
+def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
     """EE-14: does runtime follow the FLOP saving? (Early-exit LLMs, Softmax Speed-Up, limitations)
 
     A report: time and FLOPs of the same requests, rule by rule, in pairs against full depth, encoder included in both;
     above 1 is a gain. Speed has the FLOP saving in its reason, and that saving is a leg itself.
     """
     legs: list[Leg] = []
-    for each in found.against:
-        speed = log_ratio(each.full, each.own)
-        legs.append(estimate_leg(f"{each.rule}: speed", speed, f"FLOPs {each.saved:.2f} ×"))
-        legs.append(count_leg(f"{each.rule}: FLOPs", each.saved, len(each.own), "× fewer FLOPs"))
+    for rule, (full, own, saved) in found.items():
+        legs.append(estimate_leg(f"{rule}: speed", log_ratio(full, own), f"FLOPs {saved:.2f} ×"))
+        legs.append(count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
     return combine_verdict(asked.claim, asked.model, legs)
 
 
-def exit_runtimes(exits: EarlyExitMeasurements) -> ExitRuntimeEvidence:
+def exit_runtimes(exits: EarlyExitMeasurements) -> RuleTimings:
     """Every rule of ``TIMED``, timed together; then the FLOPs of the same requests, one rule after the other.
 
     Requests are about the last task, at the least minimum layer.
@@ -359,15 +319,10 @@ def exit_runtimes(exits: EarlyExitMeasurements) -> ExitRuntimeEvidence:
     """
     subject, prompts = exits.subject, exits.prompts(exits.tasks[-1])
     points = {rule: exits.point(rule, exits.minima[0]) for rule in TIMED}
-    seconds = time_rules(subject, prompts, points, PAIRS, NEW).seconds
+    seconds = {arm: ByPair(each) for arm, each in time_rules(subject, prompts, points, PAIRS, NEW).seconds.items()}
     full = timed_flops(subject, prompts, exits.full, PAIRS, NEW)
     own = {rule: timed_flops(subject, prompts, point, PAIRS, NEW) for rule, point in points.items()}
-    return ExitRuntimeEvidence(
-        tuple(
-            RuleTiming(rule, ByPair(seconds["full"]), ByPair(seconds[rule]), flop_saving(full, own[rule]).together)
-            for rule in TIMED
-        )
-    )
+    return {rule: (seconds["full"], seconds[rule], flop_saving(full, own[rule]).together) for rule in TIMED}
 
 
 QUESTIONS = (

@@ -7,7 +7,7 @@ paper's settings. Intervals resample items.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,25 +24,21 @@ from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_erro
 MEDIAN = RANK_QUANTILES.index(0.5)
 
 
-@dataclass(frozen=True)
-class ExitReadings:
-    """``read``: task → what every layer says of the reference answers, token by token, each with its item."""
-
-    read: Mapping[str, LayerReadings]
+Readings = Mapping[str, LayerReadings]  # task → what every layer says of the reference answers, token by token
 
 
-def layer_readings(exits: EarlyExitMeasurements) -> ExitReadings:
+def layer_readings(exits: EarlyExitMeasurements) -> Readings:
     """Of every task that could be asked."""
-    return ExitReadings({task: exits.read(task) for task in exits.tasks})
+    return {task: exits.read(task) for task in exits.tasks}
 
 
-def decide_overconfidence(found: ExitReadings, asked: ClaimContext) -> Verdict:
+def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-5: are early layers overconfident? (Early-exit LLMs, Early Exiting Via the Softmax Approach, Figures 2 and 3)
 
     One leg per task and layer: mean confidence minus accuracy, its calibration error in the reason.
     """
     legs: list[Leg] = []
-    for task, read in found.read.items():
+    for task, read in found.items():
         for layer in reliability(read.response, read.correct):
             over = read.by_item(read.response[:, layer.layer - 1] - read.correct[:, layer.layer - 1])
             estimate = mean_rate(over, read.tokens, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
@@ -63,20 +59,20 @@ def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
             "accuracy": layer.accuracy,
             "ECE": layer.calibration_error,
         }
-        for task, each in layer_readings(exits).read.items()
+        for task, each in layer_readings(exits).items()
         for layer in reliability(each.response, each.correct)
     ]
     return AttachedTable("confidence and accuracy per layer", rows, "confidence and accuracy")
 
 
-def decide_token_rank(found: ExitReadings, asked: ClaimContext) -> Verdict:
+def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-6: does the rank of the final token fall with depth? (Early-exit LLMs, Early Exiting Via Softmax, Figure 1)
 
     The rank that each layer gives to the token which the last layer prefers. Per task the slope of log2 rank over the
     layers, resampled by item, and the median rank after each layer.
     """
     legs: list[Leg] = []
-    for task, read in found.read.items():
+    for task, read in found.items():
         slope = profile_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
         slope = replace(slope, unit="doublings of the rank per layer")
         legs.append(estimate_leg(f"{task}: slope of log2 rank", slope))
@@ -89,13 +85,13 @@ def rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
     """Quantiles of the final token's rank after every layer."""
     rows: list[dict[str, Any]] = [
         {"task": task, "layer": layer, **dict(zip((f"{q:.0%}" for q in RANK_QUANTILES), ranks.tolist(), strict=True))}
-        for task, each in layer_readings(exits).read.items()
+        for task, each in layer_readings(exits).items()
         for layer, ranks in enumerate(rank_quantiles(each.ranks), start=1)
     ]
     return AttachedTable("rank of the final token per layer", rows, "final token rank")
 
 
-def decide_contrast_calibration(found: ExitReadings, asked: ClaimContext) -> Verdict:
+def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-11: does a constant α = 0.1 lead to overconfidence, and the decaying α′ not?
     (Early-exit LLMs, Addressing the Trade-Off Via Contrastive Decoding)
 
@@ -103,7 +99,7 @@ def decide_contrast_calibration(found: ExitReadings, asked: ClaimContext) -> Ver
     emitted is right. The paper gives no decay rate; every leg names ours.
     """
     legs: list[Leg] = []
-    for task, read in found.read.items():
+    for task, read in found.items():
         for (signal, alpha), (confidence, correct) in read.contrasts.items():
             over = read.by_item((confidence - correct).mean(axis=1))
             ece = expected_calibration_error(confidence.ravel(), correct.ravel())

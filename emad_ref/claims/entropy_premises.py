@@ -6,7 +6,7 @@ steeper profile gains more (E11). One matrix embeds and unembeds (E13).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from emad_ref.benchmark.flops import probe_share
 from emad_ref.calibration.monotonicity import correction_text, profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import quality_premise, replayed_row, with_flop_evidence
+from emad_ref.claims.premises import model_row, quality_premise, with_flop_evidence
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model import ModelMeasurements
@@ -52,15 +52,10 @@ from emad_ref.sweep.diagnostics import (
 # ---------------------------------------------------------------- EMAD-E1: by layer
 
 
-@dataclass(frozen=True)
-class EntropyProfileEvidence:
-    """``entropy_sums`` [documents, L] Σ_t H_ℓ(t), nats; ``tokens`` [documents]."""
-
-    entropy_sums: ByDocument
-    tokens: ByDocument
+EntropySums = tuple[ByDocument, ByDocument]  # Σ_t H_ℓ(t) [documents, L], nats; tokens [documents]
 
 
-def decide_entropy_profile(found: EntropyProfileEvidence, asked: ClaimContext) -> Verdict:
+def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     """EMAD-E1: does mean entropy under teacher forcing fall from each layer to the next?
     (EMAD, Introduction and Method)
 
@@ -71,12 +66,12 @@ def decide_entropy_profile(found: EntropyProfileEvidence, asked: ClaimContext) -
     One leg per step between adjacent layers; the slope over all layers is listed as measured.
     """
     threshold = asked.claim.thresholds["entropy_rise_nats"]
-    steps = profile_steps(found.entropy_sums, found.tokens, threshold=threshold, rng=asked.rng)
+    steps = profile_steps(*found, threshold=threshold, rng=asked.rng)
     tests = [
         leg_test(step_name(layer), step, "above", threshold, asked.claim.minimum)
         for layer, step in enumerate(steps, start=1)
     ]
-    slope = profile_slope(found.entropy_sums, found.tokens, threshold=threshold, rng=asked.rng)
+    slope = profile_slope(*found, threshold=threshold, rng=asked.rng)
     legs = [*decide_legs(tests, asked.other_legs), estimate_leg("slope over all layers", slope, threshold=threshold)]
     return combine_verdict(asked.claim, asked.model, legs)
 
@@ -91,7 +86,7 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
     if reason := evidence.subject.without_quality:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
-    verdict = decide_entropy_profile(EntropyProfileEvidence(*traces.entropy_sums), asked)
+    verdict = decide_entropy_profile(traces.entropy_sums, asked)
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
@@ -134,14 +129,11 @@ CONTEXT = 512
 K, RANK = 64, 64
 
 
-@dataclass(frozen=True)
-class ProbeCostEvidence:
-    """Geometry → estimator and stride → FLOPs of all probes of a token at full depth as a share of its blocks'."""
-
-    shares: Mapping[str, Mapping[str, float]]
+# geometry → estimator and stride → FLOPs of all probes of a token at full depth as a share of its blocks'
+ProbeShares = Mapping[str, Mapping[str, float]]
 
 
-def decide_probe_cost(found: ProbeCostEvidence, asked: ClaimContext) -> Verdict:
+def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
     """EMAD-E3: does probing cost less than 5 % of block FLOPs in small models at stride 4–8? (EMAD, Method, Complexity)
 
     A token that runs to full depth has read every probe: the share the paper's bound speaks of, at its largest.
@@ -166,7 +158,7 @@ def decide_probe_cost(found: ProbeCostEvidence, asked: ClaimContext) -> Verdict:
             )
             for estimator, share in by_estimator.items()
         ]
-        for geometry, by_estimator in found.shares.items()
+        for geometry, by_estimator in found.items()
     ]
     legs = [leg for own in by_geometry for leg in own]
     if not legs:
@@ -178,10 +170,10 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
     """The model under test beside small models of the papers."""
     geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
     geometries |= {name: geometry_named(name) for name in GEOMETRIES}
-    found = ProbeCostEvidence({name: probe_shares(geometry) for name, geometry in geometries.items()})
-    estimators = dict.fromkeys(name for shares in found.shares.values() for name in shares)
+    found = {name: probe_shares(geometry) for name, geometry in geometries.items()}
+    estimators = dict.fromkeys(name for shares in found.values() for name in shares)
     rows = [
-        {"estimator": estimator} | {f"{name} %": shares.get(estimator) for name, shares in found.shares.items()}
+        {"estimator": estimator} | {f"{name} %": shares.get(estimator) for name, shares in found.items()}
         for estimator in estimators
     ]
     table = AttachedTable("cost of probing as a share of block FLOPs, by geometry", rows)
@@ -219,22 +211,17 @@ ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper
 
 
 @dataclass(frozen=True)
-class EstimatorReading:
-    """Uncorrected estimates [tokens, probes] of one estimator and size, nats. ``listed``: ours, and so reports only."""
-
-    estimator: str
-    nats: Floats
-    listed: bool = False
-
-
-@dataclass(frozen=True)
 class EstimatorRankingEvidence:
-    """``full`` [tokens, probes] entropies of the full softmax after ``probes``, nats; ``document`` [tokens]."""
+    """``full`` [tokens, probes] entropies of the full softmax after ``probes``, nats; ``document`` [tokens].
+
+    ``readings``: estimator and size → uncorrected estimates [tokens, probes], nats. ``listed``: those that only report.
+    """
 
     probes: Sequence[int]
     full: Floats
-    readings: Sequence[EstimatorReading]
+    readings: Mapping[str, Floats]
     document: DocumentOf
+    listed: Collection[str] = ()
 
 
 def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
@@ -250,12 +237,12 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
     threshold = asked.claim.thresholds["spearman"]
     legs: dict[str, Estimate] = {}
     beside: list[Leg] = []
-    for reading in found.readings:
+    for estimator, nats in found.readings.items():
         for i, probe in enumerate(found.probes):
-            columns = reading.nats[:, i], found.full[:, i]
+            columns = nats[:, i], found.full[:, i]
             rho = rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
-            name = f"{reading.estimator}, layer {probe}"
-            if reading.listed:
+            name = f"{estimator}, layer {probe}"
+            if estimator in found.listed:
                 beside.append(estimate_leg(name, rho, "ours, not the paper's"))
             else:
                 legs[name] = rho
@@ -271,8 +258,9 @@ def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -
     trace, document = estimates.read_by_document("evaluate", READ, fitted)
     full = estimates.columns(trace.entropy_nats)
     read = {estimator: estimates.uncorrected(trace, estimator) for estimator in fitted}
-    readings = [EstimatorReading(each.name, nats, each.kind == "linear") for each, nats in read.items()]
-    verdict = decide_estimator_ranking(EstimatorRankingEvidence(estimates.probes, full, readings, document), asked)
+    readings, ours = {each.name: nats for each, nats in read.items()}, {estimates.linear.name}
+    found = EstimatorRankingEvidence(estimates.probes, full, readings, document, listed=ours)
+    verdict = decide_estimator_ranking(found, asked)
     table = AttachedTable("entropy estimators against the full softmax", agreement_rows(evidence, full, read))
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,)))
 
@@ -396,14 +384,8 @@ def context_depth_evidence(evidence: ModelMeasurements) -> ContextDepthEvidence:
 
 
 def context_depth_table(evidence: ModelMeasurements) -> Attachments:
-    """Depth in every doubling of the position."""
-    rows = depth_by_position(evidence)
-    return Attachments((AttachedTable(f"depth by position on {evidence.corpus}", rows, "depth by position"),))
-
-
-def depth_by_position(evidence: ModelMeasurements) -> list[dict[str, Any]]:
-    """What the calibrated default does along a text, and what it would do were depth free to rise again."""
-    return [
+    """In every doubling of the position, depth at the calibrated default, and what it would be were it free to rise."""
+    rows = [
         {
             "positions": f"{part.first}–{part.last}" if part.first < part.last else str(part.first),
             "tokens": part.tokens,
@@ -413,29 +395,21 @@ def depth_by_position(evidence: ModelMeasurements) -> list[dict[str, Any]]:
         }
         for part in depth_by_doubling(evidence.traces.evaluation, evidence.traces.profile.point(0.0))
     ]
+    return Attachments((AttachedTable(f"depth by position on {evidence.corpus}", rows, "depth by position"),))
 
 
 # ---------------------------------------------------------------- EMAD-E11: what a flat profile gains
 
 
-@dataclass(frozen=True)
-class FlatProfileEvidence:
-    """``entropy_sums`` [documents, L] nats, ``tokens`` [documents], of the evaluation split; ``gain`` there."""
-
-    entropy_sums: ByDocument
-    tokens: ByDocument
-    gain: MarginGain
-
-
-def decide_flat_profile(found: FlatProfileEvidence, asked: ClaimContext) -> Verdict:
+def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimContext) -> Verdict:
     """EMAD-E11: do flatter profiles gain less? What one model on one corpus adds to that trend. (EMAD, Limitations)
 
     Two numbers without a threshold: the slope of the mean entropy profile, and the gain at equal quality, what the
     margin that saves most within the bounds of perplexity on validation saves on evaluation; beside them, what it loses
     there. The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
     """
-    slope = profile_slope(found.entropy_sums, found.tokens, threshold=0.0, rng=asked.rng)
-    gain, documents = found.gain, len(found.tokens)
+    sums, gain = found
+    slope, documents = profile_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
     chosen = f"{gain.point}, chosen on validation"
     legs = [
         count_leg(f"net reduction at equal quality ({chosen})", gain.saved, documents, asked.claim.unit),
@@ -449,8 +423,7 @@ def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
     """From the evaluation trace, and the sweep of margins on validation."""
     verdict = quality_premise(evidence, asked)
     if verdict is None:
-        traces = evidence.traces
-        verdict = decide_flat_profile(FlatProfileEvidence(*traces.entropy_sums, margin_gain(evidence.rivals)), asked)
+        verdict = decide_flat_profile((evidence.traces.entropy_sums, margin_gain(evidence.rivals)), asked)
         verdict = with_flop_evidence(verdict, evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
@@ -458,27 +431,20 @@ def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 # ---------------------------------------------------------------- EMAD-E13: one matrix
 
 
-@dataclass(frozen=True)
-class TiedEmbeddingEvidence:
-    """``tied``: whether embedding and unembedding are one matrix."""
-
-    tied: bool
-
-
-def decide_tied_embedding(found: TiedEmbeddingEvidence, asked: ClaimContext) -> Verdict:
+def decide_tied_embedding(tied: bool, asked: ClaimContext) -> Verdict:
     """EMAD-E13: is the unembedding tied to the embedding? (EMAD, Method, Problem setting)
 
     The paper assumes one matrix for both. Read off the model's own description; it always applies.
     """
-    outcome: Outcome = "survived" if found.tied else "falsified"
-    said = "the premise holds" if found.tied else "the premise does not hold: embedding and unembedding are separate"
-    leg = Leg("tied unembedding", outcome, float(found.tied), None, 1, 1.0, asked.claim.unit, said, good="higher")
+    outcome: Outcome = "survived" if tied else "falsified"
+    said = "the premise holds" if tied else "the premise does not hold: embedding and unembedding are separate"
+    leg = Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, asked.claim.unit, said, good="higher")
     return combine_verdict(asked.claim, asked.model, [leg])
 
 
 def answer_tied_embedding(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the geometry of the model under test."""
-    verdict = decide_tied_embedding(TiedEmbeddingEvidence(evidence.loaded.geometry.tied), asked)
+    verdict = decide_tied_embedding(evidence.loaded.geometry.tied, asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 
@@ -498,7 +464,7 @@ QUESTIONS = (
         legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)),
         decide=decide_estimator_ranking,
     ),
-    replayed_row(
+    model_row(
         "EMAD-E9",
         context_depth_evidence,
         decide_context_depth,

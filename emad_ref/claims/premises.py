@@ -9,7 +9,7 @@ from typing import Any
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.study import Study
+from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
 from emad_ref.measurements.verification import FlopVerification
 from emad_ref.statistics.legs import count_leg
 from emad_ref.statistics.verdicts import Verdict
@@ -22,31 +22,37 @@ def quality_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict
     return None
 
 
-def replayed_row(
+def model_row(
     claim: str,
     gather: Callable[[ModelMeasurements], Any],
     decide: Callable[[Any, ClaimContext], Verdict],
     *,
+    premise: Callable[[ModelMeasurements, ClaimContext], Verdict | None] = quality_premise,
     attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
-    legs: Callable[[Study, int], int],
+    **options: Any,
 ) -> Question[ModelMeasurements]:
-    """The row of a claim that is decided by replay: ``decide`` what ``gather`` takes, under ``quality_premise``.
+    """The row of a claim on one model's measurements: ``decide`` what ``gather`` takes where ``premise`` allows it.
 
-    ``attach``: what stands beside the verdict where there is one.
+    ``premise``: a verdict without them, or None. ``attach``: what stands beside one. ``options``: of ``Question``.
     """
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-        if absent := quality_premise(evidence, asked):
+        if absent := premise(evidence, asked):
             return Answer(absent, evidence.corpus, evidence.fingerprint)
         verdict = decide(gather(evidence), asked)
         return Answer(verdict, evidence.corpus, evidence.fingerprint, attach(evidence))
 
-    return Question(claim, "model", answer, legs=legs, decide=decide)
+    return Question(claim, "model", answer, decide=decide, **options)
 
 
 def decoder_refusal(evidence: ModelMeasurements) -> str:
     """Why the decoder under test leaves quality undecided that the weights have; empty where it does not."""
     return "" if evidence.subject.without_quality else evidence.replay_validity.refusal
+
+
+def decoder_only_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """A model that continues plain documents; else ``not applicable``."""
+    return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.seq2seq else None
 
 
 def exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:

@@ -22,19 +22,19 @@ No claim here applies to weights without quality, or behind a decoder for which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 from scipy.stats import false_discovery_control
 
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import decoder_refusal, quality_premise, replayed_row
+from emad_ref.claims.premises import decoder_refusal, model_row, quality_premise
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.operating_points import PointMeasurements, point_attachments, task_attachments
-from emad_ref.point import OperatingPoint
-from emad_ref.record import Floats
+from emad_ref.measurements.operating_points import NllPair, PointMeasurements, point_attachments, task_attachments
 from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, accuracy_drop, needed_items
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
@@ -48,7 +48,6 @@ from emad_ref.statistics.legs import (
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import document_draws, perplexity_rise, resamples_for
-from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
 from emad_ref.sweep.grids import SETTINGS_PER_FAMILY
 from emad_ref.sweep.losses import PointLoss
@@ -134,12 +133,14 @@ def _with_unmeasured(verdict: Verdict, reasons: Mapping[str, str], claim: Claim)
 def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> tuple[list[LegTest], list[Leg]]:
     """Legs that take part in Holm's correction, and those that do not."""
     claim, bound = asked.claim, asked.claim.thresholds["perplexity_rise"]
-    draws = _SharedDraws(points, asked)
+    # as many samples as Holm's smallest level asks for: fewer could not reach the p-values it wants
+    resamples = resamples_for(sum(len(point.perplexity) + 1 for point in points) + asked.other_legs)
+    draws = cache(lambda documents: document_draws(documents, resamples, asked.rng))  # shared by points of a corpus
     tests: list[LegTest] = []
     listed: list[Leg] = []
     for point in points:
         for corpus, arms in point.perplexity.items():
-            rise = perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws.of(len(arms[2])))
+            rise = perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
             tests.append(leg_test(perplexity_leg(point.name, corpus), rise, "above", bound, claim.minimum))
         if not point.perplexity:
             listed.append(unmeasured_leg(f"{point.name}: perplexity", "no corpus was scored"))
@@ -155,24 +156,6 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
 def perplexity_leg(point: str, corpus: str) -> str:
     """The name of a point's leg on a corpus."""
     return f"{point}: perplexity on {corpus}"
-
-
-class _SharedDraws:
-    """Bootstrap samples by number of documents, drawn once and shared by all points of a corpus.
-
-    As many as Holm's smallest level asks for: fewer could not reach the p-values it wants.
-    """
-
-    def __init__(self, points: Sequence[PointMeasurements], asked: ClaimContext):
-        family = sum(len(point.perplexity) + 1 for point in points) + asked.other_legs
-        self._resamples = resamples_for(family)
-        self._rng = asked.rng
-        self._drawn: dict[int, Floats] = {}
-
-    def of(self, documents: int) -> Floats:
-        if documents not in self._drawn:
-            self._drawn[documents] = document_draws(documents, self._resamples, self._rng)
-        return self._drawn[documents]
 
 
 def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, list[Leg]]:
@@ -321,38 +304,18 @@ def every_margin(evidence: ModelMeasurements) -> QualityEvidence:
 
 
 @dataclass(frozen=True)
-class SelectedMargin:
-    """The cheapest margin within bounds on validation, and the share of FLOPs it saves there, net."""
+class MarginEvidence:
+    """The cheapest margin within bounds on validation, "" for none, and the share of FLOPs it saves there, net.
 
-    name: str
-    net_reduction: float
-
-
-@dataclass(frozen=True)
-class MarginTest:
-    """On the test split: NLL sums at the selected margin and at full depth, nats, and tokens, by document.
-
-    ``perplexity``: of full depth. ``tasks``: the replayed ones at the margin, whether or not they count.
+    On the test split: ``sums`` there and at full depth, None where nothing ``USEFUL`` is selected; ``perplexity`` of
+    full depth; the replayed ``tasks`` at the margin, whether or not they count.
     """
 
-    nll_nats: ByDocument
-    full_nll_nats: ByDocument
-    tokens: ByDocument
-    perplexity: float
+    name: str = ""
+    net_reduction: float = 0.0
+    sums: NllPair | None = None
+    perplexity: float = math.nan
     tasks: Mapping[str, TaskAccuracy] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class MarginEvidence:
-    """``selected``: None where no margin holds the bounds. ``tested``: None where nothing useful is selected."""
-
-    selected: SelectedMargin | None
-    tested: MarginTest | None = None
-
-
-def useful(selected: SelectedMargin | None) -> bool:
-    """Whether there is an operating point to speak of."""
-    return selected is not None and selected.net_reduction >= USEFUL
 
 
 def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdict:
@@ -367,47 +330,41 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
 
     One leg for perplexity, one for each task that counts; the other tasks are listed with the reason.
     """
-    selected, tested = found.selected, found.tested
-    if selected is None or not useful(selected):
-        saved = "none at all" if selected is None else f"{selected.name} ({selected.net_reduction:+.1%} net)"
+    if found.net_reduction < USEFUL:
+        saved = f"{found.name} ({found.net_reduction:+.1%} net)" if found.name else "none at all"
         return asked.not_applicable(
             f"no margin that saves {USEFUL:.0%} holds the bounds on validation; selected: {saved}"
         )
-    assert tested is not None, "a useful margin is tested"
+    assert found.sums is not None, "a useful margin is tested"
     claim = asked.claim
-    bound = min(claim.thresholds["perplexity_points"] / tested.perplexity, claim.thresholds["perplexity_rise"])
-    sums = tested.nll_nats, tested.full_nll_nats, tested.tokens
-    rise = perplexity_rise(*sums, threshold=bound, rng=asked.rng)
-    legs = [leg_test(f"{selected.name}: perplexity", rise, "above", bound, claim.minimum)]
+    bound = min(claim.thresholds["perplexity_points"] / found.perplexity, claim.thresholds["perplexity_rise"])
+    rise = perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
+    legs = [leg_test(f"{found.name}: perplexity", rise, "above", bound, claim.minimum)]
     least = claim.thresholds["accuracy_drop"]
-    drops = {task: task_drop(held, least) for task, held in tested.tasks.items()}
-    counting = [task for task, held in tested.tasks.items() if held.counts]
-    legs += [leg_test(f"{selected.name}: {task}", drops[task], "above", least, claim.minimum) for task in counting]
+    drops = {task: task_drop(held, least) for task, held in found.tasks.items()}
+    counting = [task for task, held in found.tasks.items() if held.counts]
+    legs += [leg_test(f"{found.name}: {task}", drops[task], "above", least, claim.minimum) for task in counting]
     beside = [
-        estimate_leg(f"{selected.name}: {task}", drops[task], held.standing, least)
-        for task, held in tested.tasks.items()
+        estimate_leg(f"{found.name}: {task}", drops[task], held.standing, least)
+        for task, held in found.tasks.items()
         if not held.counts
     ]
-    if tested.tasks and len(counting) < FEWEST:
-        beside.append(unmeasured_leg(f"{selected.name}: accuracy", uncounted_reason(tested.tasks)))
+    if found.tasks and len(counting) < FEWEST:
+        beside.append(unmeasured_leg(f"{found.name}: accuracy", uncounted_reason(found.tasks)))
     return combine_verdict(claim, asked.model, [*decide_legs(legs, asked.other_legs), *beside])
 
 
 def margin_evidence(evidence: ModelMeasurements) -> MarginEvidence:
     """The margin that the run selects, replayed on the evaluation split."""
-    chosen = evidence.points.selected
-    selected = None if chosen is None else SelectedMargin(chosen.point.name, chosen.net_reduction)
-    tested = tested_at(evidence, chosen.point) if chosen is not None and useful(selected) else None
-    return MarginEvidence(selected, tested)
-
-
-def tested_at(evidence: ModelMeasurements, point: OperatingPoint) -> MarginTest:
-    """What ``point`` loses on the evaluation split."""
-    full, traces = evidence.points.full_loss, evidence.traces
-    adaptive = evidence.rivals.evaluated(point)
-    nll, reference = (traces.by_document(loss.nll_nats) for loss in (adaptive, full))
-    tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
-    return MarginTest(nll, reference, traces.lengths, full.perplexity, tasks)
+    chosen, points, scored = evidence.points.selected, evidence.points, evidence.scored
+    if chosen is None:
+        return MarginEvidence()
+    named = chosen.point.name, chosen.net_reduction
+    if chosen.net_reduction < USEFUL:
+        return MarginEvidence(*named)
+    sums = points.nll(evidence.rivals.evaluated(chosen.point))
+    tasks = {task: scored.at(task, chosen.point) for task in scored.replayed}
+    return MarginEvidence(*named, sums, points.full_loss.perplexity, tasks)
 
 
 QUESTIONS = (
@@ -419,8 +376,6 @@ QUESTIONS = (
         legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None)),
         decide=decide_quality,
     ),
-    replayed_row(
-        "EMAD-F1-literal", every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY
-    ),
-    replayed_row("EMAD-E10", margin_evidence, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)),
+    model_row("EMAD-F1-literal", every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY),
+    model_row("EMAD-E10", margin_evidence, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)),
 )

@@ -28,7 +28,7 @@ def pareto(evidence: ModelMeasurements) -> Attachments:
 def early_exits(evidence: ModelMeasurements) -> Attachments:
     """Every early-exit rule, minimum layer and task: exit, score, FLOPs apart and together."""
     if absence := evidence.exits.absence:
-        raise Unsupported(absence.reason)
+        raise Unsupported(absence[1])
     return rule_table(evidence.exits)
 
 

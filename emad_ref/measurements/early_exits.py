@@ -390,12 +390,7 @@ def timed_flops(
 # ------------------------------------------------------------ all of one model
 
 
-@dataclass(frozen=True)
-class MissingPremise:
-    """Why no item is available: a premise is absent (``not applicable``), or data is (``unmeasured``)."""
-
-    outcome: Literal["not applicable", "unmeasured"]
-    reason: str
+Absence = tuple[Literal["not applicable", "unmeasured"], str]  # a premise or data, and why no item is available
 
 
 class EarlyExitMeasurements:
@@ -411,21 +406,19 @@ class EarlyExitMeasurements:
         self._read: dict[str, LayerReadings] = {}
 
     @property
-    def absence(self) -> MissingPremise | None:
+    def absence(self) -> Absence | None:
         """The first absent premise of all claims about early exits; None if items are available."""
         loaded = self.subject.loaded
         if not self.subject.seq2seq:
-            return MissingPremise(
-                "not applicable", "the claim needs an encoder-decoder model, not a decoder-only model"
-            )
+            return "not applicable", "the claim needs an encoder-decoder model, not a decoder-only model"
         if not loaded.trained:
-            return MissingPremise("not applicable", "random weights: confidence and score of noise say nothing")
+            return "not applicable", "random weights: confidence and score of noise say nothing"
         if loaded.tokenizer is None:
-            return MissingPremise("unmeasured", "the model came without a tokenizer, and the tasks are text")
+            return "unmeasured", "the model came without a tokenizer, and the tasks are text"
         if not has_room(loaded.geometry):
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
-            return MissingPremise("not applicable", f"{few}: no room for the paper's settings")
-        return MissingPremise("unmeasured", none) if (none := self.task_items.none) else None
+            return "not applicable", f"{few}: no room for the paper's settings"
+        return ("unmeasured", none) if (none := self.task_items.none) else None
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recor
     """
     exits = emad_evidence.exits
     if absence := exits.absence:
-        pytest.skip(f"{absence.outcome} ({absence.reason})")
+        pytest.skip("{} ({})".format(*absence))
     shown = minimum_layer_tables(exits)
     emad_record.exhibits(emad_evidence.name, shown)
     layers = emad_evidence.subject.stepper.layers

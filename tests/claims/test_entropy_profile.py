@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.entropy_premises import EntropyProfileEvidence, decide_entropy_profile
+from emad_ref.claims.entropy_premises import decide_entropy_profile
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict, load_register
 
@@ -17,7 +17,7 @@ def judged(steps: list[float], n: int = 40) -> Verdict:
     means = 5 + np.concatenate([[0], np.cumsum(steps)])
     sums = tokens[:, None] * (means + 0.02 * source.standard_normal((n, len(means))))
     asked = ClaimContext(load_register()["EMAD-E1"], "m", np.random.default_rng(5))
-    return decide_entropy_profile(EntropyProfileEvidence(ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
+    return decide_entropy_profile((ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_prob
     assert len(legs) == 5 * 2 * len(entropy_premises.GEOMETRIES)  # four layers leave no probe at stride 4 or 8
     assert "llama-7b, full, stride 8" in legs
     assert entropy_premises.decide_probe_cost(
-        entropy_premises.ProbeCostEvidence({}), ClaimContext(REGISTER["EMAD-E3"], "m", np.random.default_rng(0))
+        {}, ClaimContext(REGISTER["EMAD-E3"], "m", np.random.default_rng(0))
     ).reason
 
 

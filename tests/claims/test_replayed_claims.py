@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.claims import ablations, entropy_premises, speedup
 from emad_ref.claims.base import Answer, RunPlan, ask, question_of
-from emad_ref.claims.entropy_premises import EstimatorRankingEvidence, EstimatorReading
+from emad_ref.claims.entropy_premises import EstimatorRankingEvidence
 from emad_ref.claims.premises import decoder_refusal
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.traces import EntropyEstimates
@@ -53,7 +53,7 @@ def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
     """Forty windows of twenty documents: as documents they would falsify, together they are too few."""
     rng = np.random.default_rng(0)
     full = rng.standard_normal((40 * 10, 1))
-    readings = [EstimatorReading("topk", full + rng.standard_normal(full.shape))]
+    readings = {"topk": full + rng.standard_normal(full.shape)}
     window = np.repeat(np.arange(40), 10)
     as_windows = entropy_premises.decide_estimator_ranking(
         EstimatorRankingEvidence([2], full, readings, DocumentOf(window)), asked("EMAD-E4", rng)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.claims.ablations import NO_DAMAGE, BaselineEvidence, ProfileShiftEvidence
+from emad_ref.claims.ablations import NO_DAMAGE, ProfileShiftEvidence
 from emad_ref.record import Floats
 from emad_ref.statistics.fronts import FamilySplit, PointFamily
 from emad_ref.statistics.units import ByDocument
@@ -27,6 +27,7 @@ SAVINGS = np.linspace(0.0, 0.65, 27)
 CHOSEN_ON = 60  # validation documents
 SPREAD = 0.05  # nats per token between documents, at the last saving, around the curve
 Curve = Callable[[Floats], Floats]
+Rivals = tuple[PointFamily, PointFamily]
 
 
 def convex(savings: Floats) -> Floats:
@@ -68,10 +69,10 @@ def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = 
 def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Floats = SAVINGS):
     """EMAD's curve lies above the rival's by ``rise`` nats per token at the last saving, in proportion before it."""
 
-    def found(rng: np.random.Generator) -> BaselineEvidence:
+    def found(rng: np.random.Generator) -> Rivals:
         texts = Text(rng, CHOSEN_ON), Text(rng, documents)
         ours = family("emad", texts, lambda savings: curve(savings) + rise * savings / 0.65, savings)
-        return BaselineEvidence(ours, family("rival", texts, curve, savings))
+        return ours, family("rival", texts, curve, savings)
 
     return found
 
@@ -80,10 +81,10 @@ def renamed(side: PointFamily) -> PointFamily:
     return replace(side, names=("full depth", *(f"other {name}" for name in side.names[1:])))
 
 
-def itself(rng: np.random.Generator) -> BaselineEvidence:
+def itself(rng: np.random.Generator) -> Rivals:
     """A rival that is EMAD under another name."""
     ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, 200)), convex)
-    return BaselineEvidence(ours, renamed(ours))
+    return ours, renamed(ours)
 
 
 def halved(side: PointFamily) -> PointFamily:
@@ -102,20 +103,20 @@ def halved(side: PointFamily) -> PointFamily:
 def on_every_second(curve: Curve, documents: int = 200):
     """EMAD against itself on every second document: its front at half the saving, or worse where it bends."""
 
-    def found(rng: np.random.Generator) -> BaselineEvidence:
+    def found(rng: np.random.Generator) -> Rivals:
         ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, documents)), curve)
-        return BaselineEvidence(ours, halved(ours))
+        return ours, halved(ours)
 
     return found
 
 
-def halves_of(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], BaselineEvidence]]:
+def halves_of(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], Rivals]]:
     return lambda documents, icc: on_every_second(curve, documents)
 
 
-def shallow(rng: np.random.Generator) -> BaselineEvidence:
+def shallow(rng: np.random.Generator) -> Rivals:
     texts = Text(rng, CHOSEN_ON), Text(rng, 40)
-    return BaselineEvidence(family("emad", texts, convex), family("rival", texts, convex, np.array([0.0, 0.05, 0.1])))
+    return family("emad", texts, convex), family("rival", texts, convex, np.array([0.0, 0.05, 0.1]))
 
 
 def both_sides_save_the_same(verdict: Verdict) -> None:
@@ -135,7 +136,7 @@ def says_that_nothing_met(verdict: Verdict) -> None:
     assert verdict.reason == "no point of both sweeps saves 15 % of FLOPs on validation"
 
 
-def alike(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], BaselineEvidence]]:
+def alike(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], Rivals]]:
     return lambda documents, icc: met(0.0, documents, curve)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.claims.calibration_promises import THRESHOLDS, CalibrationDraws, GuaranteeEvidence, PromiseEvidence
+from emad_ref.claims.calibration_promises import THRESHOLDS, GuaranteeEvidence, PromiseEvidence
 from emad_ref.measurements.early_exits import SET_SIZE, TextConsistency
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict
@@ -40,7 +40,7 @@ def found(
             drawn = losses(rng, sets, SET_SIZE, risk=risk)
             drawn[rng.random(sets) < share] = 0.0
             tasks[f"task {number}"] = TextConsistency(losses(rng, pool, risk=risk), drawn, MEAN_EXIT)
-        return PromiseEvidence(tasks, LAYERS)
+        return tasks, LAYERS, {}
 
     return draw
 
@@ -111,7 +111,7 @@ def promised(
         luck = rng.random(sets)
         chosen = np.where(luck < broken, len(grid) - 1, np.where(luck > 1 - full, -1, 1))
         pool = ByDocument.distinct(np.stack([exit_losses(rng, each, EXIT_POOL) for each in grid], axis=1))
-        draws = CalibrationDraws(chosen, pool) if sets else None
+        draws = (chosen, pool) if sets else None
         return GuaranteeEvidence(
             fresh, EXIT_RISK, ERROR, 300, power, draws, "" if mean is not None else "nothing was certified"
         )

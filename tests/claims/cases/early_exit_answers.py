@@ -9,11 +9,10 @@ import numpy as np
 from emad_ref.claims.early_exit_answers import (
     SAME_EXITS,
     SAME_SCORES,
-    ContrastiveExitEvidence,
-    CopyComparison,
+    ContrastiveExits,
     RuleComparison,
     RuleComparisons,
-    StateCopyingEvidence,
+    StateCopies,
 )
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import DEEP, ITEMS, LAYERS, PLAIN, Cell, alike, contest, exited, leg_by_name, near
@@ -28,32 +27,31 @@ NONE = RuleComparisons((), LAYERS)
 
 def contrastive_exits(
     *legs: tuple[float, float], cell: Cell = PLAIN
-) -> Callable[[np.random.Generator], ContrastiveExitEvidence]:
+) -> Callable[[np.random.Generator], ContrastiveExits]:
     """(blocks earlier, score gained) per setting."""
 
-    def draw(rng: np.random.Generator) -> ContrastiveExitEvidence:
+    def draw(rng: np.random.Generator) -> ContrastiveExits:
         made = (
             contest(rng, f"s{i}", sooner=sooner, gained=gained, cell=cell) for i, (sooner, gained) in enumerate(legs)
         )
-        return ContrastiveExitEvidence(RuleComparisons(tuple(made), LAYERS), NONE)
+        return RuleComparisons(tuple(made), LAYERS), NONE
 
     return draw
 
 
-def handicapped(rng: np.random.Generator) -> ContrastiveExitEvidence:
+def handicapped(rng: np.random.Generator) -> ContrastiveExits:
     """Alike but for the block that JSD must wait: only the comparison as published shows a difference."""
     published = contest(rng, "s0", sooner=-1.0)
-    return ContrastiveExitEvidence(RuleComparisons((alike(rng, "s0"),), LAYERS), RuleComparisons((published,), LAYERS))
+    return RuleComparisons((alike(rng, "s0"),), LAYERS), RuleComparisons((published,), LAYERS)
 
 
-def itself(cell: Cell) -> Callable[[np.random.Generator], ContrastiveExitEvidence]:
-    return lambda rng: ContrastiveExitEvidence(RuleComparisons((alike(rng, "s0", cell),), LAYERS), NONE)
+def itself(cell: Cell) -> Callable[[np.random.Generator], ContrastiveExits]:
+    return lambda rng: (RuleComparisons((alike(rng, "s0", cell),), LAYERS), NONE)
 
 
-def unsolved(rng: np.random.Generator) -> ContrastiveExitEvidence:
-    return ContrastiveExitEvidence(
-        RuleComparisons((), LAYERS, unsolved={"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}), NONE
-    )
+def unsolved(rng: np.random.Generator) -> ContrastiveExits:
+    reasons = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
+    return RuleComparisons((), LAYERS, unsolved=reasons), NONE
 
 
 def the_block_decides_nothing(verdict: Verdict) -> None:
@@ -140,10 +138,10 @@ EE_10 = [
 def copies(sooner: float, gained: float):
     """Every fifth text changes."""
 
-    def draw(rng: np.random.Generator) -> StateCopyingEvidence:
+    def draw(rng: np.random.Generator) -> StateCopies:
         copied = contest(rng, "task, j=2", sooner=sooner, gained=gained)
         same = copied.ours.score.like(np.arange(ITEMS) % 5 != 0)
-        return StateCopyingEvidence((CopyComparison(copied, same),), LAYERS)
+        return RuleComparisons((copied,), LAYERS), [same]
 
     return draw
 

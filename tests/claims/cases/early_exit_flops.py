@@ -8,19 +8,16 @@ import numpy as np
 
 from emad_ref.claims.early_exit_answers import SAME_SCORES
 from emad_ref.claims.early_exit_flops import (
-    ExitRuntimeEvidence,
-    FormulaGain,
-    GainFormulaEvidence,
-    NeverExitingToken,
+    NeverExiting,
+    PrunedModel,
     PruningComparison,
     PruningEvidence,
-    RuleTiming,
-    gain_at,
+    RuleTimings,
+    published_pruning,
 )
 from emad_ref.measurements.early_exits import FlopsPerItem, flop_saving
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
-from emad_ref.sweep.diagnostics import gain_bound, published_gain
 from tests.claims.simulated_exits import PLAIN, Cell, leg_by_name, near, scores
 from tests.claims.simulation import Case, celled
 
@@ -38,13 +35,9 @@ def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell
     return PruningComparison(where, flop_saving(before, after), theirs, ours)
 
 
-def never(fewer: float, name: str = "simulated") -> tuple[NeverExitingToken, ...]:
-    return (
-        NeverExitingToken(
-            f"{name}, j=2",
-            flop_saving(FlopsPerItem(FULL_HEAD, BLOCKS, 0.0), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, 0.0)),
-        ),
-    )
+def never(fewer: float, name: str = "simulated") -> NeverExiting:
+    before, after = FlopsPerItem(FULL_HEAD, BLOCKS, 0.0), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, 0.0)
+    return {f"{name}, j=2": flop_saving(before, after)}
 
 
 def fixed_pruning(fewer: float, *lost: float, cell: Cell = PLAIN):
@@ -175,12 +168,8 @@ EE_4 = [
 # The formula on vocabularies and depths for which its value is plain arithmetic.
 
 
-def gain(layers: int, vocabulary: int, minimum: int, kept: int) -> FormulaGain:
-    return FormulaGain(minimum, kept, published_gain(layers, vocabulary, minimum, kept), gain_bound(layers, minimum))
-
-
-def formula(*gains: FormulaGain):
-    return lambda rng: GainFormulaEvidence(gains, never(7.4))
+def formula(*pruned: PrunedModel):
+    return lambda rng: (pruned, never(7.4))
 
 
 def exactly_a_hundred(verdict: Verdict) -> None:
@@ -198,9 +187,14 @@ def bounded(verdict: Verdict) -> None:
 
 
 EE_8 = [
-    Case("two hundred layers, left after the first", "holds", formula(gain(200, 32_128, 1, 20))),
-    Case("24 layers of T5", "fails", formula(gain_at(2, 24, 32_128), gain_at(7, 24, 32_128)), check=bounded),
-    Case("exactly a hundred", "holds", formula(gain(200, 398, 1, 2)), check=exactly_a_hundred),
+    Case("two hundred layers, left after the first", "holds", formula((200, 32_128, 1, 20))),
+    Case(
+        "24 layers of T5",
+        "fails",
+        formula(published_pruning(2, 24, 32_128), published_pruning(7, 24, 32_128)),
+        check=bounded,
+    ),
+    Case("exactly a hundred", "holds", formula((200, 398, 1, 2)), check=exactly_a_hundred),
 ]
 
 
@@ -212,10 +206,10 @@ PAIRS = 60
 
 
 def runtimes(faster: float, saved: float):
-    def draw(rng: np.random.Generator) -> ExitRuntimeEvidence:
+    def draw(rng: np.random.Generator) -> RuleTimings:
         shared = 0.01 * np.exp(0.3 * rng.standard_normal(PAIRS))
         full, own = (shared * np.exp(0.05 * rng.standard_normal(PAIRS)) for _ in range(2))
-        return ExitRuntimeEvidence((RuleTiming("rule", ByPair(full * faster), ByPair(own), saved),))
+        return {"rule": (ByPair(full * faster), ByPair(own), saved)}
 
     return draw
 

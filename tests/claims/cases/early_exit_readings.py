@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.early_exit_readings import ExitReadings
 from emad_ref.measurements.early_exits import LayerReadings
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import leg_by_name, near
@@ -50,7 +49,7 @@ EE_5 = [
     Case(
         "from overconfident to underconfident",
         "value",
-        lambda rng: ExitReadings({"task": confident_reading(rng)}),
+        lambda rng: {"task": confident_reading(rng)},
         10,
         check=check_confidence,
     )
@@ -82,7 +81,7 @@ def case(name: str, doublings: int, medians: tuple[int, ...]) -> Case:
     return Case(
         name,
         "value",
-        lambda rng: ExitReadings({"task": ranked_reading(rng, doublings)}),
+        lambda rng: {"task": ranked_reading(rng, doublings)},
         draws=5,
         check=near(truths, 1e-9),
     )
@@ -129,7 +128,7 @@ EE_11 = [
     Case(
         "over- and underconfident",
         "value",
-        lambda rng: ExitReadings({"task": contrast_reading(rng)}),
+        lambda rng: {"task": contrast_reading(rng)},
         draws=10,
         check=check_contrast,
     )

@@ -9,12 +9,9 @@ import numpy as np
 from emad_ref.claims.entropy_premises import (
     HARD_LEG,
     ContextDepthEvidence,
-    EntropyProfileEvidence,
+    EntropySums,
     EstimatorRankingEvidence,
-    EstimatorReading,
-    FlatProfileEvidence,
-    ProbeCostEvidence,
-    TiedEmbeddingEvidence,
+    ProbeShares,
 )
 from emad_ref.measurements.pareto import MarginGain
 from emad_ref.statistics.units import ByDocument, DocumentOf
@@ -32,14 +29,12 @@ SPREAD_NATS = 0.05  # of a layer, between windows
 def profile(steps: list[float], documents: int = 60, icc: float = 0.3, spread: float = SPREAD_NATS):
     """Entropy that changes by ``steps`` nats from layer to layer."""
 
-    def found(rng: np.random.Generator) -> EntropyProfileEvidence:
+    def found(rng: np.random.Generator) -> EntropySums:
         tokens = rng.integers(50, 200, documents * WINDOWS)
         columns = [clustered(rng, documents, WINDOWS, icc) for _ in range(len(steps) + 1)]
         document = DocumentOf(columns[0][1])
         means = 3.0 + np.cumsum([0.0, *steps]) + spread * np.stack([column for column, _ in columns], axis=1)
-        return EntropyProfileEvidence(
-            ByDocument.summed(means * tokens[:, None], document), ByDocument.summed(tokens, document)
-        )
+        return ByDocument.summed(means * tokens[:, None], document), ByDocument.summed(tokens, document)
 
     return found
 
@@ -72,14 +67,11 @@ def probed(vocabulary: int, width: int = 1024, layers: int = 24, stride: int = 8
     """Full heads after every ``stride`` layers but the last, in blocks whose attention costs nothing beside."""
     share = (layers - 1) // stride * 2 * width * vocabulary / (layers * 24 * width**2)
 
-    def found(rng: np.random.Generator) -> ProbeCostEvidence:
-        return ProbeCostEvidence({"simulated": {"full": share}})
-
-    return found
+    return lambda rng: {"simulated": {"full": share}}
 
 
-def among_others(rng: np.random.Generator) -> ProbeCostEvidence:
-    return ProbeCostEvidence({"small": {"full": 0.73, "low-rank": 0.049}, "large": {"full": 0.02}})
+def among_others(rng: np.random.Generator) -> ProbeShares:
+    return {"small": {"full": 0.73, "low-rank": 0.049}, "large": {"full": 0.02}}
 
 
 def all_are_legs(verdict: Verdict) -> None:
@@ -93,10 +85,10 @@ EMAD_E3 = [
     Case(
         "a share of exactly the threshold is not below it",
         "fails",
-        lambda rng: ProbeCostEvidence({"g": {"full": 0.05}}),
+        lambda rng: {"g": {"full": 0.05}},
     ),
     Case("one geometry and estimator is enough", "fails", among_others, check=all_are_legs),
-    Case("nothing was counted", "premise", lambda rng: ProbeCostEvidence({})),
+    Case("nothing was counted", "premise", lambda rng: {}),
 ]
 
 
@@ -116,11 +108,9 @@ def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2
 
     def found(rng: np.random.Generator) -> EstimatorRankingEvidence:
         full = columns(rng, documents, icc)
-        readings = [
-            EstimatorReading(name, with_correlation(full, value, columns(rng, documents, icc)), listed=name == "linear")
-            for name, value in rho.items()
-        ]
-        return EstimatorRankingEvidence(PROBES, full, readings, DocumentOf(np.repeat(np.arange(documents), TOKENS)))
+        readings = {name: with_correlation(full, value, columns(rng, documents, icc)) for name, value in rho.items()}
+        document = DocumentOf(np.repeat(np.arange(documents), TOKENS))
+        return EstimatorRankingEvidence(PROBES, full, readings, document, listed={"linear"})
 
     return found
 
@@ -292,10 +282,10 @@ NOTHING = MarginGain("no margin", 0.0, 0.0)
 def sloped(slope: float, gain: MarginGain = GAINED):
     """``slope`` nats per layer, between documents with a deviation of 0.05 nats."""
 
-    def found(rng: np.random.Generator) -> FlatProfileEvidence:
+    def found(rng: np.random.Generator) -> tuple[EntropySums, MarginGain]:
         tokens = rng.integers(50, 200, DOCUMENTS)
         means = 3.0 + slope * np.arange(LAYERS) + 0.05 * rng.standard_normal((DOCUMENTS, LAYERS))
-        return FlatProfileEvidence(ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens), gain)
+        return (ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens)), gain
 
     return found
 
@@ -331,8 +321,8 @@ def speaks_of_a_premise(verdict: Verdict) -> None:
 
 
 EMAD_E13 = [
-    Case("one matrix", "holds", lambda rng: TiedEmbeddingEvidence(tied=True), check=speaks_of_a_premise),
-    Case("two matrices", "fails", lambda rng: TiedEmbeddingEvidence(tied=False), check=speaks_of_a_premise),
+    Case("one matrix", "holds", lambda rng: True, check=speaks_of_a_premise),
+    Case("two matrices", "fails", lambda rng: False, check=speaks_of_a_premise),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.claims.quality import MarginEvidence, MarginTest, QualityEvidence, SelectedMargin
+from emad_ref.claims.quality import MarginEvidence, QualityEvidence
 from emad_ref.measurements.operating_points import NllPair, PointMeasurements
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem
@@ -288,7 +288,7 @@ EMAD_F1_LITERAL = [
 #
 # A selected margin whose losses of perplexity and accuracy are known, and selections that are none.
 
-MARGIN = SelectedMargin("emad m=0.50", 0.3)
+MARGIN = ("emad m=0.50", 0.3)
 MARGIN_ITEMS = 4000
 NOTHING: Mapping[str, float] = {"facts": 0.0, "chart": 0.0}
 
@@ -313,17 +313,17 @@ def lost(
         tokens = rng.integers(100, 300, count)
         full = np.log(perplexity) + 0.2 * rng.standard_normal(count)
         nats = full + np.log1p(rise) + spread * rng.standard_normal(count)
-        sums = (ByDocument.distinct(column) for column in (nats * tokens, full * tokens, tokens))
+        nll, reference, read = (ByDocument.distinct(column) for column in (nats * tokens, full * tokens, tokens))
         tasks = {task: items(rng, drop, answered, 0.8, **options) for task, drop in drops.items()}
         tasks |= {task: items(rng, drop, answered, 0.8, saving=0.004) for task, drop in (idle or {}).items()}
         measured = float(np.exp((full * tokens).sum() / tokens.sum()))
-        return MarginEvidence(MARGIN, MarginTest(*sums, measured, tasks))
+        return MarginEvidence(*MARGIN, (nll, reference, read), measured, tasks)
 
     return found
 
 
-def selected(margin: SelectedMargin | None):
-    return lambda rng: MarginEvidence(margin)
+def selected(*margin: Any):
+    return lambda rng: MarginEvidence(*margin)
 
 
 def by_points(verdict: Verdict) -> None:
@@ -356,7 +356,7 @@ def margin_shaped(rises: str):
 
     def made(n: int, icc: float):
         def found(rng: np.random.Generator) -> MarginEvidence:
-            return MarginEvidence(MARGIN, MarginTest(*shapes.documents(rng, 0.01, n, rises, "one window"), 5.0))
+            return MarginEvidence(*MARGIN, shapes.documents(rng, 0.01, n, rises, "one window"), 5.0)
 
         return found
 
@@ -399,10 +399,8 @@ EMAD_E10 = [
         draws=5,
         check=not_survived,
     ),
-    Case("no margin holds the bounds", "premise", selected(None), check=says_what_was_selected),
-    Case(
-        "the margin saves 12 %", "premise", selected(SelectedMargin("emad m=0.10", 0.12)), check=says_what_was_selected
-    ),
+    Case("no margin holds the bounds", "premise", selected(), check=says_what_was_selected),
+    Case("the margin saves 12 %", "premise", selected("emad m=0.10", 0.12), check=says_what_was_selected),
 ]
 
 
