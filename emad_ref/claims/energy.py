@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -58,12 +58,8 @@ class JoulesPerToken:
     adaptive_off: ByPair
 
 
-@dataclass(frozen=True)
-class EnergyEvidence:
-    """Batch size → joules. ``unmeasured``: why one could not be measured, so that none is judged; "" if all were."""
-
-    batches: Mapping[int, JoulesPerToken] = field(default_factory=dict)
-    unmeasured: str = ""
+# batch size → joules; or why one could not be measured, so that none is judged
+EnergyEvidence = Mapping[int, JoulesPerToken] | str
 
 
 def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
@@ -72,15 +68,15 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
     Every batch size is a leg: how many times full depth's joules a token takes, against ``energy_ratio``. It estimates
     the ratio of joules per token summed over windows, which together are one mix of requests.
     """
-    if found.unmeasured:
-        return asked.unmeasured(found.unmeasured)
+    if isinstance(found, str):
+        return asked.unmeasured(found)
     claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
     legs = {
         f"batch {rows}": replace(
             ratio_within(joules.adaptive, joules.full, joules.adaptive_off, joules.full_off, threshold=most),
             unit=claim.unit,
         )
-        for rows, joules in found.batches.items()
+        for rows, joules in found.items()
     }
     return judge_side(claim, asked.model, legs, "above", most, other_legs=asked.other_legs)
 
@@ -103,15 +99,13 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 def energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> EnergyEvidence:
     """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
-    found = {rows: each for rows, each in energies.items() if isinstance(each, EnergyResult)}
-    reasons = [each.reason for each in energies.values() if isinstance(each, Unmeasured)]
-    joules = {
-        rows: JoulesPerToken(
-            *(ByPair(each.joules_per_token(arm)) for arm in ARMS), *(ByPair(each.resolution(arm)) for arm in ARMS)
-        )
-        for rows, each in found.items()
-    }
-    return EnergyEvidence(joules, reasons[0] if reasons else "")
+    found = {}
+    for rows, each in energies.items():
+        if isinstance(each, Unmeasured):
+            return each.reason
+        joules = [each.joules_per_token(arm) for arm in ARMS]
+        found[rows] = JoulesPerToken(*map(ByPair, [*joules, *(each.resolution(arm) for arm in ARMS)]))
+    return found
 
 
 def energy_note(energies: EnergyResult) -> str:

@@ -8,24 +8,21 @@ plain requests; ENG-1 and ENG-4 need log-probabilities (``protocol.TokenLogProbs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from emad_ref.audit.tolerances import UNIT_ROUNDOFF
-from emad_ref.claims.base import Answer, ClaimContext, Question
+from emad_ref.claims.base import ClaimContext
+from emad_ref.claims.premises import decoder_only_premise, model_row
 from emad_ref.measurements.engine import (
     HEAD,
     TAIL,
     AcceptanceEvidence,
     DistributionEvidence,
-    EngineAnswers,
-    RepetitionEvidence,
+    PartedRows,
     SamplingEvidence,
 )
-from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL
 from emad_ref.measurements.own_rule import OwnRuleEvidence
 from emad_ref.statistics.legs import (
     Side,
@@ -74,17 +71,14 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
     return combine_verdict(asked.claim, asked.model, legs)
 
 
-def decide_alone_or_beside(found: RepetitionEvidence, asked: ClaimContext) -> Verdict:
+def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
     """ENG-2: do a row's tokens depend on its neighbours, or on how many tokens a pass takes?
 
     Exact up to ties: one row of any request that parts from the row alone, where the oracle sees no tie, falsifies.
+
+    ENG-3: does the same request get the same tokens? Exact: the same request leaves no room for a tie.
     """
-    return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.parted.items()}, 0)
-
-
-def decide_repeatable(found: RepetitionEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-3: does the same request get the same tokens? Exact: the same request leaves no room for a tie."""
-    return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.parted.items()}, 0)
+    return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0)
 
 
 def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
@@ -187,42 +181,21 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
 
 
-def answer_stated_rule(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From both arms of the decoder under test."""
-    if evidence.subject.seq2seq:
-        return Answer(asked.not_applicable(ENCODER_DECODER_REFUSAL), evidence.corpus, evidence.fingerprint)
-    verdict = decide_stated_rule(evidence.own_rule.evidence, asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint)
-
-
-def engine_row(
-    claim: str, gather: Callable[[EngineAnswers], Any], decide: Callable[[Any, ClaimContext], Verdict], legs: int
-) -> Question[ModelMeasurements]:
-    """The row of a claim that ``decide`` makes of what ``gather`` takes from the decoder's answers."""
-
-    def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-        if evidence.subject.seq2seq:
-            return Answer(asked.not_applicable(ENCODER_DECODER_REFUSAL), evidence.corpus, evidence.fingerprint)
-        return Answer(decide(gather(evidence.engine), asked), evidence.corpus, evidence.fingerprint)
-
-    return Question(claim, "model", answer, legs=lambda study, layers: legs, decide=decide, budget="full")
-
+_engine_row = partial(model_row, premise=decoder_only_premise, budget="full")
 
 QUESTIONS = (
-    engine_row("ENG-1", lambda engine: engine.distributions, decide_same_model, 2),
-    engine_row("ENG-2", lambda engine: engine.company, decide_alone_or_beside, 0),
-    engine_row("ENG-3", lambda engine: engine.repeats, decide_repeatable, 0),
-    engine_row("ENG-4", lambda engine: engine.distributions, decide_precision, 1),
-    engine_row("ENG-5", lambda engine: engine.acceptance, decide_acceptance, POSITIONS),
-    engine_row("ENG-6", lambda engine: engine.draws, decide_sampling, SAMPLING_LEGS),
-    Question(
+    _engine_row("ENG-1", lambda of: of.engine.distributions, decide_same_model, legs=lambda study, layers: 2),
+    _engine_row("ENG-2", lambda of: of.engine.company, decide_parted_rows),
+    _engine_row("ENG-3", lambda of: of.engine.repeats, decide_parted_rows),
+    _engine_row("ENG-4", lambda of: of.engine.distributions, decide_precision, legs=lambda study, layers: 1),
+    _engine_row("ENG-5", lambda of: of.engine.acceptance, decide_acceptance, legs=lambda study, layers: POSITIONS),
+    _engine_row("ENG-6", lambda of: of.engine.draws, decide_sampling, legs=lambda study, layers: SAMPLING_LEGS),
+    _engine_row(
         "ENG-7",
-        "model",
-        answer_stated_rule,
+        lambda of: of.own_rule,
+        decide_stated_rule,
         legs=lambda study, layers: 3,
         measures=True,
         suite="cost",
-        budget="full",
-        decide=decide_stated_rule,
     ),
 )

@@ -18,6 +18,7 @@ from emad_ref.claims.premises import with_flop_evidence
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.operating_points import NllPair
 from emad_ref.measurements.traces import documents_of
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.quantisation import int8_copy
@@ -28,24 +29,17 @@ from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, ju
 from emad_ref.statistics.rates import perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
-from emad_ref.sweep.losses import PointLoss, loss_table
+from emad_ref.sweep.losses import loss_table
 
 PROMPT, FED = 6, 8  # tokens: before the first forced depth, and under forced depths
 SEEDS = 2**16  # of the tokens that are fed
 
 
-@dataclass(frozen=True)
-class ForcedDepthEvidence:
-    """``differences`` [comparisons] largest |difference| of a logit at a position.
-
-    ``tolerance`` the honest one: of the dtype, or the noise that the decoder declares.
-    """
-
-    differences: Floats
-    tolerance: float
+# [comparisons] largest |difference| of a logit at a position; and the honest one: of the dtype, or of declared noise
+LogitDifferences = tuple[Floats, float]
 
 
-def decide_forced_depths(found: ForcedDepthEvidence, asked: ClaimContext) -> Verdict:
+def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdict:
     """EMAD-E2: does depth that never rises need no K/V backfill? (EMAD, Method, KV-consistent scheduling)
 
     The logits of a token under any admissible depth sequence must equal the full model's readout at that token's depth:
@@ -58,8 +52,8 @@ def decide_forced_depths(found: ForcedDepthEvidence, asked: ClaimContext) -> Ver
 
     One leg: every comparison within the tolerance.
     """
-    errors = {"logits under drawn depths": found.differences}
-    return judge_exact(asked.claim, asked.model, errors, found.tolerance)
+    differences, tolerance = found
+    return judge_exact(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
 
 
 def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -76,8 +70,7 @@ def answer_from_differences(evidence: ModelMeasurements, asked: ClaimContext, dr
     """The answer from ``differences_at`` of every depth sequence drawn; no text is read."""
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
     allowed = evidence.subject.allowed(evidence.subject.capabilities)
-    verdict = decide_forced_depths(ForcedDepthEvidence(differences, allowed), asked)
-    return Answer(verdict, fingerprint=evidence.fingerprint)
+    return Answer(decide_forced_depths((differences, allowed), asked), fingerprint=evidence.fingerprint)
 
 
 def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:
@@ -114,19 +107,12 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
 REQUESTS, NEW, LENGTH = 6, 24, 8  # tokens of a request: new ones, and of its prompt; of two none may ever fall
 
 
-@dataclass(frozen=True)
-class BlockCountEvidence:
-    """Blocks of each request's decoded tokens, int64 [requests].
-
-    ``executed`` by the decoder's count; ``decided`` Σ D_t of what it says it decided; ``full`` tokens × L.
-    """
-
-    executed: Ints
-    decided: Ints
-    full: Ints
+# blocks of each request's decoded tokens, int64 [requests]: executed by the decoder's count, Σ D_t of what it says it
+# decided, and tokens × L
+BlockCounts = tuple[Ints, Ints, Ints]
 
 
-def decide_block_count(found: BlockCountEvidence, asked: ClaimContext) -> Verdict:
+def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
     """EMAD-E5: does a run execute E[D_t] / L of full depth's blocks, exactly? (EMAD, Method, Complexity and speedup)
 
     Blocks, not FLOPs: attention costs more the longer the text, and readouts and repair come on top; those are
@@ -136,15 +122,16 @@ def decide_block_count(found: BlockCountEvidence, asked: ClaimContext) -> Verdic
 
     Equal as integers, request by request; the share of full depth's blocks is listed.
     """
-    errors = {"executed blocks = Σ D_t": np.abs(found.executed - found.decided).astype(float)}
+    executed, decided, full = found
+    errors = {"executed blocks = Σ D_t": np.abs(executed - decided).astype(float)}
     verdict = judge_exact(asked.claim, asked.model, errors, 0.0)
-    if not found.full.sum():
+    if not full.sum():
         return verdict
-    if verdict.verdict == "survived" and found.decided.sum() == found.full.sum():
+    if verdict.verdict == "survived" and decided.sum() == full.sum():
         return asked.not_applicable("depth never fell in these requests: any decoder runs all blocks then")
     shares = [
-        count_leg(name, blocks.sum() / found.full.sum(), len(found.full), "share of full depth's blocks")
-        for name, blocks in (("executed", found.executed), ("E[D_t] / L", found.decided))
+        count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
+        for name, blocks in (("executed", executed), ("E[D_t] / L", decided))
     ]
     return combine_verdict(asked.claim, asked.model, [*verdict.legs, *shares])
 
@@ -163,7 +150,7 @@ def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answ
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
-def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCountEvidence:
+def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
     """What ``decoder`` executed and decided while it continued openings of the run's text."""
     executed, decided, full = [], [], []
     for prompt in evidence.subject.prompts(REQUESTS, LENGTH):
@@ -174,7 +161,7 @@ def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCountEviden
         executed.append((record.work[0] - record.prompt_work[0]).tokens.sum())
         decided.append(depth.sum())
         full.append(len(depth) * evidence.subject.stepper.layers)
-    return BlockCountEvidence(np.array(executed), np.array(decided), np.array(full))
+    return np.array(executed), np.array(decided), np.array(full)
 
 
 # ---------------------------------------------------------------- EMAD-E12: an int8 copy
@@ -188,23 +175,13 @@ INT8_FED, INT8_PROMPT = 12, 6
 
 
 @dataclass(frozen=True)
-class QuantisedRise:
-    """NLL sums at a point and at the copy's own full depth, nats, and tokens, by document."""
+class QuantisationEvidence:
+    """``logits``: of positions under forced depths. ``sums``: NLL at ``point`` and at the copy's own full depth."""
 
+    logits: LogitDifferences
     point: str
     net_reduction: float
-    nll_nats: ByDocument
-    full_nll_nats: ByDocument
-    tokens: ByDocument
-
-
-@dataclass(frozen=True)
-class QuantisationEvidence:
-    """``differences`` [positions] largest |difference| of a logit under forced depths; ``tolerance`` the honest one."""
-
-    differences: Floats
-    tolerance: float
-    rise: QuantisedRise
+    sums: NllPair
 
 
 def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Verdict:
@@ -222,26 +199,27 @@ def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Ver
 
     Invariant and perplexity; the latter only where enough FLOPs are saved, and the share saved is listed.
     """
-    claim, rise = asked.claim, found.rise
-    reduction = count_leg(f"{rise.point}: reduction", rise.net_reduction, len(rise.tokens), "net FLOP reduction")
-    invariant, smallest = _invariant_leg(found), claim.thresholds["flop_reduction"]
-    if rise.net_reduction < smallest:
+    claim, saved = asked.claim, found.net_reduction
+    reduction = count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
+    invariant, smallest = _invariant_leg(*found.logits), claim.thresholds["flop_reduction"]
+    if saved < smallest:
         legs = [reduction, invariant]
         if invariant.outcome == "falsified":
             return combine_verdict(claim, asked.model, legs)
-        saved = f"{rise.point}, calibrated on the copy, saves {100 * rise.net_reduction:.1f} %"
-        return replace(asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {saved}"), legs=tuple(legs))
+        reason = f"{found.point}, calibrated on the copy, saves {100 * saved:.1f} %"
+        none = asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}")
+        return replace(none, legs=tuple(legs))
     bound = claim.thresholds["perplexity_rise"]
-    estimate = perplexity_rise(rise.nll_nats, rise.full_nll_nats, rise.tokens, threshold=bound, rng=asked.rng)
-    test = leg_test(f"{rise.point}: perplexity", estimate, "above", bound, claim.minimum)
+    estimate = perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
+    test = leg_test(f"{found.point}: perplexity", estimate, "above", bound, claim.minimum)
     return combine_verdict(claim, asked.model, [reduction, invariant, *decide_legs([test], asked.other_legs)])
 
 
-def _invariant_leg(found: QuantisationEvidence) -> Leg:
-    moved, compared = float(found.differences.max()), len(found.differences)
-    outcome: Outcome = "survived" if moved <= found.tolerance else "falsified"
+def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
+    moved, compared = float(differences.max()), len(differences)
+    outcome: Outcome = "survived" if moved <= tolerance else "falsified"
     leg = count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
-    return replace(leg, outcome=outcome, threshold=found.tolerance)
+    return replace(leg, outcome=outcome, threshold=tolerance)
 
 
 def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -254,7 +232,12 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
     point, texts, trace = read_copy(evidence, int8)
     loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full])
-    found = QuantisationEvidence(*invariant_differences(evidence, int8), rise_of(texts, trace, loss, full))
+    document = documents_of(texts)
+    nll, reference, tokens = (
+        ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
+    )
+    logits = invariant_differences(evidence, int8)
+    found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, (nll, reference, tokens))
     return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)
 
 
@@ -274,14 +257,7 @@ def read_copy(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[Operating
     return profile.point(0.0), texts, concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
 
 
-def rise_of(texts: Sequence[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> QuantisedRise:
-    """The losses of windows ``texts``, of which ``trace`` was taken, summed within the documents they were cut from."""
-    document = documents_of(list(texts))
-    sums = (ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths))
-    return QuantisedRise(loss.point.name, loss.net_reduction, *sums)
-
-
-def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[Floats, float]:
+def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
     """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth, and
     the largest honest one.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.premises import exit_answer_absent, exit_premise
+from emad_ref.claims.premises import exit_answer_absent, exit_premise, model_row
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model import ModelMeasurements
@@ -48,16 +48,6 @@ class CriterionEvidence:
     criteria: Sequence[DocumentCosts]
     slack: float | None
     why: str = ""
-
-
-@dataclass(frozen=True)
-class _CriterionFailure:
-    """How far a criterion is from doing it: the side on which that is seen, and the p-value of its failing."""
-
-    spent: DocumentCosts
-    seen: Estimate
-    by_saving: bool
-    p: float
 
 
 def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
@@ -124,27 +114,21 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     name, shown = f"any of {len(found.criteria)} criteria", [test.leg.p_survive for test in chosen]
     survive = max((1.0 if p is None else p for p in shown), default=1.0)
     if not found.criteria:
-        return LegTest(
-            replace(_unscreened(name, found, 0), reason=found.why or "nothing was screened"), "documents", _unknown
-        )
-    nearest = max((_criterion_failure(found, one, asked, draws) for one in found.criteria), key=lambda each: each.p)
-    bad: Side = "below" if nearest.by_saving else "above"
-    threshold = _least(asked) if nearest.by_saving else _most(asked)
-    tested = leg_test(name, nearest.seen, bad, threshold, asked.claim.minimum)
-    said = f"{nearest.spent.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
+        documents, said = len(found.full.tokens), found.why or "nothing was screened"
+        unscreened = Leg(name, "inconclusive", None, None, documents, None, "", said)
+        return LegTest(unscreened, "documents", lambda error: None)  # no number of documents decides it
+    sides = [(one, *_sides(found, one, asked, draws)) for one in found.criteria]
+    nearest, saving, rise = max(sides, key=lambda each: min(1.0, SIDES * min(each[1].p_below, each[2].p_above)))
+    by_saving = saving.p_below < rise.p_above  # the side on which its failing is seen
+    seen, p = saving if by_saving else rise, min(1.0, SIDES * min(saving.p_below, rise.p_above))
+    bad: Side = "below" if by_saving else "above"
+    threshold = _least(asked) if by_saving else _most(asked)
+    tested = leg_test(name, seen, bad, threshold, asked.claim.minimum)
+    said = f"{nearest.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
     if tested.leg.p_falsify is None:  # too few documents, as its reason says
         return tested
-    leg = replace(tested.leg, p_falsify=nearest.p, p_survive=survive, reason=said)
-    return replace(tested, leg=leg, needed=lambda error: needed_n(nearest.seen, error / SIDES))
-
-
-def _criterion_failure(
-    found: CriterionEvidence, one: DocumentCosts, asked: ClaimContext, draws: Floats
-) -> _CriterionFailure:
-    saving, rise = _sides(found, one, asked, draws)
-    by_saving = saving.p_below < rise.p_above
-    p = min(1.0, SIDES * min(saving.p_below, rise.p_above))
-    return _CriterionFailure(one, saving if by_saving else rise, by_saving, p)
+    leg = replace(tested.leg, p_falsify=p, p_survive=survive, reason=said)
+    return replace(tested, leg=leg, needed=lambda error: needed_n(seen, error / SIDES))
 
 
 def _sides(
@@ -160,15 +144,6 @@ def _least(asked: ClaimContext) -> float:
 
 def _most(asked: ClaimContext) -> float:
     return asked.claim.thresholds["perplexity_rise"]
-
-
-def _unscreened(name: str, found: CriterionEvidence, n: int) -> Leg:
-    return Leg(name, "inconclusive", None, None, n or len(found.full.tokens), None, "")
-
-
-def _unknown(error: float) -> int | None:
-    """No number of documents decides what was never screened."""
-    return None
 
 
 def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
@@ -207,23 +182,11 @@ def criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
 # ---------------------------------------------------------------- EMAD-X5: the oracle
 
 
-@dataclass(frozen=True)
-class OracleCeiling:
-    """What an oracle spends at ``loss``, a rise of perplexity, and how it is told."""
-
-    loss: float
-    spent: DocumentCosts
+# full depth, blocks as its work; and what oracles spend at a loss, a rise of perplexity, the one read by first
+OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentCosts]]]
 
 
-@dataclass(frozen=True)
-class OracleEvidence:
-    """``full``: full depth, blocks as its work. ``ceilings``: the one that the row is read by first."""
-
-    full: FullDepthBaseline
-    ceilings: Sequence[OracleCeiling]
-
-
-def decide_oracle_slack(found: OracleEvidence, asked: ClaimContext) -> Verdict:
+def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
     """EMAD-X5: what could leaving early save at all on this model?
 
     A report. An oracle knows every layer's divergence from the final distribution, leaves at the first that is small
@@ -234,14 +197,14 @@ def decide_oracle_slack(found: OracleEvidence, asked: ClaimContext) -> Verdict:
 
     Shares of blocks, as measured, each with what it lost.
     """
-    if not found.ceilings:
+    full, ceilings = found
+    if not ceilings:
         return asked.unmeasured("no oracle was asked")
     legs = []
-    for each in found.ceilings:
-        saving = found.full.saving(each.spent, 0.0, asked.rng, unit=asked.claim.unit)
-        rise = found.full.rise(each.spent, each.loss, asked.rng)
-        said = f"perplexity rises by {100 * rise.value:.2f} % here"
-        legs.append(estimate_leg(f"{each.spent.name}, at {100 * each.loss:g} %", saving, said))
+    for loss, spent in ceilings:
+        saving = full.saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
+        said = f"perplexity rises by {100 * full.rise(spent, loss, asked.rng).value:.2f} % here"
+        legs.append(estimate_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
     return combine_verdict(asked.claim, asked.model, legs)
 
 
@@ -250,13 +213,9 @@ def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
     verdict, shown = exit_premise(evidence, asked), Attachments()
     if verdict is None:
         beyond = evidence.learned_exit
-        ceilings = [
-            OracleCeiling(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves
-        ]
-        verdict, shown = (
-            decide_oracle_slack(OracleEvidence(beyond.in_blocks, ceilings), asked),
-            _slack_exhibits(beyond, asked),
-        )
+        ceilings = [(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves]
+        verdict = decide_oracle_slack((beyond.in_blocks, ceilings), asked)
+        shown = _slack_exhibits(beyond, asked)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, shown)
 
 
@@ -278,55 +237,39 @@ def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
 # ---------------------------------------------------------------- EMAD-X6: one part exchanged
 
 
-@dataclass(frozen=True)
-class ComponentEvidence:
-    """``full``: full depth, FLOPs as its work. ``exchanges``: one part each."""
-
-    full: FullDepthBaseline
-    exchanges: Sequence[ComponentExchange]
+# full depth, FLOPs as its work; and exchanges of one part each
+ComponentCosts = tuple[FullDepthBaseline, Sequence[ComponentExchange]]
 
 
-def decide_failing_component(found: ComponentEvidence, asked: ClaimContext) -> Verdict:
+def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verdict:
     """EMAD-X6: which of EMAD's parts fails on this model: readout, criterion, monotone rule or K/V?
 
     A report. EMAD as published reads the model's own head, leaves by the entropy profile, lets depth only fall and
     needs no K/V above an exit. Each part is exchanged alone, in EMAD and among the others' better ones
-    (``ModelMeasurements.component_ablation``), and each way is set to lose at most 1 % of perplexity. The part whose
+    (``learned_exit.component_exchanges``), and each way is set to lose at most 1 % of perplexity. The part whose
     exchange gains most net saving is the one that fails; all are listed, the largest gain first, each with what it
     loses of perplexity. No decoder is asked.
     """
-    if not found.exchanges:
+    full, exchanges = found
+    if not exchanges:
         return asked.unmeasured("no part was exchanged")
-    gains = sorted(
-        ((each, _exchange_gain(found, each, asked)) for each in found.exchanges), key=lambda pair: -pair[1].value
-    )
-    return combine_verdict(asked.claim, asked.model, [_exchange_leg(found, each, gain, asked) for each, gain in gains])
+
+    def gain(exchange: ComponentExchange) -> Estimate:
+        _, before, after = exchange
+        return full.saving(after, 0.0, asked.rng, against=before, unit=asked.claim.unit)
+
+    gains = sorted(((each, gain(each)) for each in exchanges), key=lambda pair: -pair[1].value)
+    legs = []
+    for (part, *spent), gained in gains:
+        said = " → ".join(_saving_and_loss(full, each, asked) for each in spent)
+        legs.append(estimate_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
+    return combine_verdict(asked.claim, asked.model, legs)
 
 
-def _exchange_gain(found: ComponentEvidence, each: ComponentExchange, asked: ClaimContext) -> Estimate:
-    return found.full.saving(each.after, 0.0, asked.rng, against=each.before, unit=asked.claim.unit)
-
-
-def _exchange_leg(found: ComponentEvidence, each: ComponentExchange, gain: Estimate, asked: ClaimContext) -> Leg:
-    before, after = (_saving_and_loss(found, spent, asked) for spent in (each.before, each.after))
-    return estimate_leg(f"{each.part}: {each.after.name} for {each.before.name}", gain, f"{before} → {after}")
-
-
-def _saving_and_loss(found: ComponentEvidence, spent: DocumentCosts, asked: ClaimContext) -> str:
+def _saving_and_loss(full: FullDepthBaseline, spent: DocumentCosts, asked: ClaimContext) -> str:
     """What it saves, and loses on the text judged."""
-    saved = found.full.saving(spent, 0.0, asked.rng).value
-    rise = found.full.rise(spent, 0.0, asked.rng).value
+    saved, rise = full.saving(spent, 0.0, asked.rng).value, full.rise(spent, 0.0, asked.rng).value
     return f"{percent(saved, 'z.1f')} net at {percent(rise)}"
-
-
-def answer_failing_component(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """From traces of validation and evaluation text, by the model's own head and through the exit's lens."""
-    verdict = exit_premise(evidence, asked)
-    if verdict is None:
-        verdict = decide_failing_component(
-            ComponentEvidence(evidence.learned_exit.full, evidence.component_ablation.exchanges), asked
-        )
-    return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
 QUESTIONS = (
@@ -339,5 +282,11 @@ QUESTIONS = (
         decide=decide_any_criterion,
     ),
     Question("EMAD-X5", "model", answer_oracle_slack, budget="standard", decide=decide_oracle_slack),
-    Question("EMAD-X6", "model", answer_failing_component, budget="standard", decide=decide_failing_component),
+    model_row(
+        "EMAD-X6",
+        lambda evidence: (evidence.learned_exit.full, evidence.component_exchanges),
+        decide_failing_component,
+        premise=exit_premise,
+        budget="standard",
+    ),
 )

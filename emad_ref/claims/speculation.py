@@ -357,19 +357,12 @@ CHECKED = 4  # prompts on which the output is compared token by token
 NONE = "no EMAD"
 
 
-@dataclass(frozen=True)
-class ComposedSpeculationEvidence:
-    """``arms``: where EMAD decides depth → speculation there, ``NONE`` among them, on requests of ``new`` tokens.
-
-    ``same``: rows on which each of them was seen to emit its verifier's own output.
-    """
-
-    arms: Mapping[str, TimedArm]
-    new: int
-    same: int
+# where EMAD decides depth → speculation there, ``NONE`` among them; new tokens of a request; and rows on which each was
+# seen to emit its verifier's own output
+ComposedSpeculation = tuple[Mapping[str, TimedArm], int, int]
 
 
-def decide_composed_speculation(found: ComposedSpeculationEvidence, asked: ClaimContext) -> Verdict:
+def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext) -> Verdict:
     """EMAD-E8: does adaptive depth compose with speculative decoding? (EMAD, Discussion, Composability)
 
     In the verifier only, and in draft and verifier: the output stays what the verifier emits alone at its own point,
@@ -379,13 +372,13 @@ def decide_composed_speculation(found: ComposedSpeculationEvidence, asked: Claim
     Per place of EMAD: speed against none, tokens per second, acceptance, rows compared.
     """
     legs: list[Leg] = []
-    for name in sorted(found.arms):  # adaptive depth first: the row quotes its first leg
-        arm = found.arms[name]
+    arms, new, same = found
+    for name, arm in sorted(arms.items(), key=lambda item: item[0]):  # adaptive depth first: the row quotes its leg
         legs += [
-            estimate_leg(f"{name}: speed against none", total_ratio(found.arms[NONE].seconds, arm.seconds)),
-            speed_leg(name, found.new, arm.seconds),
+            estimate_leg(f"{name}: speed against none", total_ratio(arms[NONE].seconds, arm.seconds)),
+            speed_leg(name, new, arm.seconds),
             acceptance_leg(name, arm.accepted),
-            count_leg(f"{name}: rows whose output is the verifier's own", found.same, found.same, "rows, up to ties"),
+            count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
         ]
     return combine_verdict(asked.claim, asked.model, legs)
 
@@ -408,9 +401,7 @@ def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> 
         for finding in same:
             finding.require()
         timed = pair.timing.timed({name: speculative_arm(*both) for name, both in partners.items()}, pair.size.reported)
-    verdict = decide_composed_speculation(
-        ComposedSpeculationEvidence(timed_arms(pair, timed, depths), pair.timing.new, CHECKED), asked
-    )
+    verdict = decide_composed_speculation((timed_arms(pair, timed, depths), pair.timing.new, CHECKED), asked)
     return pair_answer(pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties)))
 
 

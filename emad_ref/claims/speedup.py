@@ -21,6 +21,7 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, TimingResult, has_compiled_baseline
 from emad_ref.measurements.learned_exit import SelfSpeculationTiming
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.operating_points import NllPair
 from emad_ref.measurements.study import Study
 from emad_ref.measurements.traces import documents_of
 from emad_ref.point import OperatingPoint, ScheduleName
@@ -104,7 +105,8 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     lies = any(leg.outcome == "falsified" for leg in broken)
     beside = [] if lies else _swept(found, threshold)  # times of nothing end nowhere
     if found.uncompiled:
-        beside.append(Leg("compiled baseline", "not applicable", None, None, 0, None, "", _why_uncompiled(found)))
+        said = f"{UNCOMPILED}: {found.uncompiled}"
+        beside.append(Leg("compiled baseline", "not applicable", None, None, 0, None, "", said))
     if found.unusable:
         numbers = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
@@ -161,10 +163,6 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
         said = replace(leg, reason=timed.check.detail)
         legs.append(replace(said, outcome="falsified") if timed.check.passed is False else said)
     return legs
-
-
-def _why_uncompiled(found: SpeedupEvidence) -> str:
-    return f"{UNCOMPILED}: {found.uncompiled}"
 
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -282,17 +280,9 @@ def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 # ---------------------------------------------------------------- EMAD-X4: the model drafts for itself
 
 
-@dataclass(frozen=True)
-class SelfSpeculationEvidence:
-    """``raced``: the drafting arm as EMAD-F2's ``adaptive``, and its baselines.
-
-    ``beside``     other lossless ways, and drafting as ``adaptive`` → seconds [pairs] of the same requests of one row.
-    ``stood``      batch size → share of verified tokens that stand.
-    """
-
-    raced: SpeedupEvidence
-    beside: Mapping[str, ByPair] = field(default_factory=dict)
-    stood: Mapping[int, float] = field(default_factory=dict)
+# the drafting arm as EMAD-F2's ``adaptive``, and its baselines; other lossless ways, and drafting as ``adaptive`` →
+# seconds [pairs] of the same requests of one row; batch size → share of verified tokens that stand
+SelfSpeculationEvidence = tuple[SpeedupEvidence, Mapping[str, ByPair], Mapping[int, float]]
 
 
 def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext) -> Verdict:
@@ -314,8 +304,8 @@ def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext)
 
     Legs of time and of what was emitted; larger batches and other lossless ways as numbers; how much was kept.
     """
-    verdict = decide_speedup(_one_row_decides(found.raced), asked)
-    return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(found)))
+    verdict = decide_speedup(_one_row_decides(found[0]), asked)
+    return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(*found)))
 
 
 def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
@@ -325,15 +315,15 @@ def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
     return replace(raced, batches={first: raced.batches[first]} if raced.batches else {}, swept=larger)
 
 
-def _other_lossless_ways(found: SelfSpeculationEvidence) -> list[Leg]:
+def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], stood: Mapping[int, float]) -> list[Leg]:
     """How many times faster drafting is than each other way to the same output."""
     legs = [
-        estimate_leg(f"batch 1, against {name}", total_ratio(seconds, found.beside[ADAPTIVE]))
-        for name, seconds in found.beside.items()
+        estimate_leg(f"batch 1, against {name}", total_ratio(seconds, beside[ADAPTIVE]))
+        for name, seconds in beside.items()
         if name != ADAPTIVE
     ]
-    for batch, share in found.stood.items():
-        pairs = len(found.raced.batches[batch].adaptive)
+    for batch, share in stood.items():
+        pairs = len(raced.batches[batch].adaptive)
         legs.append(count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
     return legs
 
@@ -347,7 +337,7 @@ def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) ->
         latency, speculation = evidence.latency, evidence.self_speculation
         found = self_speculation_evidence(speculation, latency.without_compiled)
         verdict = decide_self_speculation(found, asked)
-        times = AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(_one_row_decides(found.raced)))
+        times = AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(_one_row_decides(found[0])))
         exhibits = Attachments((times,), (latency.description("drafts of the exit", speculation.timed),))
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
@@ -356,7 +346,7 @@ def self_speculation_evidence(speculation: SelfSpeculationTiming, uncompiled: st
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
     raced = {rows: timed_batch(timed, speculation.checked(rows)) for rows, timed in speculation.timed.items()}
     stood = {rows: speculation.accepted_share(rows) for rows in speculation.timed}
-    return SelfSpeculationEvidence(SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood)
+    return SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood
 
 
 # ---------------------------------------------------------------- EMAD-E7: repair without the monotone constraint
@@ -369,20 +359,12 @@ DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, on which stat
 
 
 @dataclass(frozen=True)
-class CopyingQuality:
-    """NLL sums [documents] under copied states and under exact ones at the same rule, nats, and decided tokens."""
-
-    copied: ByDocument
-    exact: ByDocument
-    tokens: ByDocument
-
-
-@dataclass(frozen=True)
 class BackfillEvidence:
     """Seconds [pairs] of full depth, of the rule under each exact repair, under state copying, and kept monotone.
 
     ``skipped``: share of blocks left out of decided tokens before anything is repaired.
     ``net_reductions``: share of FLOPs saved by exact repair, as replayed; empty where replay says nothing.
+    ``quality``: NLL under copied states and under exact ones at the same rule.
     """
 
     full: ByPair
@@ -391,7 +373,7 @@ class BackfillEvidence:
     monotone: ByPair
     skipped: float
     net_reductions: Mapping[str, float] = field(default_factory=dict)
-    quality: CopyingQuality | None = None
+    quality: NllPair | None = None
 
 
 def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
@@ -417,8 +399,8 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
         count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction") for name, saved in found.net_reductions.items()
     ]
     if found.quality is not None:
-        sums = found.quality.copied, found.quality.exact, found.quality.tokens
-        beside.append(estimate_leg(f"{COPYING}: perplexity", perplexity_rise(*sums, threshold=0.0, rng=asked.rng)))
+        rise = perplexity_rise(*found.quality, threshold=0.0, rng=asked.rng)
+        beside.append(estimate_leg(f"{COPYING}: perplexity", rise))
     if found.skipped < LEAST_SKIPPED:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
         numbers = [estimate_leg(name, ratio) for name, ratio in ratios.items()]
@@ -451,7 +433,7 @@ def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(decide_backfill(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> CopyingQuality:
+def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> NllPair:
     """State copying against exact free depth on the openings of documents: copies are decoded."""
     windows = evidence.subject.sequences("evaluate", DECODED)
     texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
@@ -460,7 +442,11 @@ def copied_quality(evidence: ModelMeasurements, copying: OperatingPoint) -> Copy
     with evidence.subject.open_audited(replace(copying, schedule="free_eager")) as decoder:
         exact, _ = teacher_forced_sums(decoder, texts)
     document = documents_of(texts)
-    return CopyingQuality(*(ByDocument.summed(column, document) for column in (copied, exact, tokens)))
+    return (
+        ByDocument.summed(copied, document),
+        ByDocument.summed(exact, document),
+        ByDocument.summed(tokens, document),
+    )
 
 
 QUESTIONS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,13 +18,12 @@ from scipy import stats
 
 from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import pair_answer, routing_answer_absent, writing_answer_absent
-from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_answers import ItemAnswers, answer_row, describe_rule
 from emad_ref.measurements.pair_models import DRAFT_TOKENS
 from emad_ref.measurements.pair_routing import PAPER, RoutedTask, turn_table
-from emad_ref.measurements.study import Study
 from emad_ref.record import Bools
 from emad_ref.statistics.accuracy import retained_share, score_difference
 from emad_ref.statistics.estimate import Estimate
@@ -53,35 +53,15 @@ def savings(claim: Claim) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class RoutedScores:
-    """[items] expected ``score`` of the ``rules`` that take turns, at exactly the paper's saving; right where each item
-    was ``dealt`` to one of them, and by the large model ``alone``.
+class SwitchingScoreEvidence:
+    """``routed``: (task, one of ``RESULTS``) → what was routed, and right [items] by the large model alone.
 
-    ``attained``: what validation's own proportion saves on these items; ``neighbours``: what either rule saves there.
+    It is None where not even the small model alone saves as much.
+
+    ``unrouted``: task that does not count → by how much the large model is better, and why it does not count.
     """
 
-    rules: str
-    score: ByItem
-    dealt: ByItem
-    alone: ByItem
-    attained: float
-    neighbours: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class TaskAtSaving:
-    """One task at one of the paper's ``RESULTS``; ``judged`` None: not even the small model alone saves as much."""
-
-    task: str
-    result: str
-    judged: RoutedScores | None
-
-
-@dataclass(frozen=True)
-class SwitchingScoreEvidence:
-    """``unrouted``: task that does not count → by how much the large model is better, and why it does not count."""
-
-    routed: tuple[TaskAtSaving, ...]
+    routed: Mapping[tuple[str, str], tuple[RoutedTask, ByItem] | None]
     unrouted: tuple[tuple[str, Estimate, str], ...] = ()
 
 
@@ -97,26 +77,31 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
     One leg per task and result; beside it what is saved, and the tasks that cannot tell the models apart.
     """
     tests, beside = [], []
-    for routed in found.routed:
-        wanted, kept = (asked.claim.thresholds[f"{what}_{routed.result}"] for what in ("saving", "retained"))
-        name, judged = f"{routed.task}, −{wanted:.1%}", routed.judged
-        if judged is None:
+    for (task, result), both in found.routed.items():
+        wanted, kept = (asked.claim.thresholds[f"{what}_{result}"] for what in ("saving", "retained"))
+        name = f"{task}, −{wanted:.1%}"
+        if both is None:
             beside.append(unmeasured_leg(name, "not even the small model alone saves as much by parameters"))
             continue
-        if not judged.alone.values.any():
+        judged, alone = both
+        if not alone.values.any():
             beside.append(
                 unmeasured_leg(name, "the large model answers no judged item right: there is no score to keep")
             )
             continue
-        estimate = _share_kept(judged, kept)
+        estimate = _share_kept(judged, alone, kept)
         tests.append(leg_test(name, estimate, "below", kept, asked.claim.minimum))
         saved = count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
         beside.append(replace(saved, threshold=wanted))
-    beside += [_unrouted(*each) for each in found.unrouted]
+    beside += [
+        Leg(f"{task}: the large model is better by", "not applicable", gap.value, finite_interval(gap), gap.n, None,
+            "accuracy", why)
+        for task, gap, why in found.unrouted
+    ]  # fmt: skip
     return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
 
 
-def _share_kept(judged: RoutedScores, kept: float) -> Estimate:
+def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
     """The share of the large model's score at exactly the saving: a t test on what is expected of each item, whose
     spread holds that of the proportion too (``sweep.front``).
 
@@ -125,14 +110,14 @@ def _share_kept(judged: RoutedScores, kept: float) -> Estimate:
     dealt must say so too, for which there are exact tests: the larger p-value and the lower bound count. To falsify it
     never erred more than it says.
     """
-    dealt = retained_share(judged.dealt, judged.alone, kept)
-    score, alone = judged.score.independent, judged.alone.independent.astype(np.float64)
-    away, ratio = score - kept * alone, float(score.sum() / alone.sum())
+    dealt = retained_share(judged.dealt, alone, kept)
+    score, right = judged.score.independent, alone.independent.astype(np.float64)
+    away, ratio = score - kept * right, float(score.sum() / right.sum())
     if len(away) < 2 or not np.ptp(away):
         return replace(dealt, value=ratio)
     above, below = (stats.ttest_1samp(away, 0.0, alternative=side).pvalue for side in ("greater", "less"))
-    bounds = stats.ttest_1samp(score - ratio * alone, 0.0).confidence_interval()
-    low, high = (ratio + float(bound) / alone.mean() for bound in bounds)
+    bounds = stats.ttest_1samp(score - ratio * right, 0.0).confidence_interval()
+    low, high = (ratio + float(bound) / right.mean() for bound in bounds)
     return replace(
         dealt,
         value=ratio,
@@ -144,18 +129,13 @@ def _share_kept(judged: RoutedScores, kept: float) -> Estimate:
     )
 
 
-def _turns(judged: RoutedScores, wanted: float) -> str:
+def _turns(judged: RoutedTask, wanted: float) -> str:
     """Which rules take turns, and whether they are near enough to be called the paper's."""
     low, high = sorted(judged.neighbours)
-    said = f"{judged.rules}; score read at exactly −{wanted:.1%}"
+    said = f"{judged.name}; score read at exactly −{wanted:.1%}"
     if min(abs(saved - wanted) for saved in judged.neighbours) > NEAR:
         said += f"; no rule comes within {100 * NEAR:.0f} points: one saves {low:.1%}, the other {high:.1%}"
     return said
-
-
-def _unrouted(task: str, gap: Estimate, why: str) -> Leg:
-    name = f"{task}: the large model is better by"
-    return Leg(name, "not applicable", gap.value, finite_interval(gap), gap.n, None, "accuracy", why)
 
 
 def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answer:
@@ -163,7 +143,12 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
     if absent := routing_answer_absent(pair, asked):
         return absent
     tasks, rules = pair.rules.tasks, pair.rules
-    routed = tuple(_routed(pair, asked.claim, task, result) for task in tasks for result in RESULTS)
+    routed = {
+        (task, result): (found, rules.judged_alone(LARGE, task).right) if found else None
+        for task in tasks
+        for result in RESULTS
+        for found in [rules.routed(task, asked.claim.thresholds[f"saving_{result}"])]
+    }
     unrouted = tuple((task, both.gap, both.standing) for task, both in rules.compared.items() if task not in tasks)
     verdict = decide_switching_score(SwitchingScoreEvidence(routed, unrouted), asked)
     exhibits = Attachments(notes=(rules.note, *(note for task in tasks if (note := _shortened(pair, task)))))
@@ -189,16 +174,6 @@ def _shortened(pair: PairMeasurements, task: str) -> str:
     )
 
 
-def _routed(pair: PairMeasurements, claim: Claim, task: str, result: str) -> TaskAtSaving:
-    found = pair.rules.routed(task, claim.thresholds[f"saving_{result}"])
-    if found is None:
-        return TaskAtSaving(task, result, None)
-    alone = pair.rules.judged_alone(LARGE, task).right
-    return TaskAtSaving(
-        task, result, RoutedScores(found.name, found.score, found.dealt, alone, found.attained, found.neighbours)
-    )
-
-
 def _cost_rows(pair: PairMeasurements, task: str) -> list[dict[str, Any]]:
     """Both models alone, every rule on the front, speculative decoding: the same items."""
     rules = pair.rules
@@ -208,21 +183,12 @@ def _cost_rows(pair: PairMeasurements, task: str) -> list[dict[str, Any]]:
     return [answer_row(name, done) for name, done in rows.items()]
 
 
-def _most_tasks(study: Study) -> int:
-    """On how many tasks a pair is worth routing only validation knows: at most on all."""
-    return len(world.TASKS) + len(study.tasks)
-
-
 # ---------------------------------------------------------------- EAD-A1 and A2: one constant is varied
 
 
-@dataclass(frozen=True)
-class VariedScore:
-    """[items] expected score at one value, at the common saving, and the large model's share of tokens at the τ of the
-    rule put forward."""
-
-    score: ByItem
-    large_share: float
+# [items] expected score at one value, at the common saving, and the large model's share of tokens at the τ of the rule
+# put forward
+VariedScore = tuple[ByItem, float]
 
 
 @dataclass(frozen=True)
@@ -250,13 +216,14 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
     Per value, the score lost against the value in force, and the large model's share beside what it was.
     """
     legs: list[Leg] = []
-    for value, varied in found.varied.items():
+    own_score, own_share = found.own
+    for value, (varied, large_share) in found.varied.items():
         leg = f"{found.task}, {found.symbol} = {value} for {found.reference}"
-        lost = score_difference(found.own.score, varied.score, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
-        share = f"{leg}: large-model share at the same τ, {found.own.large_share:.1%} before"
+        lost = score_difference(own_score, varied, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+        share = f"{leg}: large-model share at the same τ, {own_share:.1%} before"
         legs += [
             estimate_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
-            count_leg(share, varied.large_share, len(varied.score), "share of tokens"),
+            count_leg(share, large_share, len(varied), "share of tokens"),
         ]
     return combine_verdict(asked.claim, asked.model, legs)
 
@@ -281,11 +248,11 @@ def answer_constant(
     rows = [
         {
             symbol: value,
-            f"score at a saving of {saving:.1%}": float(varied.score.values.mean()),
-            "large-model share % at the same τ": varied.large_share,
-            "items": len(varied.score),
+            f"score at a saving of {saving:.1%}": float(score.values.mean()),
+            "large-model share % at the same τ": large_share,
+            "items": len(score),
         }
-        for value, varied in sorted({reference: own, **others}.items())
+        for value, (score, large_share) in sorted({reference: own, **others}.items(), key=lambda item: item[0])
     ]
     found = ConstantEvidence(task, symbol, saving, reference, own, others)
     return pair_answer(pair, decide_constant(found, asked), Attachments((AttachedTable(f"{symbol} on {task}", rows),)))
@@ -295,15 +262,13 @@ def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) 
     rules = pair.rules
     routed = rules.routed(task, pair.savings[0], replace(rules.constants(task), **change))
     same_tau = rules.judged(replace(rules.put_forward(task), **change), task)
-    return None if routed is None else VariedScore(routed.score, same_tau.large_share)
+    return None if routed is None else (routed.score, same_tau.large_share)
 
 
 def constant_row(claim: str, field: str, symbol: str, values: Sequence[int]) -> Question[PairMeasurements]:
     """The row of a constant: ``field`` of ``SwitchingRule`` and ``SwitchingConstants``, ``symbol`` in the paper."""
 
-    def answer(pair: PairMeasurements, asked: ClaimContext) -> Answer:
-        return answer_constant(pair, asked, field, values, symbol)
-
+    answer = partial(answer_constant, field=field, values=values, symbol=symbol)
     return Question(claim, "pair", answer, budget="standard", decide=decide_constant)
 
 
@@ -453,16 +418,10 @@ def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Ans
         p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
         name = f"{p:.0%} of items by {_gate_name(first)}, {1 - p:.0%} by {_gate_name(second)}"
     rows = [answer_row(_gate_name(option), done) for option, done in judged.items()]
-    rows += [
-        answer_row(f"EAD, {pair.rules.called(rule)}", pair.rules.judged(rule, task)) for rule in _rules_taken(routed)
-    ]
+    rows += [answer_row(f"EAD, {pair.rules.called(rule)}", pair.rules.judged(rule, task)) for rule in routed.rules]
     table = AttachedTable(f"entropy where speculation diverges, {task}", rows)
     found = GatedSpeculationEvidence(task, allowed, routed.score, gated, (routed.name, name))
     return pair_answer(pair, decide_gated_speculation(found, asked), Attachments((table,)))
-
-
-def _rules_taken(routed: RoutedTask) -> list[SwitchingRule]:
-    return [routed.first, routed.second]
 
 
 def _gate_name(option: GateOption) -> str:
@@ -499,7 +458,8 @@ QUESTIONS = (
         "EAD-F1",
         "pair",
         answer_switching_score,
-        legs=lambda study, layers: len(RESULTS) * _most_tasks(study),
+        # on how many tasks a pair is worth routing only validation knows: at most on all
+        legs=lambda study, layers: len(RESULTS) * (len(world.TASKS) + len(study.tasks)),
         budget="standard",
         decide=decide_switching_score,
     ),

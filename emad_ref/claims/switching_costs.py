@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,20 +30,13 @@ class Headline:
     claimed: float
 
 
-@dataclass(frozen=True)
-class HeadlineEvidence:
-    headlines: tuple[Headline, ...]
-
-
-PAPER = HeadlineEvidence(
-    (
-        Headline("LLaMA 11B + 3B at 43 % of tokens", 0.43, 3 * BILLION, 11 * BILLION, 0.415),
-        Headline("Qwen 14B + 1.5B at 25 % of tokens", 0.25, 1.5 * BILLION, 14 * BILLION, 0.67),
-    )
+PAPER = (
+    Headline("LLaMA 11B + 3B at 43 % of tokens", 0.43, 3 * BILLION, 11 * BILLION, 0.415),
+    Headline("Qwen 14B + 1.5B at 25 % of tokens", 0.25, 1.5 * BILLION, 14 * BILLION, 0.67),
 )
 
 
-def decide_headlines(found: HeadlineEvidence, asked: ClaimContext) -> Verdict:
+def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
     """EAD-H1: do the token shares of the paper's two headlines give the savings it claims? (EAD, Abstract)
 
     Arithmetic on the paper's own numbers by its own cost; no model is read, and it always applies. Where the abstract
@@ -52,7 +45,7 @@ def decide_headlines(found: HeadlineEvidence, asked: ClaimContext) -> Verdict:
     One leg per headline: by how much its saving misses the claimed one.
     """
     differences = {}
-    for headline in found.headlines:
+    for headline in found:
         saving = 1 - token_share_cost(
             headline.large_share,
             small_parameters=headline.small_parameters,
@@ -98,15 +91,11 @@ class RuleCharges:
     alone_flops: int | None
 
 
-@dataclass(frozen=True)
-class CatchUpEvidence:
-    """``tasks``: task → one rule for each of the paper's savings. ``parameters``: (small, large)."""
-
-    tasks: Mapping[str, tuple[RuleCharges, ...]]
-    parameters: tuple[float, float]
+# task → one rule for each of the paper's savings; and parameters of the (small, large) model
+TaskCharges = tuple[Mapping[str, tuple[RuleCharges, ...]], tuple[float, float]]
 
 
-def decide_catch_up(found: CatchUpEvidence, asked: ClaimContext) -> Verdict:
+def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
     """EAD-H2: what does the headline leave out? A model that takes over reads what it has not seen. (EAD, Abstract)
 
     For each of the paper's savings the rule of the paper's w and d_min (shortened as in EAD-F1) that comes nearest to
@@ -119,9 +108,10 @@ def decide_catch_up(found: CatchUpEvidence, asked: ClaimContext) -> Verdict:
 
     Per rule the paper's saving less that in FLOPs (in tokens processed where nothing is counted), then the parts.
     """
+    tasks, parameters = found
     legs: list[Leg] = []
-    for task, rules in found.tasks.items():
-        legs += [leg for charged in rules for leg in _charge_legs(task, charged, found.parameters)]
+    for task, rules in tasks.items():
+        legs += [leg for charged in rules for leg in _charge_legs(task, charged, parameters)]
     return combine_verdict(asked.claim, asked.model, legs)
 
 
@@ -161,16 +151,12 @@ def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Each rule once, though it may be nearest to both savings."""
     sizes, rules = pair.models.parameters, pair.rules
     tasks = [] if pair.models.without_quality else rules.written[:TASKS]
-    found = CatchUpEvidence(
-        {task: _charges(pair, task) for task in tasks or rules.writable[:1]},
-        (sizes["small_parameters"], sizes["large_parameters"]),
-    )
+    charged = {}
+    for task in tasks or rules.writable[:1]:
+        nearest = dict.fromkeys(rules.nearest(task, saving) for saving in pair.savings)
+        charged[task] = tuple(_charges_of_rule(pair, task, rule) for rule in nearest)
+    found = charged, (sizes["small_parameters"], sizes["large_parameters"])
     return pair_answer(pair, decide_catch_up(found, asked))
-
-
-def _charges(pair: PairMeasurements, task: str) -> tuple[RuleCharges, ...]:
-    nearest = dict.fromkeys(pair.rules.nearest(task, saving) for saving in pair.savings)
-    return tuple(_charges_of_rule(pair, task, rule) for rule in nearest)
 
 
 def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> RuleCharges:

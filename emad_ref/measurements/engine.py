@@ -63,11 +63,7 @@ class DistributionEvidence:
     noise: float
 
 
-@dataclass(frozen=True)
-class RepetitionEvidence:
-    """Request → whether each row [rows] got other tokens, without a tie that excuses it; 0 or 1."""
-
-    parted: Mapping[str, Ints]
+PartedRows = Mapping[str, Ints]  # request → whether each row [rows] got other tokens, and no tie excuses it; 0 or 1
 
 
 @dataclass(frozen=True)
@@ -147,7 +143,7 @@ class EngineAnswers:
         return float(divergence), float(error)
 
     @cached_property
-    def company(self) -> RepetitionEvidence:
+    def company(self) -> PartedRows:
         """Rows alone against the same rows beside others, reordered, and token by token (ENG-2)."""
         subject, prompts = self._subject, self._ragged
         with subject.open(subject.full, max_rows=max(COMPANY) + 1) as decoder:
@@ -168,7 +164,7 @@ class EngineAnswers:
             stepwise = [self._stepwise(prompt, row, tokens) for prompt, row in zip(prompts, alone, strict=True)]
             noise = decoder.capabilities.logit_noise
         runs = beside | {"reordered": backwards, "one token at a time": stepwise}
-        return RepetitionEvidence({name: self._parted(prompts, run, alone, noise) for name, run in runs.items()})
+        return {name: self._parted(prompts, run, alone, noise) for name, run in runs.items()}
 
     @staticmethod
     def _stepwise(prompt: Prompt, row: Ints, tokens: Callable[[Sequence[Prompt], int], list[Ints]]) -> Ints:
@@ -177,7 +173,7 @@ class EngineAnswers:
         return np.array([tokens([Prompt(each)], 1)[0][0] for each in fed])
 
     @cached_property
-    def repeats(self) -> RepetitionEvidence:
+    def repeats(self) -> PartedRows:
         """The same requests again, idle, between other requests and sampled under one seed (ENG-3)."""
         subject, prompts = self._subject, self._ragged
         with subject.open(subject.full, max_rows=len(prompts)) as decoder:
@@ -187,8 +183,7 @@ class EngineAnswers:
                 decoder.generate([other], 2, frozenset())
             later = decoder.generate(prompts, NEW, frozenset()).emitted
         runs = {"again": again, "after other requests": later}
-        parted = {name: _differing(run, first) for name, run in runs.items()}
-        return RepetitionEvidence(parted | self._sampled(prompts))
+        return {name: _differing(run, first) for name, run in runs.items()} | self._sampled(prompts)
 
     def _sampled(self, prompts: Sequence[Prompt]) -> dict[str, Ints]:
         """Tokens drawn twice under one seed; nothing of a decoder that declines sampling."""

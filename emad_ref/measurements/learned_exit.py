@@ -6,14 +6,14 @@ Savings and losses use the run's evaluation split, on which nothing was fitted o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from emad_ref.audit.finding import Finding
-from emad_ref.calibration.profile import Profile, profile_of
+from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -364,86 +364,58 @@ def time_self_speculation(
     return time_arms(arms, requests, full.synchronize)
 
 
-@dataclass(frozen=True)
-class ComponentExchange:
-    """One exchange: ``after`` differs from ``before`` only in ``part``; FLOPs are their work."""
-
-    part: str
-    before: DocumentCosts
-    after: DocumentCosts
+ComponentExchange = tuple[str, DocumentCosts, DocumentCosts]  # a part; costs before and after it alone is exchanged
 
 
-class ComponentAblation:
+def component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
     """Ablation of EMAD: the published method against versions with one component exchanged (``sweep.components``).
 
-    If two components fail together, neither exchange alone saves anything. So each is also exchanged among the others'
-    better versions.
+    If two components fail together, neither exchange alone saves anything. So each component of EMAD is exchanged
+    alone, and each of the best combination for EMAD's; then the exit's K/V for exact ones. FLOPs are their work.
     """
+    geometry = traces.subject.loaded.geometry
+    own = ReadoutTraces(OWN_HEAD, evaluation.validated.own, evaluation.evaluated.own, traces.profile)
+    for each in exchange_components(own, _through_lens(evaluation, traces), geometry, level=JUDGED):
+        before, after = (_combination_costs(evaluation, one) for one in (each.before, each.after))
+        if each.back:  # reported as a gain, as all others are
+            yield f"{each.part}, all others exchanged", after, before
+        else:
+            among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
+            yield f"{each.part} {among}", before, after
+    exact, chosen = evaluation.exact, evaluation.chosen
+    if exact is not None and chosen is not None and exact is not evaluation.point:
+        columns = replayed_columns(evaluation.evaluated, [exact], geometry)
+        yield "K/V", chosen, evaluation.spent(f"the exit, {exact.name}", columns, 1)
 
-    def __init__(self, evaluation: ExitEvaluation, traces: LensTraces):
-        self._evaluation, self._traces, self._subject = evaluation, traces, traces.subject
 
-    @cached_property
-    def exchanges(self) -> list[ComponentExchange]:
-        """Exchanges of single components.
+def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTraces:
+    """Through the exit's lens and gate, with EMAD's profile of the same calibration text and probes."""
+    fitted, subject = evaluation.exit.fitted, traces.subject
+    if fitted.gate is None:
+        raise BadArgument("exit.gate", None, "an exit with a gate", "screen the model again")
+    layers = tuple(fitted.lens.translators)
+    calibration = take_trace(
+        subject.stepper,
+        subject.sequences("calibrate", subject.budget.calibrate),
+        lens=fitted.lens.digest,
+        progress=f"{subject.name}: calibrate, {subject.corpus}, through the lens",
+        file=subject.progress_stream(),
+    )
+    profile = profile_of(
+        calibration,
+        tuple(probe for probe in traces.profile.probes if probe in layers),
+        model=subject.name,
+        fingerprint=subject.fingerprint,
+        corpus=subject.corpus,
+        dtype=subject.dtype,
+    )
+    chosen, _ = gate_at_probes(evaluation.validated.tuned, fitted.gate, layers, profile.probes)
+    judged, gate = gate_at_probes(evaluation.evaluated.tuned, fitted.gate, layers, profile.probes)
+    return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
-        Each component of EMAD alone; each of the best combination for EMAD's; the exit's K/V for exact ones.
-        """
-        return [*self._components(), *self._exact_kv()]
 
-    def _components(self) -> Iterator[ComponentExchange]:
-        own, lens, geometry = self._own, self._lens, self._subject.loaded.geometry
-        for each in exchange_components(own, lens, geometry, level=JUDGED):
-            before, after = self._spent(each.before), self._spent(each.after)
-            if each.back:  # reported as a gain, as all others are
-                yield ComponentExchange(f"{each.part}, all others exchanged", after, before)
-            else:
-                among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
-                yield ComponentExchange(f"{each.part} {among}", before, after)
-
-    @property
-    def _own(self) -> ReadoutTraces:
-        validated, evaluated = self._evaluation.validated, self._evaluation.evaluated
-        return ReadoutTraces(OWN_HEAD, validated.own, evaluated.own, self._traces.profile)
-
-    @property
-    def _lens(self) -> ReadoutTraces:
-        evaluation, fitted = self._evaluation, self._evaluation.exit.fitted
-        if fitted.gate is None:
-            raise BadArgument("exit.gate", None, "an exit with a gate", "screen the model again")
-        layers, profile = tuple(fitted.lens.translators), self._lens_profile()
-        chosen, _ = gate_at_probes(evaluation.validated.tuned, fitted.gate, layers, profile.probes)
-        judged, gate = gate_at_probes(evaluation.evaluated.tuned, fitted.gate, layers, profile.probes)
-        return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
-
-    def _lens_profile(self) -> Profile:
-        """EMAD's profile of the same calibration text and probes, read through the lens."""
-        subject, lens = self._subject, self._evaluation.exit.fitted.lens
-        trace = take_trace(
-            subject.stepper,
-            subject.sequences("calibrate", subject.budget.calibrate),
-            lens=lens.digest,
-            progress=f"{subject.name}: calibrate, {subject.corpus}, through the lens",
-            file=subject.progress_stream(),
-        )
-        return profile_of(
-            trace,
-            tuple(probe for probe in self._traces.profile.probes if probe in lens.translators),
-            model=subject.name,
-            fingerprint=subject.fingerprint,
-            corpus=subject.corpus,
-            dtype=subject.dtype,
-        )
-
-    def _spent(self, combination: TunedCombination) -> DocumentCosts:
-        name = f"{combination.way.name}, {combination.point.name}"
-        if combination.point.fixed:
-            name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"
-        return self._evaluation.spent(name, combination.columns, 1)
-
-    def _exact_kv(self) -> Iterator[ComponentExchange]:
-        evaluation = self._evaluation
-        exact, chosen = evaluation.exact, evaluation.chosen
-        if exact is not None and chosen is not None and exact is not evaluation.point:
-            columns = replayed_columns(evaluation.evaluated, [exact], self._subject.loaded.geometry)
-            yield ComponentExchange("K/V", chosen, evaluation.spent(f"the exit, {exact.name}", columns, 1))
+def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination) -> DocumentCosts:
+    name = f"{combination.way.name}, {combination.point.name}"
+    if combination.point.fixed:
+        name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"
+    return evaluation.spent(name, combination.columns, 1)

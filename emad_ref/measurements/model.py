@@ -9,10 +9,15 @@ from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.measurements.early_exits import ITEM_ROWS, EarlyExitMeasurements
 from emad_ref.measurements.engine import DOCUMENTS, EngineAnswers
 from emad_ref.measurements.latency import LatencyBenchmark, extra_batch_sizes
-from emad_ref.measurements.learned_exit import ComponentAblation, ExitEvaluation, SelfSpeculationTiming
+from emad_ref.measurements.learned_exit import (
+    ComponentExchange,
+    ExitEvaluation,
+    SelfSpeculationTiming,
+    component_exchanges,
+)
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.operating_points import CandidatePoints
-from emad_ref.measurements.own_rule import OwnRuleAnswers
+from emad_ref.measurements.own_rule import OwnRuleEvidence, own_rule_evidence
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
@@ -80,8 +85,8 @@ class ModelMeasurements:
         return EngineAnswers(self.subject, max(DOCUMENTS, self.study.budget.evaluate))
 
     @cached_property
-    def own_rule(self) -> OwnRuleAnswers:
-        return OwnRuleAnswers(self.subject)
+    def own_rule(self) -> OwnRuleEvidence:
+        return own_rule_evidence(self.subject)
 
     @cached_property
     def replay_validity(self) -> ReplayValidity:
@@ -125,8 +130,8 @@ class ModelMeasurements:
         return SelfSpeculationTiming(self.learned_exit, self.latency)
 
     @cached_property
-    def component_ablation(self) -> ComponentAblation:
-        return ComponentAblation(self.learned_exit, self.traces)
+    def component_exchanges(self) -> list[ComponentExchange]:
+        return list(component_exchanges(self.learned_exit, self.traces))
 
     @cached_property
     def exits(self) -> EarlyExitMeasurements:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,63 +46,61 @@ class OwnRuleEvidence:
     blocks: ByDocument | None
 
 
-class OwnRuleAnswers:
-    """Answers of both arms to requests about ``subject``'s evaluation documents."""
+def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleEvidence:
+    """Answers of both arms to requests about ``subject``'s evaluation documents.
 
-    def __init__(self, subject: ModelUnderTest, documents: int = DOCUMENTS):
-        self._subject, self._documents = subject, documents
+    Raises Unsupported: the decoder has no exit rule of its own.
+    """
+    rng = np.random.default_rng([subject.seed, NEW])
+    prompts = subject.openings(documents, min(PROMPT, subject.window - NEW))
+    seconds = {arm: np.zeros(len(prompts)) for arm in ARMS}
+    loss = {arm: np.zeros(len(prompts)) for arm in ARMS}
+    with subject.open(subject.full) as full, subject.open(subject.full, own_rule=True) as rule:
+        stated = stated_rule(rule)
+        decoders = dict(zip(ARMS, (full, rule), strict=True))
+        emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
+        for decoder in decoders.values():
+            decoder.generate(prompts[:1], NEW, frozenset())  # the first request may compile
+        for at, prompt in enumerate(prompts):
+            for arm in rng.permutation(ARMS).tolist():
+                began = time.perf_counter()
+                record = decoders[arm].generate([prompt], NEW, frozenset())
+                decoders[arm].synchronize()
+                seconds[arm][at] = time.perf_counter() - began
+                emitted[arm].append(np.array(record.emitted[0]))
+        blocks = {arm: _executed_blocks(subject, decoder, prompts[:WITNESSED]) for arm, decoder in decoders.items()}
+    for arm in ARMS:
+        loss[arm][:] = [_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)]
+    seen = bool(blocks["full"].sum())
+    return OwnRuleEvidence(
+        stated,
+        ByPair(seconds["full"]),
+        ByPair(seconds["rule"]),
+        ByDocument.distinct(loss["rule"]),
+        ByDocument.distinct(loss["full"]),
+        ByDocument.distinct(np.full(len(prompts), NEW)),
+        ByDocument.distinct(blocks["full"] - blocks["rule"]) if seen else None,
+        ByDocument.distinct(blocks["full"]) if seen else None,
+    )
 
-    @cached_property
-    def evidence(self) -> OwnRuleEvidence:
-        """Raises Unsupported: the decoder has no exit rule of its own."""
-        subject, rng = self._subject, np.random.default_rng([self._subject.seed, NEW])
-        prompts = subject.openings(self._documents, min(PROMPT, subject.window - NEW))
-        seconds = {arm: np.zeros(len(prompts)) for arm in ARMS}
-        loss = {arm: np.zeros(len(prompts)) for arm in ARMS}
-        with subject.open(subject.full) as full, subject.open(subject.full, own_rule=True) as rule:
-            stated = stated_rule(rule)
-            decoders = dict(zip(ARMS, (full, rule), strict=True))
-            emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
-            for decoder in decoders.values():
-                decoder.generate(prompts[:1], NEW, frozenset())  # the first request may compile
-            for at, prompt in enumerate(prompts):
-                for arm in rng.permutation(ARMS).tolist():
-                    began = time.perf_counter()
-                    record = decoders[arm].generate([prompt], NEW, frozenset())
-                    decoders[arm].synchronize()
-                    seconds[arm][at] = time.perf_counter() - began
-                    emitted[arm].append(np.array(record.emitted[0]))
-            blocks = {arm: self._blocks(decoder, prompts[:WITNESSED]) for arm, decoder in decoders.items()}
-        for arm in ARMS:
-            loss[arm][:] = [self._loss(prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)]
-        seen = bool(blocks["full"].sum())
-        return OwnRuleEvidence(
-            stated,
-            ByPair(seconds["full"]),
-            ByPair(seconds["rule"]),
-            ByDocument.distinct(loss["rule"]),
-            ByDocument.distinct(loss["full"]),
-            ByDocument.distinct(np.full(len(prompts), NEW)),
-            ByDocument.distinct(blocks["full"] - blocks["rule"]) if seen else None,
-            ByDocument.distinct(blocks["full"]) if seen else None,
-        )
 
-    def _loss(self, prompt: Prompt, tokens: Ints) -> float:
-        """−log p of ``tokens`` after ``prompt`` by the model at full depth, in nats."""
-        history = np.concatenate([prompt.tokens, tokens[:-1]])
-        log_p = log_softmax(self._subject.lens(history).last[-len(tokens) :], axis=-1)
-        return -float(log_p[np.arange(len(tokens)), tokens].sum())
+def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
+    """−log p of ``tokens`` after ``prompt`` by the model at full depth, in nats."""
+    history = np.concatenate([prompt.tokens, tokens[:-1]])
+    log_p = log_softmax(subject.lens(history).last[-len(tokens) :], axis=-1)
+    return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
-    def _blocks(self, decoder: Decoder, prompts: Sequence[Prompt]) -> np.ndarray:
-        """[documents] blocks that ran in single-token steps on modules that decoders were lent."""
-        counts = np.zeros(len(prompts))
-        with counted_blocks([loaded.model for loaded in self._subject.isolation.copies]) as ran:
-            for at, prompt in enumerate(prompts):
-                ran.clear()
-                decoder.generate([prompt], NEW, frozenset())
-                decoder.synchronize()
-                counts[at] = sum(ran)
-        return counts
+
+def _executed_blocks(subject: ModelUnderTest, decoder: Decoder, prompts: Sequence[Prompt]) -> np.ndarray:
+    """[documents] blocks that ran in single-token steps on modules that decoders were lent."""
+    counts = np.zeros(len(prompts))
+    with counted_blocks([loaded.model for loaded in subject.isolation.copies]) as ran:
+        for at, prompt in enumerate(prompts):
+            ran.clear()
+            decoder.generate([prompt], NEW, frozenset())
+            decoder.synchronize()
+            counts[at] = sum(ran)
+    return counts
 
 
 def stated_rule(decoder: Decoder) -> StatedRule:

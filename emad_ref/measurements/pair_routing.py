@@ -75,24 +75,21 @@ class PairComparison:
 
 @dataclass(frozen=True, eq=False)
 class RoutedTask:
-    """A task at a saving: each item by ``first`` with ``probability``, else by ``second``.
+    """A task at a saving: each item by the first of ``rules`` with a probability, else by the second.
 
-    ``score``        [items] of the judged ones; its mean is the expected score at exactly ``saving`` there. ``dealt``:
-                     right [items] with one rule drawn for each.
-    ``chosen``       the probability that saves as much on validation; ``attained``: its saving on the judged items.
-    ``neighbours``   savings of the two rules on the judged items.
+    ``score``          [items] of the judged ones; its mean is the expected score at exactly the saving there.
+                       ``dealt``: right [items] with one rule drawn for each.
+    ``attained``       the saving there of validation's probability; ``neighbours``: of the two rules.
+    ``probabilities``  that save as much on the judged items, and on validation.
     """
 
-    saving: float
-    first: SwitchingRule
-    second: SwitchingRule
-    probability: float
+    name: str
     score: ByItem
     dealt: ByItem
-    chosen: float
     attained: float
     neighbours: tuple[float, float]
-    name: str
+    rules: tuple[SwitchingRule, ...] = ()
+    probabilities: tuple[float, ...] = ()
 
 
 class RoutingRules:
@@ -219,17 +216,14 @@ class RoutingRules:
         mixture = mix_rules([done.ran for done in judged], share, rng, near=chosen.first)
         first, second = rules[mixture.first], rules[mixture.second]
         return RoutedTask(
-            saving,
-            first,
-            second,
-            mixture.probability,
-            judged[0].right.like(mixture.score),
-            judged[0].right.like(mixture.dealt == 1),
-            chosen.probability,
-            models.saving(_mixture_share(chosen, judged)),
-            (models.saving(judged[mixture.first].large_share), models.saving(judged[mixture.second].large_share)),
             f"{mixture.probability:.0%} of items by {self.called(first)}, {1 - mixture.probability:.0%} by "
             f"{self.called(second)}",
+            judged[0].right.like(mixture.score),
+            judged[0].right.like(mixture.dealt == 1),
+            models.saving(_mixture_share(chosen, judged)),
+            (models.saving(judged[mixture.first].large_share), models.saving(judged[mixture.second].large_share)),
+            (first, second),
+            (mixture.probability, chosen.probability),
         )
 
     def called(self, rule: SwitchingRule) -> str:

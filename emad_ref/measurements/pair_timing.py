@@ -7,7 +7,7 @@ a decoder that fails the check has no reported time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -34,7 +34,7 @@ from emad_ref.measurements.latency import (
 from emad_ref.measurements.model_under_test import open_model
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
-from emad_ref.measurements.process_replicates import ProcessReplicates, join_shares, select_share
+from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_shares, select_share
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
 from emad_ref.models.loading import LoadedModel
@@ -94,8 +94,7 @@ def switching_arms(models: PairModels, stack: ExitStack, *, rule: SwitchingRule)
 def adaptive_arms(models: PairModels, stack: ExitStack, *, point: OperatingPoint) -> dict[str, PairArm]:
     """``large``, its ``EMAD`` at ``point``, ``speculative``, and ``self-speculative``.
 
-    The last drafts after the first of ``exit_layers`` and is absent without one. The last is absent without exit
-    layers.
+    The last drafts after the first of ``exit_layers`` and is absent without one.
     """
     small, large = stack.enter_context(models.partners())
     arms = {
@@ -143,40 +142,36 @@ def accepted_shares(timed: TimingResult, arm: str) -> list[float]:
     return [output.acceptance for output in drafted if output.acceptance is not None]
 
 
-@dataclass(frozen=True, eq=False)
-class PairTimingShare:
-    """Share of pairs for one process, of the models ``names`` under ``study``, beside transformers' own arms.
+def time_pair_share(
+    resources: RunResources,
+    *,
+    names: tuple[str, str],
+    fingerprint: str,
+    study: Study,
+    size: PairSizes,
+    factory: ArmFactory,
+    attached: Sequence[Mapping[str, Mapping[str, Any]]],
+    requests: RequestBatches,
+    new: int,
+) -> TimingResult:
+    """Time the pairs of one process, of the models ``names`` under ``study``, beside transformers' own arms.
 
     ``attached``: of the small and of the large model, lenses and translators that points name by digest.
+
+    Raises:
+        FingerprintMismatch: a model has changed since the run began.
+        Unsupported, BadArgument, DecoderFailed: as the decoder under test raises them.
     """
-
-    names: tuple[str, str]
-    fingerprint: str
-    study: Study
-    size: PairSizes
-    factory: ArmFactory
-    attached: tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]
-    requests: RequestBatches
-    new: int
-
-    def run(self, resources: RunResources) -> TimingResult:
-        """Time this share's pairs.
-
-        Raises:
-            FingerprintMismatch: a model has changed since the run began.
-            Unsupported, BadArgument, DecoderFailed: as the decoder under test raises them.
-        """
-        with ExitStack() as stack:
-            small, large = (stack.enter_context(open_model(name, self.study)) for name in self.names)
-            models = PairModels(small, large, self.study, resources, self.size)
-            if models.fingerprint != self.fingerprint:
-                names = " + ".join(self.names)
-                raise FingerprintMismatch(f"{names} are not the models any more with which the run began")
-            for measured, attached in zip(models.both, self.attached, strict=True):
-                attach_copies(measured.subject.stepper, attached)
-            others = transformers_arms(small, large, self.requests.batches[0][0]).arms
-            arms = {**self.factory(models, stack), **others}
-            return time_pair_arms(models, arms, self.requests, self.new)
+    with ExitStack() as stack:
+        small, large = (stack.enter_context(open_model(name, study)) for name in names)
+        models = PairModels(small, large, study, resources, size)
+        if models.fingerprint != fingerprint:
+            both = " + ".join(names)
+            raise FingerprintMismatch(f"{both} are not the models any more with which the run began")
+        for measured, own in zip(models.both, attached, strict=True):
+            attach_copies(measured.subject.stepper, own)
+        others = transformers_arms(small, large, requests.batches[0][0]).arms
+        return time_pair_arms(models, {**factory(models, stack), **others}, requests, new)
 
 
 class PairLatencyBenchmark:
@@ -265,14 +260,19 @@ class PairLatencyBenchmark:
                 return self.timed(arms, self._pairs)
             request_s = self._seconds(arms)
         whole, models = self._requests(self._pairs), self._models
-        small, large = (attachments(measured.subject.stepper) for measured in models.both)
-        names = (self._names.small, self._names.large)
+        timing = partial(
+            time_pair_share,
+            names=(self._names.small, self._names.large),
+            fingerprint=models.fingerprint,
+            study=self._study,
+            size=self._rules.size,
+            factory=factory,
+            attached=[attachments(measured.subject.stepper) for measured in models.both],
+            new=self.new,
+        )
 
-        def share(number: int, pairs: Ints) -> PairTimingShare:
-            requests, size = select_share(whole, pairs, number), self._rules.size
-            return PairTimingShare(
-                names, models.fingerprint, self._study, size, factory, (small, large), requests, self.new
-            )
+        def share(number: int, pairs: Ints) -> SubprocessTask:
+            return partial(timing, requests=select_share(whole, pairs, number))
 
         parts = self._replicates.run(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
         return self._of_one_length(join_shares(parts))

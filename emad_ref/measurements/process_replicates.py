@@ -17,12 +17,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from signal import Signals
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -60,10 +60,8 @@ class SubprocessFailed(EmadError):
     """A process that was started for one task ended without its result."""
 
 
-class SubprocessTask(Protocol):
-    """A task for another process; task and result are pickled, so both processes must import their modules."""
-
-    def run(self, resources: RunResources) -> Any: ...
+# runs in another process; task and result are pickled, so both processes must import their modules
+SubprocessTask = Callable[[RunResources], Any]
 
 
 def run_in_subprocess(runner: SubprocessRunner, task: SubprocessTask, expected_s: float) -> Any:
@@ -95,7 +93,7 @@ def run_in_subprocess(runner: SubprocessRunner, task: SubprocessTask, expected_s
 def run_task_file(path: Path, resources: RunResources) -> None:
     """In the fresh process: run the task of this file, and write the result beside it."""
     task: SubprocessTask = pickle.loads(read_bytes(path, "task"))
-    _write(path.with_name(RESULT), task.run(resources))
+    _write(path.with_name(RESULT), task(resources))
 
 
 def _write(path: Path, what: Any) -> None:
@@ -118,38 +116,33 @@ def _failure_message(how: str, output: Path, remedy: str) -> str:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class TimingShare:
-    """The pairs that one process times, of the model ``name`` under ``study``.
+def time_share(
+    resources: RunResources,
+    *,
+    name: str,
+    fingerprint: str,
+    study: Study,
+    race: TimingFunction,
+    shape: tuple[int, int],
+    attached: Mapping[str, Mapping[str, Any]],
+    requests: Mapping[int, RequestBatches],
+) -> dict[int, TimingResult]:
+    """Batch size → times of the pairs that one process times, of the model ``name`` under ``study``.
 
     ``shape``: (prompt, new) tokens of a request. ``attached``: lenses and state translators that points name by digest.
+
+    Raises:
+        FingerprintMismatch: the model has changed since the run began.
+        Unsupported, BadArgument, DecoderFailed: as the decoder under test raises them.
     """
-
-    name: str
-    fingerprint: str
-    study: Study
-    race: TimingFunction
-    shape: tuple[int, int]
-    attached: Mapping[str, Mapping[str, Any]]
-    requests: Mapping[int, RequestBatches]
-
-    def run(self, resources: RunResources) -> dict[int, TimingResult]:
-        """Batch size → times of this share's pairs.
-
-        Raises:
-            FingerprintMismatch: the model has changed since the run began.
-            Unsupported, BadArgument, DecoderFailed: as the decoder under test raises them.
-        """
-        with open_model(self.name, self.study) as loaded:
-            if loaded.fingerprint != self.fingerprint:
-                raise FingerprintMismatch(f"{self.name!r} is not the model any more with which the run began")
-            attach_copies(loaded.stepper, self.attached)
-            subject = ModelUnderTest(loaded, self.study, resources)
-            points = CandidatePoints(
-                LensTraces(subject), TaskScores(subject), FlopVerification(ReplayValidity(subject))
-            )
-            benchmark = LatencyBenchmark(points, shape=self.shape)
-            return {rows: self.race(benchmark, rows, requests) for rows, requests in self.requests.items()}
+    with open_model(name, study) as loaded:
+        if loaded.fingerprint != fingerprint:
+            raise FingerprintMismatch(f"{name!r} is not the model any more with which the run began")
+        attach_copies(loaded.stepper, attached)
+        subject = ModelUnderTest(loaded, study, resources)
+        points = CandidatePoints(LensTraces(subject), TaskScores(subject), FlopVerification(ReplayValidity(subject)))
+        benchmark = LatencyBenchmark(points, shape=shape)
+        return {rows: race(benchmark, rows, each) for rows, each in requests.items()}
 
 
 class ProcessReplicates:
@@ -179,11 +172,19 @@ class ProcessReplicates:
             for each in points:
                 with subject.open(each, max_rows=rows):
                     pass  # raises by name if the decoder declines the point
-        attached, shape = attachments(subject.stepper), benchmark.request_shape
+        timing = partial(
+            time_share,
+            name=subject.name,
+            fingerprint=subject.fingerprint,
+            study=subject.study,
+            race=race,
+            shape=benchmark.request_shape,
+            attached=attachments(subject.stepper),
+        )
 
-        def share(number: int, pairs: Ints) -> TimingShare:
+        def share(number: int, pairs: Ints) -> SubprocessTask:
             own = {rows: select_share(whole, pairs, number) for rows, whole in requests.items()}
-            return TimingShare(subject.name, subject.fingerprint, subject.study, race, shape, attached, own)
+            return partial(timing, requests=own)
 
         parts = self.run(subject.budget.pairs, share, partial(benchmark.expected_s, requests))
         return {rows: join_shares([part[rows] for part in parts]) for rows in requests}

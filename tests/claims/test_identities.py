@@ -14,7 +14,6 @@ from emad_ref.claims.base import Answer, ClaimContext, Question, ask, question_o
 from emad_ref.claims.identities import (
     INT8_FED,
     QuantisationEvidence,
-    QuantisedRise,
     decide_quantisation,
     invariant_differences,
     rise_of,
@@ -137,8 +136,10 @@ def int8_context() -> ClaimContext:
 def perplexity_leg(document: DocumentOf, rates: np.ndarray, tokens: np.ndarray) -> Leg:
     """Of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
     columns = (rates * tokens, np.zeros(len(rates)), tokens)
-    rise = QuantisedRise("p", 0.5, *(ByDocument.summed(column, document) for column in columns))
-    return decide_quantisation(QuantisationEvidence(np.zeros(INT8_FED), 1e-4, rise), int8_context()).legs[-1]
+    sums = tuple(ByDocument.summed(column, document) for column in columns)
+    return decide_quantisation(QuantisationEvidence((np.zeros(INT8_FED), 1e-4), "p", 0.5, sums), int8_context()).legs[
+        -1
+    ]
 
 
 def test_windows_of_one_document_are_not_resampled_on_their_own():

@@ -14,7 +14,7 @@ from emad_ref.claims.base import RunPlan, ask, question_of
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_answers import TEXTS
-from emad_ref.measurements.pair_routing import PAPER, SwitchingConstants
+from emad_ref.measurements.pair_routing import PAPER, RoutedTask, SwitchingConstants
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
 from emad_ref.models.loading import load
@@ -147,12 +147,9 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    kept = switching.TaskAtSaving(
-        "task", "llama", switching.RoutedScores("rules", switched, switched, alone, 0.41, (0.4, 0.5))
-    )
-    verdict = switching.decide_switching_score(
-        switching.SwitchingScoreEvidence((kept, switching.TaskAtSaving("task", "qwen", None))), asked("EAD-F1", rng())
-    )
+    kept = RoutedTask("rules", switched, switched, 0.41, (0.4, 0.5)), alone
+    found = switching.SwitchingScoreEvidence({("task", "llama"): kept, ("task", "qwen"): None})
+    verdict = switching.decide_switching_score(found, asked("EAD-F1", rng()))
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
     assert verdict.verdict == "inconclusive"
 

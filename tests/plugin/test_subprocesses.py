@@ -20,7 +20,7 @@ class Asking:
     "Who makes decoders where it is carried out, and where that is; or what else a process may come to."
     then: str = "answer"
 
-    def run(self, host):
+    def __call__(self, host):
         if self.then == "kill":
             os.kill(os.getpid(), 9)
         if self.then == "raise":

@@ -11,7 +11,6 @@ from emad_ref.measurements.engine import (
     TEMPERATURES,
     AcceptanceEvidence,
     DistributionEvidence,
-    RepetitionEvidence,
     SamplingEvidence,
 )
 from emad_ref.measurements.own_rule import OwnRuleEvidence
@@ -66,7 +65,7 @@ def erring(error: float):
 
 
 def parted(**rows: list[int]):
-    return lambda rng: RepetitionEvidence({name: np.array(each) for name, each in rows.items()})
+    return lambda rng: {name: np.array(each) for name, each in rows.items()}
 
 
 def has_bound(verdict) -> None:

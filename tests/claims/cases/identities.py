@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from emad_ref.claims.identities import BlockCountEvidence, ForcedDepthEvidence, QuantisationEvidence, QuantisedRise
+from emad_ref.claims.identities import BlockCounts, LogitDifferences, QuantisationEvidence
 from emad_ref.statistics.units import ByDocument, DocumentOf
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled, clustered
@@ -22,14 +22,14 @@ TOLERANCE = 2e-4  # logits of size 8; single precision rounds their sums to abou
 def decoded(missing: float = 0.0, broken: bool = False):
     """Logits of ``POSITIONS`` states; one state lacks a share of ``missing`` of what it should attend to."""
 
-    def found(rng: np.random.Generator) -> ForcedDepthEvidence:
+    def found(rng: np.random.Generator) -> LogitDifferences:
         states, head = rng.standard_normal((POSITIONS, WIDTH)), rng.standard_normal((WIDTH, VOCABULARY))
         seen = states.copy()
         seen[7] *= 1 - missing
         differences = np.abs((seen.astype(np.float32) @ head.astype(np.float32)) - states @ head).max(axis=1)
         if broken:
             differences[3] = np.nan
-        return ForcedDepthEvidence(differences, TOLERANCE)
+        return differences, TOLERANCE
 
     return found
 
@@ -40,10 +40,10 @@ def says_how_many(verdict: Verdict) -> None:
 
 EMAD_E2 = [
     Case("rounding alone", "holds", decoded(), draws=5),
-    Case("the tolerance itself", "holds", lambda rng: ForcedDepthEvidence(np.array([0.0, TOLERANCE]), TOLERANCE)),
+    Case("the tolerance itself", "holds", lambda rng: (np.array([0.0, TOLERANCE]), TOLERANCE)),
     Case("one position attends to a gap", "fails", decoded(missing=0.01), draws=5, check=says_how_many),
     Case("one position is not a number", "fails", decoded(broken=True), check=says_how_many),
-    Case("nothing was compared", "premise", lambda rng: ForcedDepthEvidence(np.zeros(0), TOLERANCE)),
+    Case("nothing was compared", "premise", lambda rng: (np.zeros(0), TOLERANCE)),
 ]
 
 
@@ -57,12 +57,11 @@ REQUESTS, TOKENS, LAYERS = 4, 23, 12
 def executed(more: int = 0, shallowest: int = 1):
     """Depth that only falls; ``more`` blocks run in the last request than were decided, as backfill would."""
 
-    def found(rng: np.random.Generator) -> BlockCountEvidence:
+    def found(rng: np.random.Generator) -> BlockCounts:
         depth = np.sort(rng.integers(shallowest, LAYERS + 1, (REQUESTS, TOKENS)))[:, ::-1]
         decided = depth.sum(axis=1)
-        return BlockCountEvidence(
-            decided + more * (np.arange(REQUESTS) == REQUESTS - 1), decided, np.full(REQUESTS, TOKENS * LAYERS)
-        )
+        ran = decided + more * (np.arange(REQUESTS) == REQUESTS - 1)
+        return ran, decided, np.full(REQUESTS, TOKENS * LAYERS)
 
     return found
 
@@ -85,7 +84,7 @@ EMAD_E5 = [
     Case("one block more at full depth", "fails", executed(more=1, shallowest=LAYERS)),
     Case("one block more", "fails", executed(more=1), draws=5),
     Case("one block fewer", "fails", executed(more=-1), draws=5),
-    Case("no request", "premise", lambda rng: BlockCountEvidence(*(np.zeros(0, dtype=np.int64) for _ in range(3)))),
+    Case("no request", "premise", lambda rng: (np.zeros(0, dtype=np.int64),) * 3),
 ]
 
 
@@ -106,8 +105,8 @@ def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documen
         deviation, cluster = clustered(rng, documents, WINDOWS, icc)
         full = tokens * rng.uniform(1.0, 3.0, len(tokens))
         lost = full + tokens * (math.log1p(rise) + SPREAD_NATS * deviation)
-        columns = (ByDocument.summed(column, DocumentOf(cluster)) for column in (lost, full, tokens))
-        return QuantisationEvidence(differences, INT8_TOLERANCE, QuantisedRise("emad m=0.00", saves, *columns))
+        sums = tuple(ByDocument.summed(column, DocumentOf(cluster)) for column in (lost, full, tokens))
+        return QuantisationEvidence((differences, INT8_TOLERANCE), "emad m=0.00", saves, sums)
 
     return found
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.claims.learned_exits import ComponentEvidence, CriterionEvidence, OracleCeiling, OracleEvidence
-from emad_ref.measurements.learned_exit import ComponentExchange
+from emad_ref.claims.learned_exits import ComponentCosts, CriterionEvidence, OracleCosts
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict
@@ -140,12 +139,10 @@ EMAD_X1 = [
 # Oracles that save known shares of blocks.
 
 
-def ceilings(rng: np.random.Generator) -> OracleEvidence:
+def ceilings(rng: np.random.Generator) -> OracleCosts:
     text = Text(rng, 200)
     truths = {"tuned lens, free depth": (0.48, 0.01), "raw lens, depth that only falls": (0.0, 0.0)}
-    return OracleEvidence(
-        text.measured, [OracleCeiling(0.01, text.spent(name, *truth)) for name, truth in truths.items()]
-    )
+    return text.measured, [(0.01, text.spent(name, *truth)) for name, truth in truths.items()]
 
 
 def check_ceilings(verdict: Verdict) -> None:
@@ -162,7 +159,7 @@ def check_ceilings(verdict: Verdict) -> None:
 
 EMAD_X5 = [
     Case("what two oracles save", "value", ceilings, draws=10, check=check_ceilings),
-    Case("no oracle", "premise", lambda rng: OracleEvidence(Text(rng, 40).measured, [])),
+    Case("no oracle", "premise", lambda rng: (Text(rng, 40).measured, [])),
 ]
 
 
@@ -173,11 +170,11 @@ EMAD_X5 = [
 GAINS = {"readout": 0.0, "monotone rule": 0.2, "criterion": 0.02}
 
 
-def exchanges(rng: np.random.Generator) -> ComponentEvidence:
+def exchanges(rng: np.random.Generator) -> ComponentCosts:
     text = Text(rng, 200)
     emad = text.spent("EMAD as published", 0.01, 0.0)
     after = {part: text.spent(f"another {part}", 0.01 + gain, 0.005) for part, gain in GAINS.items()}
-    return ComponentEvidence(text.measured, [ComponentExchange(part, emad, spent) for part, spent in after.items()])
+    return text.measured, [(part, emad, spent) for part, spent in after.items()]
 
 
 def check_exchanges(verdict: Verdict) -> None:
@@ -193,7 +190,7 @@ def check_exchanges(verdict: Verdict) -> None:
 
 EMAD_X6 = [
     Case("the monotone rule fails", "value", exchanges, draws=10, check=check_exchanges),
-    Case("nothing was exchanged", "premise", lambda rng: ComponentEvidence(Text(rng, 40).measured, [])),
+    Case("nothing was exchanged", "premise", lambda rng: (Text(rng, 40).measured, [])),
 ]
 
 

@@ -11,7 +11,7 @@ from emad_ref.claims.speculation import (
     EMAD_ARMS,
     NONE,
     SWITCHING_ARMS,
-    ComposedSpeculationEvidence,
+    ComposedSpeculation,
     SpeculationEvidence,
     SwitchingScore,
     SwitchingSpeedEvidence,
@@ -284,10 +284,8 @@ COMPOSED_ACCEPTED = {NONE: 0.8, VERIFIER: 0.7, BOTH: 0.6}
 def as_fast(verifier: float, both: float):
     """How many times faster each is than speculation without EMAD."""
 
-    def found(rng: np.random.Generator) -> ComposedSpeculationEvidence:
-        return ComposedSpeculationEvidence(
-            raced(rng, {NONE: 1.0, VERIFIER: 1 / verifier, BOTH: 1 / both}, {}, COMPOSED_ACCEPTED), 8, 4
-        )
+    def found(rng: np.random.Generator) -> ComposedSpeculation:
+        return raced(rng, {NONE: 1.0, VERIFIER: 1 / verifier, BOTH: 1 / both}, {}, COMPOSED_ACCEPTED), 8, 4
 
     return found
 

@@ -10,12 +10,12 @@ import numpy as np
 from emad_ref.audit.finding import Finding
 from emad_ref.claims.speedup import (
     BackfillEvidence,
-    CopyingQuality,
     SelfSpeculationEvidence,
     SpeedupEvidence,
     TimedBatch,
 )
 from emad_ref.measurements.latency import ADAPTIVE
+from emad_ref.measurements.operating_points import NllPair
 from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled, says
@@ -175,7 +175,7 @@ def drafted(
             alone = made.batches[min(made.batches)]
             full = alone.baselines["full depth"]
             ways = {ADAPTIVE: alone.adaptive, "prompt lookup": full.like(full.values / beside)}
-        return SelfSpeculationEvidence(made, ways, dict.fromkeys(made.batches, kept))
+        return made, ways, dict.fromkeys(made.batches, kept)
 
     return found
 
@@ -247,11 +247,11 @@ def the_same_arm(pairs: int, icc: float):
     return found
 
 
-def copies(rng: np.random.Generator, documents: int = 30) -> CopyingQuality:
+def copies(rng: np.random.Generator, documents: int = 30) -> NllPair:
     tokens = rng.integers(20, 30, documents)
     exact = tokens * (2.0 + 0.3 * rng.standard_normal(documents))
     copied = exact + tokens * (COPIED_NATS + 0.02 * rng.standard_normal(documents))
-    return CopyingQuality(*(ByDocument.distinct(column) for column in (copied, exact, tokens)))
+    return tuple(ByDocument.distinct(column) for column in (copied, exact, tokens))
 
 
 def lists_copying_and_no_more(verdict: Verdict) -> None:

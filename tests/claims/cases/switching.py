@@ -13,11 +13,9 @@ from emad_ref.claims.switching import (
     ConstantEvidence,
     DecisiveTokenEvidence,
     GatedSpeculationEvidence,
-    RoutedScores,
     SwitchingScoreEvidence,
-    TaskAtSaving,
-    VariedScore,
 )
+from emad_ref.measurements.pair_routing import RoutedTask
 from emad_ref.statistics.accuracy import accuracy_drop
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.front import RoutedItems, mix_rules
@@ -40,12 +38,12 @@ def kept(shares: dict[str, float], items: int = 300, lost: float = 0.02):
     """One task; ``shares``: result → Σ candidate / Σ reference in expectation, ``lost`` of it or more, some gained."""
 
     def found(rng: np.random.Generator) -> SwitchingScoreEvidence:
-        routed = []
+        routed = {}
         for result, share in shares.items():
             gained = max(0.0, share - 1 + lost) * ACCURACY / (1 - ACCURACY)
             alone, switched = right(rng, items, ACCURACY, max(lost, 1 - share), gained)
-            routed.append(TaskAtSaving("task", result, RoutedScores("rules", switched, switched, alone, 0.41, SAVED)))
-        return SwitchingScoreEvidence(tuple(routed))
+            routed["task", result] = RoutedTask("rules", switched, switched, 0.41, SAVED), alone
+        return SwitchingScoreEvidence(routed)
 
     return found
 
@@ -73,8 +71,8 @@ def mixture(share: float, gained: float = GAINED):
                 runs.append(RoutedItems((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
             found = mix_rules(runs, SHARE, rng)
             score, dealt = ByItem(found.score, cluster), ByItem(found.dealt == 1, cluster)
-            judged = RoutedScores("rules", score, dealt, ByItem(alone, cluster), 0.41, SAVED)
-            return SwitchingScoreEvidence((TaskAtSaving("task", "llama", judged),))
+            judged = RoutedTask("rules", score, dealt, 0.41, SAVED), ByItem(alone, cluster)
+            return SwitchingScoreEvidence({("task", "llama"): judged})
 
         return found
 
@@ -88,18 +86,14 @@ def always_large(items: int, icc: float):
         hard, cluster = clustered(rng, items, 3 if icc else 1, icc)
         alone = ByItem(norm.cdf(hard) < ACCURACY, cluster)
         own = alone.like(alone.values.astype(float))
-        return SwitchingScoreEvidence(
-            tuple(
-                TaskAtSaving("task", result, RoutedScores("rules", own, alone, alone, 0.0, (0.0, 0.0)))
-                for result in KEPT
-            )
-        )
+        judged = RoutedTask("rules", own, alone, 0.0, (0.0, 0.0)), alone
+        return SwitchingScoreEvidence({("task", result): judged for result in KEPT})
 
     return found
 
 
 def nothing_saves(rng: np.random.Generator) -> SwitchingScoreEvidence:
-    return SwitchingScoreEvidence(tuple(TaskAtSaving("task", result, None) for result in KEPT))
+    return SwitchingScoreEvidence({("task", result): None for result in KEPT})
 
 
 def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
@@ -113,9 +107,7 @@ def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
 
 def nobody_is_right(rng: np.random.Generator) -> SwitchingScoreEvidence:
     none = ByItem.distinct(np.zeros(120, dtype=bool))
-    return SwitchingScoreEvidence(
-        (TaskAtSaving("task", "llama", RoutedScores("rules", none, none, none, 0.41, SAVED)),)
-    )
+    return SwitchingScoreEvidence({("task", "llama"): (RoutedTask("rules", none, none, 0.41, SAVED), none)})
 
 
 def says_what_is_saved(verdict) -> None:
@@ -168,8 +160,8 @@ def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
         for value, loss in losses.items():
             change = rng.random(items) < abs(loss) / (CONSTANT_ACCURACY if loss > 0 else 1 - CONSTANT_ACCURACY)
             score = own & ~change if loss > 0 else own | change
-            varied[value] = VariedScore(ByItem.distinct(score.astype(float)), 1 / value)
-        reference = VariedScore(ByItem.distinct(own.astype(float)), 0.25)
+            varied[value] = ByItem.distinct(score.astype(float)), 1 / value
+        reference = ByItem.distinct(own.astype(float)), 0.25
         return ConstantEvidence("task", symbol, SAVING, REFERENCE, reference, varied)
 
     return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims.switching_costs import PAPER, CatchUpEvidence, Headline, HeadlineEvidence, RuleCharges
+from emad_ref.claims.switching_costs import PAPER, Headline, RuleCharges
 from tests.claims.simulation import Case
 
 # ---------------------------------------------------------------- EAD-H1
@@ -21,21 +21,21 @@ THRESHOLD = 0.005
 def claimed(off: float):
     """A thousand tokens, some from a large model; the saving claimed for them is ``off``."""
 
-    def found(rng: np.random.Generator) -> HeadlineEvidence:
+    def found(rng: np.random.Generator) -> list[Headline]:
         headlines = []
         for name in ("a", "b"):
             small, large = rng.uniform(1, 4), rng.uniform(5, 20)
             tokens = rng.random(1000) < rng.uniform(0.1, 0.9)
             spent = np.where(tokens, large, small).sum() / (large * len(tokens))
             headlines.append(Headline(name, float(tokens.mean()), small, large, round(1 - spent, 3) + off))
-        return HeadlineEvidence(tuple(headlines))
+        return headlines
 
     return found
 
 
 def alone(off: float):
     """The large model alone saves exactly nothing, whatever is claimed."""
-    return lambda rng: HeadlineEvidence((Headline("alone", 1.0, 1.0, 2.0, off),))
+    return lambda rng: [Headline("alone", 1.0, 1.0, 2.0, off)]
 
 
 def survives(verdict) -> None:
@@ -90,7 +90,7 @@ NEVER = [(11, [SMALL] * 20)]
 
 
 def of(*rules: RuleCharges):
-    return lambda rng: CatchUpEvidence({"task": rules}, PARAMETERS)
+    return lambda rng: ({"task": rules}, PARAMETERS)
 
 
 def lost(first: str, value: float, n: int, **others: float):

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from emad_ref.claims.base import question_of
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.own_rule import OwnRuleAnswers
+from emad_ref.measurements.own_rule import own_rule_evidence
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
@@ -224,7 +224,7 @@ def stated_legs(loaded: LoadedModel, make: Make) -> dict[str, Any]:
     subject = ModelUnderTest(loaded, Study(), RunResources(make))
     decide = question_of("ENG-7").decide
     assert decide is not None
-    decided = decide(OwnRuleAnswers(subject, DOCUMENTS).evidence, asked("ENG-7", np.random.default_rng(0)))
+    decided = decide(own_rule_evidence(subject, DOCUMENTS), asked("ENG-7", np.random.default_rng(0)))
     return {"": decided} | {leg.name.partition(",")[0]: leg for leg in decided.legs}
 
 

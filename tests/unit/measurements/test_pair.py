@@ -245,10 +245,11 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
     assert pair.rules.front(TASK) == [pair.answers.never(LARGE), rules[0], rules[1], small], "the third is no corner"
     share = pair.models.share_for(0.415)
     found = pair.rules.routed(TASK, 0.415)
-    assert (found.first, found.second) == (rules[0], rules[1])
-    assert found.chosen == pytest.approx((share - 0.4) / 0.4)
-    assert found.probability == pytest.approx((share - 0.43) / 0.4), "from the judged items' tokens"
-    assert found.score.values.mean() == pytest.approx(found.probability * 0.9 + (1 - found.probability) * 0.8)
+    probability, chosen = found.probabilities
+    assert found.rules == (rules[0], rules[1])
+    assert chosen == pytest.approx((share - 0.4) / 0.4)
+    assert probability == pytest.approx((share - 0.43) / 0.4), "from the judged items' tokens"
+    assert found.score.values.mean() == pytest.approx(probability * 0.9 + (1 - probability) * 0.8)
     assert found.attained == pytest.approx(pair.models.saving(share + 0.03)), "what validation's proportion saves"
     assert found.neighbours == pytest.approx((pair.models.saving(0.83), pair.models.saving(0.43)))
 
@@ -256,7 +257,7 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
 def test_beyond_the_small_model_alone_nothing_saves(tabled) -> None:
     pair, _, _ = tabled
     assert pair.rules.routed(TASK, pair.models.saving(0.0) + 0.01) is None
-    assert pair.rules.routed(TASK, pair.models.saving(0.0) - 0.01).second == pair.answers.never(SMALL)
+    assert pair.rules.routed(TASK, pair.models.saving(0.0) - 0.01).rules[1] == pair.answers.never(SMALL)
 
 
 @pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.5, 1), (0.7, 2), (0.89, 2)])

@@ -25,15 +25,15 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
-    PairTimingShare,
+    time_pair_share,
 )
 from emad_ref.measurements.process_replicates import (
     ProcessReplicates,
     SubprocessFailed,
-    TimingShare,
     join_shares,
     run_in_subprocess,
     run_task_file,
+    time_share,
 )
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study
@@ -53,7 +53,7 @@ BUDGET = replace(
 class Number:
     """A task that any process can do."""
 
-    def run(self, host: RunResources) -> int:
+    def __call__(self, host: RunResources) -> int:
         return os.getpid()
 
 
@@ -172,7 +172,7 @@ def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
 
 def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
     made, _, _ = divided
-    shares: list[TimingShare] = []
+    shares: list[partial] = []
     monkeypatch.setattr(
         "emad_ref.measurements.process_replicates.run_in_subprocess",
         lambda afresh, share, expected_s: shares.append(share) or {},
@@ -182,7 +182,7 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
         ProcessReplicates(SubprocessRunner(Here()), made.subject).divide(
             made.latency, partial(LatencyBenchmark.time_point, point=point_of(made)), (), {1: made.latency.requests(1)}
         )
-    drawn = [share.requests[1] for share in shares]
+    drawn = [share.keywords["requests"][1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
     warming = [[batch[0].tokens.tolist() for batch in each.batches[:WARM_UP]] for each in drawn]
     assert warming == [warming[0]] * PROCESSES
@@ -241,11 +241,10 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
 
 def test_a_model_that_has_changed_is_refused(divided):
     made, _, _ = divided
-    share = TimingShare(
-        "emad-nano", "f" * 64, made.study, partial(LatencyBenchmark.time_point, point=point_of(made)), SHAPE, {}, {}
-    )
+    race = partial(LatencyBenchmark.time_point, point=point_of(made))
+    given = {"study": made.study, "race": race, "shape": SHAPE, "attached": {}, "requests": {}}
     with pytest.raises(FingerprintMismatch, match="not the model any more"):
-        share.run(RunResources())
+        time_share(RunResources(), name="emad-nano", fingerprint="f" * 64, **given)
 
 
 def test_shares_that_timed_other_arms_are_not_put_together(divided):
@@ -409,6 +408,13 @@ def test_what_a_decoder_of_a_pair_declines_is_declined_here_and_no_process_is_st
 
 def test_models_that_have_changed_are_refused(divided_pair):
     made, _, _ = divided_pair
-    share = PairTimingShare(NAMES, "f" * 64, made.study, made.size, None, ({}, {}), None, NEW)
+    given = {
+        "study": made.study,
+        "size": made.size,
+        "factory": None,
+        "attached": ({}, {}),
+        "requests": None,
+        "new": NEW,
+    }
     with pytest.raises(FingerprintMismatch, match="emad-nano \\+ emad-tiny are not the models any more"):
-        share.run(RunResources())
+        time_pair_share(RunResources(), names=NAMES, fingerprint="f" * 64, new=NEW, **given)
