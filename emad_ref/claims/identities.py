@@ -29,7 +29,7 @@ from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, ju
 from emad_ref.statistics.rates import perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import PointLoss, loss_table
 
 PROMPT, FED = 6, 8  # tokens: before the first forced depth, and under forced depths
 SEEDS = 2**16  # of the tokens that are fed
@@ -232,12 +232,8 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
     point, texts, trace = read_copy(evidence, int8)
     loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full])
-    document = documents_of(texts)
-    nll, reference, tokens = (
-        ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
-    )
-    logits = invariant_differences(evidence, int8)
-    found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, (nll, reference, tokens))
+    logits, sums = invariant_differences(evidence, int8), sums_by_document(texts, trace, loss, full)
+    found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, sums)
     return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)
 
 
@@ -255,6 +251,15 @@ def read_copy(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[Operating
         dtype="int8",
     )
     return profile.point(0.0), texts, concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
+
+
+def sums_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
+    """NLL of windows ``texts``, of which ``trace`` was taken, within the documents they were cut from."""
+    document = documents_of(texts)
+    nll, reference, tokens = (
+        ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths)
+    )
+    return nll, reference, tokens
 
 
 def invariant_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:

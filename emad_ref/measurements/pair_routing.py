@@ -77,10 +77,9 @@ class PairComparison:
 class RoutedTask:
     """A task at a saving: each item by the first of ``rules`` with a probability, else by the second.
 
-    ``score``          [items] of the judged ones; its mean is the expected score at exactly the saving there.
-                       ``dealt``: right [items] with one rule drawn for each.
-    ``attained``       the saving there of validation's probability; ``neighbours``: of the two rules.
-    ``probabilities``  that save as much on the judged items, and on validation.
+    ``score``     [items] of the judged ones; its mean is the expected score at exactly the saving there. ``dealt``:
+                  right [items] with one rule drawn for each.
+    ``attained``  the saving there of the probability that saves as much on validation; ``neighbours``: of either rule.
     """
 
     name: str
@@ -89,7 +88,6 @@ class RoutedTask:
     attained: float
     neighbours: tuple[float, float]
     rules: tuple[SwitchingRule, ...] = ()
-    probabilities: tuple[float, ...] = ()
 
 
 class RoutingRules:
@@ -223,7 +221,6 @@ class RoutingRules:
             models.saving(_mixture_share(chosen, judged)),
             (models.saving(judged[mixture.first].large_share), models.saving(judged[mixture.second].large_share)),
             (first, second),
-            (mixture.probability, chosen.probability),
         )
 
     def called(self, rule: SwitchingRule) -> str:
