@@ -35,15 +35,11 @@ NO_SAVING = "own and foreign thresholds do not both save 15 % of FLOPs on valida
 
 
 def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: ClaimContext) -> Verdict:
-    """EMAD-R1 to R4: at equal net FLOPs, does EMAD have lower perplexity than a rival family of rules?
-    (EMAD, Experiments, Baselines)
+    """EMAD-R1 to R4: a leg per net saving, EMAD's relative rise of perplexity over the rival's at exactly the same.
 
-    At every net saving that both sweeps reach on the validation split, the mixture of two of EMAD's points that saves
-    exactly that on the evaluation split meets the rival's (``sweep.front``). Which points stands on validation, and the
-    interval draws both splits anew (``statistics.fronts``). Sides that decide the same tie: neither is better. The
-    claims do not apply where no point of both sweeps saves 15 % of FLOPs.
-
-    A leg per net saving: relative rise of EMAD's perplexity over the rival's at exactly the same.
+    At every saving that both sweeps reach on validation, the mixture of two of EMAD's points that saves exactly that on
+    evaluation meets the rival's (``sweep.front``); the interval draws both splits anew (``statistics.fronts``). Sides
+    that decide the same tie: neither is better.
     """
     threshold = asked.claim.thresholds["perplexity_rise"]
     met = at_equal_flops(
@@ -87,18 +83,11 @@ class ProfileShiftEvidence:
 
 
 def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E6: do conditioning and margins lower the damage that a profile from another corpus does?
-    (EMAD, Limitations)
-
-    damage   nats per token that the foreign profile's decoder loses over the own profile's, at the same net FLOPs
-    remedy   thresholds by position, by confidence, by frequency or by two of them; a margin chosen on validation
+    """EMAD-E6: a leg per remedy, its damage beyond that of plain foreign thresholds, at the same net FLOPs.
 
     Own, foreign and conditioned thresholds stand at m = 0 and give some documents full depth instead, as many as bring
-    all of them to one net saving (``sweep.front``): the highest at which sweeps are compared that own and foreign
-    thresholds reach on validation. Where no damage is shown there, there is nothing to lower, and the claim does not
-    apply. Without a second corpus it is unmeasured.
-
-    A leg per remedy: its damage beyond that of plain foreign thresholds, nats per token at the same net FLOPs.
+    all to one net saving (``sweep.front``): the highest level that own and foreign thresholds reach on validation.
+    Where no damage is shown there, nothing can be lowered, and the claim does not apply.
     """
     reached = [level for level in SAVING_LEVELS if level <= min(found.own.promised, found.plain.promised)]
     if not reached:

@@ -129,17 +129,11 @@ class PromiseCounts:
 
 
 def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict:
-    """EE-7: do thresholds chosen by Learn-then-Test keep their promise over calibration sets?
-    (Early-exit LLMs, Introduction, Eq. (1))
+    """EE-7: a leg per task, the share of calibration sets whose choice kept the promise, against 1 − ε.
 
-    Sets are the unit, and no two share an item: sets drawn again and again from the same items agree because of those
-    items. Each set chooses by ``sweep.risk.certify``; what became of the promise is looked up in a pool.
-
-    The promise is a theorem for independent losses in 0–1: a falsified row tells of the machine that keeps it. It
-    cannot fail where no threshold on the grid risks more than δ, and is worth little where most sets choose full depth:
-    neither survives.
-
-    One leg per task: the share of calibration sets whose choice kept the promise, against 1 − ε.
+    No two sets share an item: sets drawn again from the same items agree because of those items. Each chooses by
+    ``sweep.risk.certify``; what became of the promise is looked up in a pool. It cannot fail where no threshold on the
+    grid risks more than δ, and is worth little where most sets choose full depth: neither survives.
     """
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []
@@ -245,23 +239,17 @@ class GuaranteeEvidence:
 
 
 def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-X2: does the guarantee given for an exit hold on fresh text, and are its calibration sets large enough?
+    """EMAD-X2: whether the guarantee of an exit holds (``screening.guarantee``), and sets are large enough. Legs:
 
-    A guarantee (``screening.guarantee``) says that the mean loss of a document, bounded by B, is at most δ, with
-    probability 1 − ε over calibration sets: Learn-then-Test chose by it. Three things are looked at, each a leg:
+    risk   mean loss on fresh documents against δ. Of one exit there is but one draw, so an ε of honest guarantees fail.
+           It survives by betting, as certified as the guarantee itself: a mean of few documents that lose nothing knows
+           nothing of the twentieth that loses B.
+    draws  where text can be drawn again, the share of disjoint calibration sets that keep the promise, against 1 − ε.
+           It does not apply where no threshold on the grid risks more than δ.
+    power  the share of such sets that certify any exit. Without sets it is the power that the guarantee states, which
+           opens the row where it is too small, and cannot decide it.
 
-    risk   of the exit put forward, on evaluated documents that nothing was fitted or chosen on: its mean loss against
-           δ. An ε of honest guarantees fail here, too: of one exit there is but one draw. It survives by betting, as
-           certified as the guarantee itself, and so with no fewer documents: a mean of few that happen to lose nothing
-           knows nothing of the twentieth that loses B.
-    draws  where text can be drawn again and again, calibration sets that share no document: the share of them whose
-           choice keeps the promise on a pool of others, against 1 − ε.
-    power  the share of such sets that certify any exit, against ``power``: sets too small to certify one promise
-           nothing wrong. Where no sets were drawn it is the power that the guarantee states for itself, and opens the
-           row where it is less, for no reader can hold that number against data.
-
-    Full depth keeps any promise. Where it was chosen, and no sets were drawn, the row does not apply; nor does the leg
-    on draws where no threshold on the grid risks more than δ, for then none could break.
+    Full depth keeps any promise: where it was chosen and no sets were drawn, the row does not apply.
     """
     if found.losses is None and found.draws is None:
         return asked.not_applicable(f"full depth was chosen, which keeps any promise: {found.why or 'no exit'}")

@@ -198,15 +198,11 @@ ContrastiveExits = tuple[RuleComparisons, RuleComparisons]
 
 
 def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Verdict:
-    """EE-3: does JSD contrastive confidence exit earlier than softmax response, within 2 points of its score or better?
-    (Early-exit LLMs, Contrastive Decoding)
+    """EE-3: two legs per reading of JSD, task and minimum layer: blocks earlier, and score lost.
 
-    JSD has two readings, and each is judged. In the paper's there is nothing to contrast with at the minimum layer j,
-    so JSD decides from j + 1 on. Softmax response then waits until j + 1 too: a block given away would decide the row
-    whatever the confidence is worth. In the authors' code amateurs run from layer 2 on, JSD decides at j itself, and
-    emits the expert's own token. The paper's own comparison, one block apart, stands beside both.
-
-    Two legs per reading, task and minimum layer: blocks earlier, and score lost.
+    In the paper's reading nothing can be contrasted at the minimum layer j, so JSD decides from j + 1 on, and softmax
+    response waits as long: a block given away would decide the row. In the authors' code amateurs run from layer 2 on,
+    and JSD decides at j itself. The paper's own comparison, one block apart, stands beside both.
     """
     fair, published = found
     sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
@@ -244,15 +240,10 @@ RIVALS = "JSD, fixed", "JSD, decaying"
 
 
 def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-9: with JSD, does adaptive pruning exit earlier than fixed and decaying pruning?
-    (Early-exit LLMs, Best JSD Pruning Combination, Table 1)
+    """EE-9: a leg per task, minimum layer and rival: blocks earlier; the score gained stands beside it.
 
-    Where two prunings exit alike on every item, the data cannot tell them apart, and the leg says how many tokens each
-    keeps. That is common: a contrast compares the plausible tokens alone (p ≥ α·max p), on which both normalisers
-    cancel (``probes.contrast``). A pruning acts only where it drops one of those, or where it makes another layer look
-    most different.
-
-    One leg per task, minimum layer and rival: blocks earlier; the score gained stands beside it.
+    Prunings often exit alike on every item: a contrast compares the plausible tokens alone, on which both normalisers
+    cancel (``probes.contrast``). Then the leg says how many tokens each keeps.
     """
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out
@@ -312,12 +303,7 @@ def pruning_sizes(exits: EarlyExitMeasurements) -> AttachedTable:
 
 
 def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-10: does weighted contrastive confidence exit about as early as softmax response?
-    (Early-exit LLMs, Contrastive Decoding, Figures 6 and 7)
-
-    A report, for the paper does not say how near "about" is: blocks earlier and score gained, per task and minimum
-    layer.
-    """
+    """EE-10: a report, for the paper does not say how near "about" is: blocks earlier and score gained."""
     legs: list[Leg] = []
     for each in found.contests:
         legs.append(estimate_leg(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
@@ -330,11 +316,9 @@ StateCopies = tuple[RuleComparisons, Sequence[ByItem]]
 
 
 def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
-    """EE-12: does state copying maintain the quality of exact deferred fill?
-    (Early-exit LLMs, Preliminaries, Transformer Architecture)
+    """EE-12: a report per task and rule: score gained, blocks earlier, share of unchanged texts.
 
-    A report: the same rule and threshold under both schedules. Copied states may move later exits, so both are shown:
-    score gained, blocks earlier and the share of unchanged texts, per task and rule.
+    Copied states may move later exits, so both are shown.
     """
     copied, texts = found
     legs: list[Leg] = []
@@ -361,13 +345,9 @@ def state_copies(exits: EarlyExitMeasurements) -> StateCopies:
 
 
 def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-13: does a fine-tuned model exit earlier than the same model pre-trained only?
-    (Early-exit LLMs, Introduction, and Softmax Speed-Up)
+    """EE-13: a leg per task and minimum layer: blocks earlier after tuning; exits and scores of both models beside it.
 
-    The same items, rule and threshold before and after tuning, on tasks that the tuned model solves. It applies to the
-    bundled pair of T5s alone, the only model of which both states are at hand.
-
-    One leg per task and minimum layer: blocks earlier; exits and scores of both models beside it.
+    It applies to the bundled pair of T5s alone, the only model of which both states are at hand.
     """
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out
@@ -398,11 +378,9 @@ def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
 
 
 def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-15: do JSD contrastive exits improve the score over no exiting? (Early-exit LLMs, Contrastive Decoding)
+    """EE-15: a leg per task and minimum layer: score gained over full depth, whose own score stands beside it.
 
     Where JSD saves less than a twentieth of the depth, or changes no item's score, it says nothing of exits.
-
-    One leg per task and minimum layer: score gained over full depth, whose own score stands beside it.
     """
     least = asked.claim.thresholds["score_gain"]
     gains, beside = {}, found.left_out

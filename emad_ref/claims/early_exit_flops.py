@@ -164,16 +164,11 @@ class PruningEvidence:
 
 
 def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict:
-    """EE-1: does pruning to a fixed vocabulary cut confidence FLOPs a hundredfold, at 2 points of score or less?
-    (Early-exit LLMs, Softmax Speed-Up)
+    """EE-1: counted confidence FLOPs against the threshold; and per task and minimum layer the score lost, tested.
 
-    Confidence FLOPs meet the threshold, those of the decoder and of the whole model stand beside them. The score is
-    paired by item, on tasks that the model solves. Where items cannot be decoded, geometry decides alone: scores of
-    random weights say nothing, arithmetic does. Where pruning changes no score, nothing shows that it costs nothing,
-    and the row does not survive.
-
-    FLOPs are counted, hence exact; one tested leg per task and minimum layer: the score lost, above which it fails.
-    Falsified counts stand first.
+    Where items cannot be decoded, geometry decides alone: scores of random weights say nothing, arithmetic does. Where
+    pruning changes no score, nothing shows that it costs nothing, and the row does not survive. Falsified counts stand
+    first.
     """
     least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
     legs = [*never_legs(found.never, None if found.pruned else least), *never_legs(found.papers, None)]
@@ -191,12 +186,9 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
 
 
 def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict:
-    """EE-2: what does decaying pruning save and cost against fixed pruning? (Early-exit LLMs, Softmax Speed-Up)
-    EE-4: what does JSD with adaptive pruning save against JSD alone, and what score does it cost?
-    (Early-exit LLMs, Comparison with Baseline Models)
+    """EE-2, EE-4: a report, three FLOP ratios and the score lost, per task and minimum layer.
 
-    A report: three FLOP ratios and the score lost, per task and minimum layer. Beside EE-4 stands the arithmetic of a
-    token that never exits; where items cannot be decoded, that stands alone.
+    Beside EE-4 stands the arithmetic of a token that never exits; where items cannot be decoded, that stands alone.
     """
     legs: list[Leg] = []
     for each in found.pruned:
@@ -252,14 +244,7 @@ PrunedModel = tuple[int, int, int, int]  # layers, vocabulary, minimum layer, to
 
 
 def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked: ClaimContext) -> Verdict:
-    """EE-8: does the paper's own efficiency formula support a hundredfold saving?
-    (Early-exit LLMs, Early Exiting Via the Softmax Approach, and Softmax Speed-Up)
-
-    Arithmetic on T5-large, whatever encoder-decoder is under test: the formula, its bound L/j, and what would be
-    executed. It is not asked of decoder-only models.
-
-    One exact leg per minimum layer: the formula against the threshold; its bound and executed FLOPs beside it.
-    """
+    """EE-8: an exact leg per minimum layer: the paper's formula on T5-large; its bound and executed FLOPs beside it."""
     legs: list[Leg] = []
     pruned, never = found
     for layers, vocabulary, minimum, kept in pruned:
@@ -297,11 +282,7 @@ RuleTimings = Mapping[str, tuple[ByPair, ByPair, float]]
 
 
 def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
-    """EE-14: does runtime follow the FLOP saving? (Early-exit LLMs, Softmax Speed-Up, limitations)
-
-    A report: time and FLOPs of the same requests, rule by rule, in pairs against full depth, encoder included in both;
-    above 1 is a gain. Speed has the FLOP saving in its reason, and that saving is a leg itself.
-    """
+    """EE-14: a report per rule, against full depth, encoder included: speed and FLOP saving, above 1 a gain."""
     legs: list[Leg] = []
     for rule, (full, own, saved) in found.items():
         legs.append(estimate_leg(f"{rule}: speed", log_ratio(full, own), f"FLOPs {saved:.2f} ×"))

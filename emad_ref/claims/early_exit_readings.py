@@ -33,10 +33,7 @@ def layer_readings(exits: EarlyExitMeasurements) -> Readings:
 
 
 def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
-    """EE-5: are early layers overconfident? (Early-exit LLMs, Early Exiting Via the Softmax Approach, Figures 2 and 3)
-
-    One leg per task and layer: mean confidence minus accuracy, its calibration error in the reason.
-    """
+    """EE-5: per task and layer, mean confidence minus accuracy; its calibration error is in the reason."""
     legs: list[Leg] = []
     for task, read in found.items():
         for layer in reliability(read.response, read.correct):
@@ -66,11 +63,7 @@ def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
 
 
 def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
-    """EE-6: does the rank of the final token fall with depth? (Early-exit LLMs, Early Exiting Via Softmax, Figure 1)
-
-    The rank that each layer gives to the token which the last layer prefers. Per task the slope of log2 rank over the
-    layers, resampled by item, and the median rank after each layer.
-    """
+    """EE-6: per task the slope of log2 rank over the layers, resampled by item, and median ranks by layer."""
     legs: list[Leg] = []
     for task, read in found.items():
         slope = profile_slope(read.by_item(np.log2(read.ranks)), read.tokens, threshold=0.0, rng=asked.rng)
@@ -92,11 +85,9 @@ def rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
 
 
 def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict:
-    """EE-11: does a constant α = 0.1 lead to overconfidence, and the decaying α′ not?
-    (Early-exit LLMs, Addressing the Trade-Off Via Contrastive Decoding)
+    """EE-11: per task, contrast and α, over all layers that can decide: confidence minus whether the token is right.
 
-    One leg per task, contrast and α, over all layers that can decide: confidence minus whether the token that would be
-    emitted is right. The paper gives no decay rate; every leg names ours.
+    The paper gives no decay rate; every leg names ours.
     """
     legs: list[Leg] = []
     for task, read in found.items():

@@ -63,10 +63,9 @@ EnergyEvidence = Mapping[int, JoulesPerToken] | str
 
 
 def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-N1: do joules per generated token fall? (CLAIMS; the paper itself reports latency and FLOPs only)
+    """EMAD-N1: a leg per batch size, how many times full depth's joules a token takes.
 
-    Every batch size is a leg: how many times full depth's joules a token takes, against ``energy_ratio``. It estimates
-    the ratio of joules per token summed over windows, which together are one mix of requests.
+    It estimates the ratio of joules per token summed over windows, which together are one mix of requests.
     """
     if isinstance(found, str):
         return asked.unmeasured(found)

@@ -51,12 +51,10 @@ def divergence_bound(found: DistributionEvidence) -> float:
 
 
 def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-1: does the engine still compute the model of its folder?
+    """ENG-1: mean KL of the oracle's next-token distribution from the engine's, and the rise of perplexity.
 
-    Two legs: the mean KL of the oracle's next-token distribution from the engine's, against what the stated precision
-    explains; and the rise of perplexity of the emitted tokens. The second pays for ruined documents that no sample
-    shows (``statistics.rates.perplexity_rise``), which would diverge, too; so the first pays for skew alone. Top-1
-    agreement stands beside them.
+    The second pays for ruined documents that no sample shows (``statistics.rates.perplexity_rise``), which would
+    diverge, too; so the first pays for skew alone. Top-1 agreement stands beside them.
     """
     bound, rise = divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
     divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
@@ -72,21 +70,14 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
 
 
 def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
-    """ENG-2: do a row's tokens depend on its neighbours, or on how many tokens a pass takes?
-
-    Exact up to ties: one row of any request that parts from the row alone, where the oracle sees no tie, falsifies.
-
-    ENG-3: does the same request get the same tokens? Exact: the same request leaves no room for a tie.
-    """
+    """ENG-2, up to ties, and ENG-3, without: one row that parts from its reference falsifies."""
     return judge_exact(asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0)
 
 
 def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-4: is the engine as precise as it states?
+    """ENG-4: the mean error of log-probabilities, against the middle between the stated and the next coarser precision.
 
-    The mean error of log-probabilities lies on the stated precision's side of the middle, on a logarithmic scale,
-    between it and the next coarser one. The coarser one is run on the folder; the stated one's error is that one's,
-    scaled by their roundings. It does not apply where no coarser precision is known.
+    The coarser one is run on the folder; the stated one's error is that one's, scaled by their roundings.
     """
     coarser = [name for name in found.twins if UNIT_ROUNDOFF[name] > UNIT_ROUNDOFF[found.dtype]]
     if not coarser:
@@ -152,12 +143,9 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
 
 
 def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-7: does an exit rule of somebody else's save and speed up what it states, at the quality of full depth?
+    """ENG-7: a leg for each stated number, measured against it less ``slack``, and one for the rise of perplexity.
 
-    One leg for each stated number, measured against it less ``slack``: time of the same requests at full depth of the
-    same decoder over time under the rule, and the share of blocks skipped in single-token steps on the lent modules.
-    One leg for quality: the rise of perplexity, by the model at full depth, of the tokens emitted under the rule over
-    those emitted at full depth. It does not apply to a decoder that states neither number.
+    It does not apply to a decoder that states neither number.
     """
     stated, slack = found.stated, asked.claim.thresholds["slack"]
     rise = asked.claim.thresholds["perplexity_rise"]

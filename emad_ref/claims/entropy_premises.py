@@ -56,14 +56,9 @@ EntropySums = tuple[ByDocument, ByDocument]  # Σ_t H_ℓ(t) [documents, L], nat
 
 
 def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
-    """EMAD-E1: does mean entropy under teacher forcing fall from each layer to the next?
-    (EMAD, Introduction and Method)
+    """EMAD-E1: a leg per step between adjacent layers of the trace; the slope over all layers is listed as measured.
 
-    All layers of the trace, the last among them, not probes only. An adjacent rise that is shown to be above zero
-    falsifies; a step that is flat within its interval leaves the row inconclusive. It does not apply to weights without
-    quality; the decoder under test plays no part in it.
-
-    One leg per step between adjacent layers; the slope over all layers is listed as measured.
+    A step that is flat within its interval leaves the row inconclusive. The decoder under test plays no part in it.
     """
     threshold = asked.claim.thresholds["entropy_rise_nats"]
     steps = profile_steps(*found, threshold=threshold, rng=asked.rng)
@@ -134,14 +129,10 @@ ProbeShares = Mapping[str, Mapping[str, float]]
 
 
 def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
-    """EMAD-E3: does probing cost less than 5 % of block FLOPs in small models at stride 4–8? (EMAD, Method, Complexity)
+    """EMAD-E3: a leg per geometry, estimator and stride, by arithmetic; a share survives below the threshold alone.
 
-    A token that runs to full depth has read every probe: the share the paper's bound speaks of, at its largest.
-    Arithmetic on geometries, no weights: a leg has no interval. Exact top-K computes the products of a full head, and
-    says so. It always applies.
-
-    One leg per geometry, estimator and stride; a share survives below the threshold, not at it. The first geometry is
-    the model under test: its worst leg is the row's number wherever it decided alike.
+    A token that runs to full depth has read every probe: the share of the paper's bound at its largest. The first
+    geometry is the model under test: its worst leg is the row's number wherever it decided alike.
     """
     threshold = asked.claim.thresholds["probe_share"]
     by_geometry = [
@@ -225,14 +216,10 @@ class EstimatorRankingEvidence:
 
 
 def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E4: do top-K and low-rank estimators keep the entropy ranking of the full softmax? (EMAD, Method)
+    """EMAD-E4: a leg per estimator, size and probe: Spearman's ρ against the threshold, resampled by document.
 
-    At the sizes the paper means (``EntropyEstimates.paper``): K of 32 and 128 or small shares of V, r ≤ d/8; half of d
-    would say nothing. Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by
-    document: the paper's two estimators decide at every size, the linear probe, which is ours, is listed beside. It
-    does not apply behind a decoder for which replay does not speak: its probes would read something else.
-
-    A leg per estimator, size and probe: Spearman's ρ against the threshold.
+    At the sizes the paper means (``EntropyEstimates.paper``), with uncorrected estimates. The linear probe, which is
+    ours, is listed beside.
     """
     threshold = asked.claim.thresholds["spearman"]
     legs: dict[str, Estimate] = {}
@@ -309,18 +296,11 @@ class ContextDepthEvidence:
 
 
 def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E9: does uncertainty fall as the context grows, so that depth that never rises is a fair bias?
-    (EMAD, Method)
+    """EMAD-E9: two legs, both within documents: the slope of entropy, and how many hard tokens come too late.
 
-    Two legs, both within documents. The slope of the last layer's entropy over log₂ of the position, each document's
-    own mean removed: long easy documents would make one of their own. And what the slope is said for: of the tokens
-    that stay hard, how many come only after depth has fallen below what they would take (``hard_above_cap``)? A text
-    may grow easier on average and still ask for depth when it is gone; then the constraint is no fair bias, whatever
-    the slope.
-
-    Beside them the depth each token would take were it free to rise, and how often any token's exceeds the cap. Depths
-    are replayed at the calibrated default. Where no token is hard, or depth hardly falls, nothing can come too late:
-    the second leg is unmeasured, and the row does not survive.
+    Each document's own mean is removed: long easy documents would make a slope of their own. A text may grow easier on
+    average and still ask for depth when it is gone (``hard_above_cap``). Depths are replayed at the calibrated default.
+    Where no token is hard, or depth hardly falls, the second leg is unmeasured, and the row does not survive.
     """
     tests, beside = [_entropy_slope(found, asked)], _free_depth(found, asked)
     if reason := _why_none_is_late(found, asked):
@@ -402,11 +382,9 @@ def context_depth_table(evidence: ModelMeasurements) -> Attachments:
 
 
 def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimContext) -> Verdict:
-    """EMAD-E11: do flatter profiles gain less? What one model on one corpus adds to that trend. (EMAD, Limitations)
+    """EMAD-E11: the slope of the profile, the gain at equal quality, and what it loses on evaluation; no threshold.
 
-    Two numbers without a threshold: the slope of the mean entropy profile, and the gain at equal quality, what the
-    margin that saves most within the bounds of perplexity on validation saves on evaluation; beside them, what it loses
-    there. The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
+    The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
     """
     sums, gain = found
     slope, documents = profile_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
@@ -432,10 +410,7 @@ def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 
 
 def decide_tied_embedding(tied: bool, asked: ClaimContext) -> Verdict:
-    """EMAD-E13: is the unembedding tied to the embedding? (EMAD, Method, Problem setting)
-
-    The paper assumes one matrix for both. Read off the model's own description; it always applies.
-    """
+    """EMAD-E13: read off the model's own description; it always applies."""
     outcome: Outcome = "survived" if tied else "falsified"
     said = "the premise holds" if tied else "the premise does not hold: embedding and unembedding are separate"
     leg = Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, asked.claim.unit, said, good="higher")

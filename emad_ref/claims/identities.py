@@ -40,17 +40,10 @@ LogitDifferences = tuple[Floats, float]
 
 
 def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdict:
-    """EMAD-E2: does depth that never rises need no K/V backfill? (EMAD, Method, KV-consistent scheduling)
-
-    The logits of a token under any admissible depth sequence must equal the full model's readout at that token's depth:
-    every layer it attends to was run for every earlier token. Logits of the decoder under test are held against the
-    judge's own; the largest difference over all sequences is the verdict's estimate. Weights need not mean anything. It
-    does not apply to a decoder that takes no depth from outside.
+    """EMAD-E2: one leg, every logit of the decoder under test within the tolerance of the judge's readout at its depth.
 
     A suite may bring depth sequences of its own (ours draws them with Hypothesis) to ``differences_at``, and hand all
-    differences to ``answer_from_differences``.
-
-    One leg: every comparison within the tolerance.
+    differences to ``answer_from_differences``. It does not apply to a decoder that takes no depth from outside.
     """
     differences, tolerance = found
     return judge_exact(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
@@ -113,14 +106,9 @@ BlockCounts = tuple[Ints, Ints, Ints]
 
 
 def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
-    """EMAD-E5: does a run execute E[D_t] / L of full depth's blocks, exactly? (EMAD, Method, Complexity and speedup)
+    """EMAD-E5: equal as integers, request by request, prompt left out; the share of full depth's blocks is listed.
 
-    Blocks, not FLOPs: attention costs more the longer the text, and readouts and repair come on top; those are
-    EMAD-F1's and EMAD-E3's matter. By the decoder's own count of what it executed while decoding, prompt left out.
-    Weights need not mean anything. It does not apply to a decoder that does not count its work, nor where depth never
-    fell: any decoder runs all blocks then.
-
-    Equal as integers, request by request; the share of full depth's blocks is listed.
+    It does not apply to a decoder that does not count its work, nor where depth never fell.
     """
     executed, decided, full = found
     errors = {"executed blocks = Σ D_t": np.abs(executed - decided).astype(float)}
@@ -185,19 +173,11 @@ class QuantisationEvidence:
 
 
 def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E12: is adaptive depth orthogonal to quantisation? (EMAD, Discussion, Composability)
+    """EMAD-E12: EMAD-E2's invariant on an int8 copy against its own full depth, and perplexity where enough is saved.
 
-    Two legs on an int8 copy of the model, held against the copy's own full depth: logits under forced admissible depths
-    are the copy's (the invariant of EMAD-E2), and where the calibrated default saves enough FLOPs, perplexity rises by
-    no more than EMAD-F1 allows. Where it saves less, nothing was composed: the invariant can still falsify the row, but
-    it does not carry it, and the row does not apply.
-
-    Both come from token-by-token passes, as the copy's dynamic scales demand. The second replays depths over such
-    passes by our own stepper, at points calibrated on the copy: no decoder's replay of the original is spoken for, so
-    no bridge is asked. It does not apply to weights without quality, and is unmeasured where the model has no int8 copy
-    here.
-
-    Invariant and perplexity; the latter only where enough FLOPs are saved, and the share saved is listed.
+    Where the calibrated default saves too little, nothing was composed: the invariant can still falsify the row, but
+    does not carry it. Both come from token-by-token passes, as the copy's dynamic scales demand, by our own stepper at
+    points calibrated on the copy: no bridge is asked.
     """
     claim, saved = asked.claim, found.net_reduction
     reduction = count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")

@@ -51,29 +51,15 @@ class CriterionEvidence:
 
 
 def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-X1: does some criterion save 15 % of FLOPs net at a rise of perplexity of at most 1 % on this model?
+    """EMAD-X1: what the chosen point saves and loses, and whether any criterion is left; or that there is no slack.
 
-    The claim is that something exists, and what shows it is not what refutes it:
+    survived   the point that was chosen on validation does it: it alone is tested, on both sides (intersection–union),
+               with everything executed charged.
+    falsified  no criterion of all that were screened does: each is tested twice (Bonferroni), the largest p-value is
+               the row's. Criteria are taken at their best, with exact K/V at the price of copied ones.
 
-    survived   one point does it. It was chosen on validation, so that it alone is tested: that it saves more than the
-               threshold, and that perplexity rises by less (an intersection–union test over both). Everything executed
-               is charged, heads, gates and K/V fills too.
-    falsified  no criterion does, of all that were screened: for each it is shown that it saves less, or that it loses
-               more. Each alone is tested twice (Bonferroni), all must fail (intersection–union: the largest p-value is
-               the row's). One that lost more than it seemed to on validation refutes itself and no other. Screened
-               criteria are taken at their best, with exact K/V at the price of copied ones, so that their failing is
-               the criterion's.
-
-    No criterion knows more than the final distribution. An oracle that does, exits free, and pays nothing bounds them
-    all (EMAD-X5): where it saves at most ``slack`` of FLOPs net there is no slack, and the claim does not apply.
-    Between that and the threshold it stands beside: where not even the oracle gets there, no other criterion on this
-    lens could, and where it does, the row speaks of those that were screened.
-
-    Perplexity alone decides, on the run's text. EMAD-F1 has shown that tasks may lose everything meanwhile: what each
-    loses at the chosen point, decoded, stands beside and judges nothing. The claim does not apply behind a decoder of
-    somebody else that does not decode at the exit.
-
-    What the chosen point saves and loses, and whether any criterion is left; or that there is no slack.
+    An oracle (EMAD-X5) bounds them all: where it saves at most ``slack``, the claim does not apply. Between that and
+    the threshold it stands beside. What each task loses at the chosen point, decoded, stands beside and judges nothing.
     """
     most = asked.claim.thresholds["slack"]
     beside = [] if found.slack is None else [_oracle_leg(found.slack, len(found.full.tokens), asked)]
@@ -187,16 +173,7 @@ OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentCosts]]]
 
 
 def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
-    """EMAD-X5: what could leaving early save at all on this model?
-
-    A report. An oracle knows every layer's divergence from the final distribution, leaves at the first that is small
-    enough, and pays for nothing: neither probes nor heads nor K/V. No criterion knows more. What it saves at losses of
-    0.1, 1 and 5 % is the slack that criteria share out among themselves (``sweep.oracles``): read through the model's
-    own head and through a tuned lens, with depth that may rise again and with EMAD's that may not. How small is small
-    enough is set on the text judged itself: a ceiling, which no rule would find on other text. No decoder is asked.
-
-    Shares of blocks, as measured, each with what it lost.
-    """
+    """EMAD-X5: a report, shares of blocks that oracles save at each loss, as measured (``sweep.oracles``)."""
     full, ceilings = found
     if not ceilings:
         return asked.unmeasured("no oracle was asked")
@@ -242,14 +219,7 @@ ComponentCosts = tuple[FullDepthBaseline, Sequence[ComponentExchange]]
 
 
 def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verdict:
-    """EMAD-X6: which of EMAD's parts fails on this model: readout, criterion, monotone rule or K/V?
-
-    A report. EMAD as published reads the model's own head, leaves by the entropy profile, lets depth only fall and
-    needs no K/V above an exit. Each part is exchanged alone, in EMAD and among the others' better ones
-    (``learned_exit.component_exchanges``), and each way is set to lose at most 1 % of perplexity. The part whose
-    exchange gains most net saving is the one that fails; all are listed, the largest gain first, each with what it
-    loses of perplexity. No decoder is asked.
-    """
+    """EMAD-X6: a report, the net saving that each exchange gains, the largest first, and what it loses."""
     full, exchanges = found
     if not exchanges:
         return asked.unmeasured("no part was exchanged")

@@ -66,15 +66,9 @@ class QualityEvidence:
 
 
 def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | None = None) -> Verdict:
-    """EMAD-F1, falsifier: at every point put forward that saves enough FLOPs, does quality hold?
-    (EMAD, Experiments, Falsification criteria, first item)
+    """EMAD-F1: at every point put forward that saves enough FLOPs, does quality hold?
 
-    A net FLOP reduction of 15 % that costs more than 1 % of perplexity, or a point of accuracy on two or more tasks,
-    refutes the method. Judged are the points a run puts forward as usable: the calibrated default, the margin chosen on
-    validation, the one the user names. A task asked for that could not be scored is a leg that was not seen.
-
-    Thresholds ``flop_reduction``, ``perplexity_rise``, ``accuracy_drop``; minimum ``documents`` and ``items``. Points
-    of one corpus share their bootstrap samples.
+    Points of one corpus share their bootstrap samples. A task asked for that could not be scored is a leg not seen.
 
     Args:
         shown: keep only the worst that many legs; the verdict's ``n`` then counts the legs judged.
@@ -285,11 +279,9 @@ def measurements_at(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasur
 
 
 def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-F1-literal: at any point of the sweep that saves enough FLOPs, usable or not, does quality hold?
-    (EMAD, Experiments, Falsification criteria, first item, read literally: it speaks of any operating point)
+    """EMAD-F1-literal: every margin of the grid by the rule of EMAD-F1, on tasks that one trace decides everywhere.
 
-    Every margin of the grid is judged by the rule of EMAD-F1, on the tasks that one trace decides at every point;
-    programs and lm-eval's tasks would have to be run at each. Only the worst legs are listed.
+    Programs and lm-eval's tasks would have to be run at each. Only the worst legs are listed.
     """
     return decide_quality(found, asked, shown=SHOWN)
 
@@ -319,16 +311,11 @@ class MarginEvidence:
 
 
 def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E10: does a margin selected on a validation set hold the drop on a test set? (EMAD, Margin selection)
+    """EMAD-E10: a leg for perplexity, within the stricter of two bounds, and one for each replayed task that counts.
 
-    Perplexity within the stricter of two bounds, points and relative; and the accuracy of each replayed task that
-    counts at the margin (``statistics.accuracy``), one by one: pooled, tasks on which the rule never acts would dilute
-    the one that falls. Where tasks are scored and fewer than two of them count, the accuracy leg is unmeasured, so that
-    perplexity or one task can refute the claim and cannot carry it.
-
-    It does not apply where no margin that saves what the paper calls an operating point holds the bounds on validation.
-
-    One leg for perplexity, one for each task that counts; the other tasks are listed with the reason.
+    Tasks are judged one by one: pooled, those on which the rule never acts would dilute the one that falls. Where fewer
+    than two of the scored tasks count, the accuracy leg is unmeasured, so that perplexity or one task can refute the
+    claim and cannot carry it.
     """
     if found.net_reduction < USEFUL:
         saved = f"{found.name} ({found.net_reduction:+.1%} net)" if found.name else "none at all"

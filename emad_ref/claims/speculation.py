@@ -74,27 +74,15 @@ class SwitchingSpeedEvidence:
 
 
 def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-F2: does switching beat speculation with the same pair, which loses nothing? (EAD, reading notes, Thoughts)
+    """EAD-F2: legs for wall-clock against each speculation of the pair, for FLOPs, and for the score, at batch 1.
 
-    The rule put forward against speculation, which scores as the large model: batch 1, in time and in FLOPs.
+    Transformers' assisted generation is speculation of the same pair by another implementation, so in time each is a
+    leg (intersection–union, as in EMAD-F2); its FLOPs are not counted. Prompt lookup needs no second model: a number
+    beside.
 
-    What the claim names is speculative decoding of the same pair, and not ours: transformers' assisted generation is
-    the same by another implementation, and a user who wants the large model's output takes the faster of the two. So in
-    time each is a leg (an intersection–union test, as in EMAD-F2). Its FLOPs are not counted: that leg has ours alone.
-    Prompt lookup gives the same output too, and drafts without a second model: it is no speculation of the pair, and so
-    a number beside.
-
-    It is asked first whether the rule's score holds, as EAD-F1 asks: what share of the large model's score it keeps, at
-    the first saving that the paper reports. Where that is shown to be less than the paper keeps, the row does not
-    apply, and its ratios are listed as numbers: a decoder that may lose any amount beats any other. Where it is not
-    shown to hold, the row cannot survive.
-
-    It does not apply where the large model is not better on any task that is written; time and FLOPs need no score, so
-    the ratios of the rule that comes nearest to the paper's first saving are listed there as numbers. It is unmeasured
-    where a decoder of the pair does not count its work.
-
-    A leg for wall-clock against each speculation of the pair, one for FLOPs, one for the score, which cannot be
-    falsified; prompt lookup and speeds are listed.
+    The score is asked first, as EAD-F1 asks: where it is shown to be lost, the row does not apply, and its ratios are
+    numbers: a decoder that may lose any amount beats any other. Where it is not shown to hold, the row cannot survive.
+    So also where no task is written; the rule that comes nearest to the paper's first saving is timed then.
     """
     ead, speculative, claim = found.arms["EAD"], found.arms["speculative"], asked.claim
     if ead.spent is None or speculative.spent is None:
@@ -223,28 +211,15 @@ class SpeculationEvidence:
 
 
 def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-R5: is EMAD a better use of a large model than speculative decoding, which is lossless? (EMAD, Experiments)
+    """EMAD-R5: a leg for time against each speculation, one for accuracy on each counting task.
 
-    EMAD of the large model, at a point that EMAD-F1 lets stand (as EMAD-F2 times one); the small model drafts for the
-    same large model. Both sides spend the same where that can be: full depth belongs to EMAD's family, and a mixture
-    that gives a request to the point with probability w, to full depth otherwise, is itself a decoder. Where
-    speculation saves less than the point, w makes their FLOPs equal, and time and accuracy are the mixture's. Where
-    speculation saves nothing, or more than the point, no mixture spends as much, and the point is compared as it is;
-    FLOPs stand beside.
+    A mixture that gives a request to EMAD's point with probability w, to full depth otherwise, is itself a decoder.
+    Where speculation saves less than the point, w makes their FLOPs equal, and time and accuracy are the mixture's;
+    elsewhere the point is compared as it is. Assisted generation's FLOPs are not counted: w stays as it is for our
+    speculation.
 
-    Speculation by transformers, assisted generation of the same two models, is speculative decoding of this model as
-    well: the same mixture has to be faster than it, too, in a leg of its own. Its FLOPs are not counted, so that w
-    stays what makes them equal to our speculation's. Prompt lookup, which no small model drafts for, is a number
-    beside.
-
-    Accuracy is judged on every task that counts at the point (``statistics.accuracy``), each a leg. Where none does,
-    nothing could be lost, and the row does not apply; nor does it where F1 lets no point stand. The times are then
-    listed as numbers.
-
-    Beside it, without judging: the large model drafts for itself at EMAD's first probe and verifies from there on. The
-    same exits, no second model, no loss.
-
-    A leg for time against each speculation, one for accuracy on each counting task; everything else only reports.
+    Where no task counts at the point nothing could be lost, and the row does not apply; nor does it where F1 lets no
+    point stand. The times are then numbers. Self-speculation at EMAD's first probe and prompt lookup stand beside.
     """
     claim, weight = asked.claim, share_at_point(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
@@ -363,13 +338,9 @@ ComposedSpeculation = tuple[Mapping[str, TimedArm], int, int]
 
 
 def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext) -> Verdict:
-    """EMAD-E8: does adaptive depth compose with speculative decoding? (EMAD, Discussion, Composability)
+    """EMAD-E8: a report per place of EMAD: speed against none, tokens per second, acceptance, rows compared.
 
-    In the verifier only, and in draft and verifier: the output stays what the verifier emits alone at its own point,
-    which is the EMAD model's where EMAD decides its depth. That is compared token by token before anything is timed; a
-    difference that no tie excuses is a broken decoder and not a number: it raises. The row reports.
-
-    Per place of EMAD: speed against none, tokens per second, acceptance, rows compared.
+    The output is compared with the verifier's own before anything is timed; a difference that no tie excuses raises.
     """
     legs: list[Leg] = []
     arms, new, same = found

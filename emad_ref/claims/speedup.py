@@ -75,27 +75,15 @@ class SpeedupEvidence:
 
 
 def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-F2, falsifier: does wall-clock improve by at least 10 % at equal batch size and prompt length?
-    (EMAD, Experiments, Falsification criteria, second item)
+    """EMAD-F2, X3: a leg per batch size and baseline: how many times faster, against ``speedup_ratio``.
 
-    The claim is about the fastest way to run all layers, and no one knows beforehand which that is: our own full depth,
-    the model's ``generate``, or its compiled twin. Choosing the fastest by its measured time would favour whichever the
-    noise favoured. So every batch size and baseline is a leg: the row survives only if the point is shown to be 10 %
-    faster than each of them (an intersection–union test, which needs no correction), and one against which it is shown
-    not to be falsifies it (Holm).
+    Choosing the fastest baseline by its measured time would favour whichever the noise favoured. So the row survives
+    only if the point is faster than each (an intersection–union test, without correction), and one against which it is
+    shown not to be falsifies it (Holm). Where the whole 95 % interval of a leg lies below 1×, it is falsified without
+    Holm's correction: the distance from the threshold pays for that.
 
-    A point that is slower than a baseline is not a matter of ten per cent: where the whole 95 % interval of a leg lies
-    below 1×, the leg is falsified without Holm's correction over the other rows of the run. What pays for that is the
-    distance from the threshold: to get there a speed-up of 1.10× would have to be missed by a tenth besides its own
-    noise.
-
-    Further batch sizes (``swept``) are numbers beside: a leg more would only ask more of the others. They show at which
-    batch size the gain vanishes (``statistics.speedup``); the reason and a leg that decides nothing say so.
-
-    What was emitted while the clock ran is checked afterwards (``audit.answers``). Where it is not what the record
-    says, a leg that names the difference is falsified, whatever else is absent.
-
-    A leg per batch size and baseline: how many times faster, against ``speedup_ratio``.
+    Further batch sizes (``swept``) are numbers beside: a leg more would only ask more of the others. Timed requests
+    that are not what their record says (``audit.answers``) falsify the row, whatever else is absent.
     """
     if not found.batches:
         return asked.unmeasured("no batch size was timed")
@@ -254,12 +242,7 @@ def baselines_of(study: Study) -> int:
 
 
 def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
-    """EMAD-X3: is the exit that keeps quality at least 10 % faster than the fastest baseline, in wall-clock?
-
-    What EMAD-F2 asks of EMAD's own points, asked of the exit that was found for this model. The exit timed is one that
-    EMAD-X1 lets survive; where it does not, a speed-up counts for nothing, and the ratios are listed as numbers. Where
-    there is no exit there is nothing to time.
-    """
+    """EMAD-X3: as EMAD-F2, of the exit found for this model, where EMAD-X1 lets it survive; else ratios are numbers."""
     if unjudged := exit_answer_absent(evidence, asked):
         return unjudged
     point = evidence.learned_exit.point
@@ -286,23 +269,11 @@ SelfSpeculationEvidence = tuple[SpeedupEvidence, Mapping[str, ByPair], Mapping[i
 
 
 def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-X4: does a model that drafts for itself give its own output, 10 % faster than the fastest baseline?
+    """EMAD-X4: legs of time, one request at a time (as EMAD-F2), and of what was emitted; other ways as numbers.
 
-    The lossless mode: what followed where the text's last tokens stood before is copied; elsewhere a shallow layer
-    drafts through a lens while its gate is confident, and the layers above verify the run in one pass
-    (``decoding.self_speculation``). Two things are judged:
-
-    output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding
-            counted (``audit.answers``). One token that is not falsifies the row, whatever the times are.
-    time    of one request at a time, against each of EMAD-F2's baselines: an intersection–union test, as there.
-            Drafting spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced
-            too, their output is judged, and their ratios say where the gain ends.
-
-    Other ways to the same output stand beside and decide nothing: prompt lookup and assisted generation, drafts by the
-    model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains. Random
-    weights draft as fast as trained ones and are never right: the row does not apply.
-
-    Legs of time and of what was emitted; larger batches and other lossless ways as numbers; how much was kept.
+    Drafting spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced too,
+    their output is judged, and their ratios say where the gain ends (``decoding.self_speculation``). Random weights
+    draft as fast as trained ones and are never right: the row does not apply.
     """
     verdict = decide_speedup(_one_row_decides(found[0]), asked)
     return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(*found)))
@@ -377,16 +348,10 @@ class BackfillEvidence:
 
 
 def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
-    """EMAD-E7: without the monotone constraint, does backfill leave no speed-up? (EMAD, Ablations: schedule constraint)
+    """EMAD-E7: a leg per exact repair: how many times faster than full depth the same rule is.
 
-    The same rule under three repairs, timed against full depth: the two exact ones decide, state copying, which is not,
-    is listed beside, and so is the same rule under the monotone schedule, which owes no repair. FLOPs and quality stand
-    beside only where weights mean something and replay speaks for the decoder under test; time needs neither.
-
-    It does not apply where the rule hardly leaves a block out: then nothing is owed, and nothing could be faster. Nor
-    to a decoder that declines a schedule.
-
-    A leg per exact repair: how many times faster than full depth it is.
+    State copying, which is not exact, and the monotone schedule, which owes no repair, stand beside; so do FLOPs and
+    quality where replay speaks. It does not apply where the rule hardly leaves a block out: then nothing is owed.
     """
     threshold = asked.claim.thresholds["speedup_ratio"]
     ratios = {name: total_ratio(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()}

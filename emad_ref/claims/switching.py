@@ -66,15 +66,10 @@ class SwitchingScoreEvidence:
 
 
 def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-F1: does switching keep the paper's share of the large model's score at the savings it claims?
-    (EAD, Abstract)
+    """EAD-F1: a leg per task and result: the share of the large model's score that is kept at the paper's saving.
 
-    For each task on which the large model is shown to beat a guess and to be 10 points better, and each of the paper's
-    two results: the rules that validation puts forward for that saving take turns by items so that they save exactly as
-    much (``measurements.pair_routing``); their score on other items, against the large model's on the same. Both scores
-    are samples.
-
-    One leg per task and result; beside it what is saved, and the tasks that cannot tell the models apart.
+    The rules that validation puts forward take turns by items so that they save exactly as much
+    (``measurements.pair_routing``). Both scores are samples. Beside it tasks that cannot tell the models apart.
     """
     tests, beside = [], []
     for (task, result), both in found.routed.items():
@@ -205,15 +200,10 @@ class ConstantEvidence:
 
 
 def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-A1, A2: what does one constant of the rules do to large-model share and score?
-    (EAD, reading notes, Evaluation)
+    """EAD-A1, A2: per value, the score lost against the value in force, and the large model's share beside what it was.
 
-    The rolling window w, or the minimum duration d_min, on judged items of the task most worth routing. Every value has
-    a front of its own, τ chosen anew on validation, and is read at exactly the saving at which the paper's own value is
-    read: so one score is compared with another and not with another price. Beside it what the large model writes where
-    τ stays as it was. The value in force is the reference, and is not compared with itself.
-
-    Per value, the score lost against the value in force, and the large model's share beside what it was.
+    Every value has a front of its own, τ chosen anew on validation, and is read at exactly one saving: so one score is
+    compared with another and not with another price. The value in force is not compared with itself.
     """
     legs: list[Leg] = []
     own_score, own_share = found.own
@@ -292,10 +282,10 @@ class DecisiveTokenEvidence:
 
 
 def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-A3: does averaging leave decisive tokens to the small model? (EAD, reading notes, Approaches)
+    """EAD-A3: three shares of tokens, each over the items that have such tokens.
 
-    A token is decisive where its own entropy reaches τ, whatever the window says; right is the large model's greedy
-    choice after the same history. Three shares, each over the items that have such tokens.
+    A token is decisive where its own entropy reaches τ; right is the large model's greedy choice after the same
+    history.
     """
     name = found.name
     shares = {
@@ -375,14 +365,10 @@ class GatedSpeculationEvidence:
 
 
 def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContext) -> Verdict:
-    """EAD-A4: would entropy serve better inside speculation than between models? (EAD, reading notes, Insights)
+    """EAD-A4: the score lost by gating against switching at one share; where no gate is cheap enough, the share alone.
 
-    Entropy-gated acceptance against switching, at exactly the large model's share that the paper's first saving leaves:
-    of all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules
-    do (``sweep.front``). A speculated token counts as the large model's where no draft stands for it. The verifier
-    reads every draft all the same, so that a share is no saving here: EAD-F1's table has the FLOPs.
-
-    The score lost by gating against switching at one share; where no gate is cheap enough, the share alone.
+    Of all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules
+    do (``sweep.front``). The verifier reads every draft all the same, so that a share is no saving here.
     """
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:

@@ -37,12 +37,9 @@ PAPER = (
 
 
 def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
-    """EAD-H1: do the token shares of the paper's two headlines give the savings it claims? (EAD, Abstract)
+    """EAD-H1: a leg per headline, by how much its saving misses the claimed one, by the paper's own cost.
 
-    Arithmetic on the paper's own numbers by its own cost; no model is read, and it always applies. Where the abstract
-    names no size of the small model, the one that reproduces its saving is taken.
-
-    One leg per headline: by how much its saving misses the claimed one.
+    Where the abstract names no size of the small model, the one that reproduces its saving is taken.
     """
     differences = {}
     for headline in found:
@@ -96,17 +93,11 @@ TaskCharges = tuple[Mapping[str, tuple[RuleCharges, ...]], tuple[float, float]]
 
 
 def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
-    """EAD-H2: what does the headline leave out? A model that takes over reads what it has not seen. (EAD, Abstract)
+    """EAD-H2: per rule the paper's saving less that in FLOPs (else in tokens processed), then the parts.
 
-    For each of the paper's savings the rule of the paper's w and d_min (shortened as in EAD-F1) that comes nearest to
-    it on validation: saved by token share, by tokens processed, by FLOPs executed, all of the large model alone. A
-    model that takes over for the first time reads the prompt too: what the large model alone reads once, a pair reads
-    up to twice.
-
-    Nothing here is a score. On the two tasks most worth routing where there are any; else on the first that is written;
-    where no task is at hand, or the weights have no quality, on plain documents.
-
-    Per rule the paper's saving less that in FLOPs (in tokens processed where nothing is counted), then the parts.
+    For each of the paper's savings the rule that comes nearest to it on validation. A model that takes over for the
+    first time reads the prompt too. On the two tasks most worth routing, else on the first that is written, else on
+    plain documents; nothing here is a score.
     """
     tasks, parameters = found
     legs: list[Leg] = []
