@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.audit.finding import Finding, Tally
 from emad_ref.exit_rules import first_firing_probe
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -71,7 +71,6 @@ def comparisons(
     batches: Sequence[Sequence[Prompt]],
     *,
     signal: str = "entropy_nats",
-    needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check the first decided position of all prompts, through ``start`` and through ``generate``.
 
@@ -81,7 +80,7 @@ def comparisons(
     Raises:
         Unsupported: the decoder declines the signal.
     """
-    tally, power = Tally("comparisons", needed), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
+    tally, power = Tally("comparisons"), np.zeros(len(CARELESS_COMPARISONS), dtype=np.int64)
     probes = tuple(range(1, layers, max(1, -(-(layers - 1) // MOST_PROBES))))
     with tally:
         for prompts in batches:

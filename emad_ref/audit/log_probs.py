@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import log_softmax
 
-from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
+from emad_ref.audit.finding import Finding
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge
 from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
@@ -42,20 +42,13 @@ def session_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int,
     return [TokenLogProbs(ids[row, :, 0], ids[row], shown[row], None) for row in range(len(prompts))]
 
 
-def log_probs(
-    under_test: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    top: int,
-    *,
-    needed: int = MIN_DISCRIMINATING,
-) -> Finding:
+def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:
     """Check ``max_new`` greedy tokens of each prompt: the ``top`` likeliest ids, and their log-probabilities.
 
     Prompt tokens are checked where the decoder reports them. Discriminating are positions whose likeliest and least
     likely reported tokens lie farther apart than is allowed: there other ids or another history would show.
     """
-    judge = Judge.of("log-probabilities", under_test, needed)
+    judge = Judge.of("log-probabilities", under_test)
     tally, allowed = judge.tally, 2 * judge.tolerance
     with tally:
         rows = read_log_probs(under_test.decoder, prompts, max_new, top)

@@ -26,6 +26,7 @@ MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of o
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 9  # variations of it, itself included
+MIN_ENDING_IDS = 3  # different ids of the largest stop set that must end a row
 
 
 def generate_answer(
@@ -82,7 +83,6 @@ def batches(
     max_new: int,
     *,
     sessions: bool = True,
-    needed: int = MIN_DISCRIMINATING,
 ) -> Finding:
     """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
 
@@ -96,7 +96,7 @@ def batches(
     decoder, point = under_test.decoder, under_test.point
     if not counts or not 1 <= min(counts) <= max(counts) <= len(prompts):
         raise BadArgument("counts", list(counts), f"numbers of rows from 1 to {len(prompts)}")
-    judge = Judge.of("batches", under_test, needed, judges_work=True)
+    judge = Judge.of("batches", under_test, judges_work=True)
     with judge.tally:
         for count in counts:
             answer = generate_answer(decoder, prompts[:count], max_new)
@@ -121,9 +121,7 @@ def batches(
 # ---------------------------------------------------------------- where rows end
 
 
-def endings(
-    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator, *, needed: int = 3
-) -> Finding:
+def endings(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator) -> Finding:
     """Check the ends of the rows of ``generate``, under stop sets drawn from what ``prompts`` emit without one.
 
     The largest set ends different rows by different ids, some by the first new token, and holds tokens of prompts,
@@ -136,7 +134,7 @@ def endings(
     decoder, point = under_test.decoder, under_test.point
     if max_new < 3:
         raise BadArgument("max_new", max_new, "at least 3 new tokens")
-    judge = Judge.of("endings", under_test, needed, judges_work=True)
+    judge = Judge.of("endings", under_test, MIN_ENDING_IDS, judges_work=True)
     with judge.tally:
         plain = generate_answer(decoder, prompts, max_new)
         read_record(judge.tally, plain.record, prompts, max_new, frozenset(), point)
@@ -262,19 +260,14 @@ def _count_distinct_rows(record: Record, tolerance: float) -> int:
 
 
 def repetitions(
-    under_test: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    rng: np.random.Generator,
-    *,
-    needed: int = MIN_DISCRIMINATING,
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator
 ) -> Finding:
     """Check ``generate`` on ``prompts`` of different lengths: together, again, reordered, alone, in smaller batches.
 
     The smaller batches drop the first row of the one before, so the longest row and the padding change. Discriminating
     are rows whose tokens differ from those of the row before.
     """
-    judge = Judge.of("repetitions", under_test, needed, judges_work=True)
+    judge = Judge.of("repetitions", under_test, judges_work=True)
     shuffled = [prompts[row] for row in rng.permutation(len(prompts))]
     requests = [prompts, prompts, shuffled, *([prompt] for prompt in prompts)]
     requests += [shuffled[first:] for first in range(1, len(prompts) - 1)]
@@ -325,12 +318,7 @@ def abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> 
 
 
 def interleaved(
-    decoders: Sequence[DecoderUnderTest],
-    prompts: Sequence[Prompt],
-    continuations: Ints,
-    max_new: int,
-    *,
-    needed: int = MIN_DISCRIMINATING,
+    decoders: Sequence[DecoderUnderTest], prompts: Sequence[Prompt], continuations: Ints, max_new: int
 ) -> Finding:
     """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
 
@@ -343,7 +331,7 @@ def interleaved(
     """
     if len(prompts) < 4 or continuations.shape[1] < 6:
         raise BadArgument("continuations", continuations.shape, "at least 4 rows of at least 6 tokens")
-    tally = Tally("interleaved", needed)
+    tally = Tally("interleaved")
     judges = [replace(Judge.of("interleaved", each), tally=tally) for each in decoders]
     tally.noisy = any(judge.tolerance > each.tolerance for judge, each in zip(judges, decoders, strict=True))
     half = len(prompts) // 2

@@ -386,12 +386,12 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
 
     The trend over models and corpora is an ablation's (``measurements.pareto.flatness_trend``).
     """
-    sums, gain = found
+    sums, (point, saved, rise) = found
     slope, documents = profile_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
-    chosen = f"{gain.point}, chosen on validation"
+    chosen = f"{point}, chosen on validation"
     legs = [
-        count_leg(f"net reduction at equal quality ({chosen})", gain.saved, documents, asked.claim.unit),
-        count_leg(f"perplexity at that point ({chosen})", gain.rise, documents, "relative rise"),
+        count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),
+        count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
         estimate_leg("slope of the mean profile", slope),
     ]
     return combine_verdict(asked.claim, asked.model, legs)

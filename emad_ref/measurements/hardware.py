@@ -29,7 +29,7 @@ from emad_ref.statistics.units import ByPair
 CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; timed requests, and new tokens of each
 
 
-def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+def logit_tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
     """Cached single steps against one pass: the largest difference of any logit after any layer, and its bound.
 
     Raises:
@@ -38,7 +38,7 @@ def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     stepper = loaded.stepper
     length = min(CHECKED, stepper.max_positions)
-    tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary, length)
+    tokens = np.random.default_rng(0).integers(0, stepper.vocabulary, length)
     difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
     return {
         "largest difference": float(difference.max()),
@@ -48,16 +48,16 @@ def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict
     }
 
 
-def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+def weight_bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
     """Seconds of a full-depth token at batch 1, and the bandwidth of reading its weights relative to a copy."""
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
     prompt = [Prompt(np.arange(8, dtype=np.int64))]
-    arms = {
-        "few": lambda _: _decode(decoder, prompt, 1),
-        "many": lambda _: _decode(decoder, prompt, 1 + NEW),
+    arms: dict[str, Arm] = {
+        "few": partial(_decode, decoder, prompt, 1),
+        "many": partial(_decode, decoder, prompt, 1 + NEW),
     }
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
     each = float(np.median(seconds["many"] - seconds["few"])) / NEW
     geometry = loaded.geometry
@@ -73,7 +73,7 @@ def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict
     }
 
 
-def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+def captured_steps(model: str, dtype: str, device: str) -> dict[str, Any]:
     """Captured against eager steps and ``generate`` at full depth, batch 1: logit differences and paired times.
 
     Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster.
@@ -89,12 +89,12 @@ def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[s
         raise Unsupported(f"no step of {model} is captured on {device}: it runs by {ran}")
     eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
     decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
-    rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
+    rng, length = np.random.default_rng(0), min(CHECKED, captured.max_positions)
     tokens = rng.integers(0, captured.vocabulary, length)
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
     prompt, generate = Prompt(np.arange(8, dtype=np.int64)), by_generate(loaded)
     arms: dict[str, Arm] = {"generate": lambda _: _discard(generate(prompt, NEW))}
-    arms |= {name: partial(_decode_request, decoder, prompt) for name, decoder in decoders.items()}
+    arms |= {name: partial(_decode, decoder, [prompt], NEW) for name, decoder in decoders.items()}
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
     if not captured.captures:
         raise Unsupported(f"captures were given up on {device}: {captured.backend}")
@@ -115,13 +115,9 @@ def _stepwise_logits(decoder: WalkedDecoder, tokens: Ints) -> Floats:
     return np.stack([session.feed(token[None, None]).logits[0, -1] for token in tokens[1:]])
 
 
-def _decode_request(decoder: WalkedDecoder, prompt: Prompt, pair: int) -> None:
-    _decode(decoder, [prompt], NEW)
-
-
 def _discard(emitted: Ints) -> None:
     """Drop the result: a returned number would be taken as the arm's own measurement."""
 
 
-def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int) -> None:
+def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int, pair: int) -> None:
     decoder.generate(prompt, new, frozenset())

@@ -245,21 +245,19 @@ class LatencyBenchmark:
             }
         return self._swept[point]
 
-    def against_full(
-        self, points: Mapping[str, OperatingPoint], rows: int = 1, *, decides: bool = False
-    ) -> TimingResult:
-        """Arm ``full`` and each of ``points`` on the same fresh prompts; every record is kept.
+    def against_full(self, points: Mapping[str, OperatingPoint], *, decides: bool = False) -> TimingResult:
+        """Arm ``full`` and each of ``points`` on the same fresh prompts at batch 1; every record is kept.
 
         ``decides``: a verdict rests on the times, which then come from fresh processes if the run has them. Raises as
         ``timed``.
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
-        requests = self.requests(rows, audited=range(self.subject.budget.pairs))
+        requests = self.requests(1, audited=range(self.subject.budget.pairs))
         if decides:
             race = partial(LatencyBenchmark.time_points, points=points)
-            return self.races(race, points.values(), {rows: requests})[rows]
-        return self.time_points(rows, requests, points=points)
+            return self.races(race, points.values(), {1: requests})[1]
+        return self.time_points(1, requests, points=points)
 
     def races(
         self,

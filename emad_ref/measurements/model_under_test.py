@@ -303,27 +303,6 @@ class ModelUnderTest:
 
     # ------------------------------------------------------------ decoders
 
-    def decoder(
-        self,
-        point: OperatingPoint,
-        *,
-        max_rows: int = 1,
-        temperature: float = 0.0,
-        seed: int = 0,
-        own_rule: bool = False,
-    ) -> Decoder:
-        """A decoder from the run; the caller closes it. ``open`` also checks the judge's model afterwards.
-
-        Raises:
-            Unsupported: the provider declines this request.
-        """
-        make = self._resources.make_decoder
-        if make is not make_judge_decoder:
-            self.isolation.seal()
-        with self.isolation.judge_visible():
-            decoder = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule))
-        return self._with_source(decoder)
-
     @contextmanager
     def open(
         self,
@@ -340,9 +319,13 @@ class ModelUnderTest:
             Unsupported: the provider declines this request.
             ModelMutatedError: a foreign decoder changed the judge's model, or global state of the process.
         """
-        before, foreign = ProcessSnapshot(), self._resources.make_decoder is not make_judge_decoder
+        make, before = self._resources.make_decoder, ProcessSnapshot()
+        if foreign := make is not make_judge_decoder:
+            self.isolation.seal()
         try:
-            decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed, own_rule=own_rule)
+            with self.isolation.judge_visible():
+                made = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule))
+            decoder = self._with_source(made)
         except Exception:
             if foreign:
                 self.isolation.require_untouched(before)

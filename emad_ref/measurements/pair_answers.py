@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from emad_ref.decoding.prefix_tree import PrefixTrees, SwitchedText, TextRequest
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, GATED, SpeculationResult, speculate
-from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.decoding.switching import LARGE, SwitchingRule
 from emad_ref.errors import stop_run_on_error
-from emad_ref.measurements.latency import Decoding, record_of
+from emad_ref.measurements.latency import Decoding
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.task_scores import GENERATED_LINE, PublishedTask
-from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import Bools, Floats, Ints, Record
+from emad_ref.record import Bools, Floats, Ints
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.front import RoutedItems
 from emad_ref.tasks.scoring import (
@@ -43,7 +42,6 @@ from emad_ref.text.documents import Split
 PAIR_ROWS = 64
 TEXTS = "plain documents"  # stands in for a task if there is none
 WORLD = "world tasks"  # common name in reports
-GroupResult = TypeVar("GroupResult", SpeculationResult, Record)
 MarkedItems = tuple[ByItem, list[list[WrittenAnswer]]]  # right [items] bool; per item a text, or every option
 
 
@@ -291,8 +289,10 @@ def equal_length_groups(items: Sequence[TextRequest]) -> list[list[int]]:
 
 
 def decode_groups(
-    items: Sequence[TextRequest], groups: list[list[int]], decode: Callable[[list[Prompt], TextRequest], GroupResult]
-) -> tuple[list[Ints], list[GroupResult]]:
+    items: Sequence[TextRequest],
+    groups: list[list[int]],
+    decode: Callable[[list[Prompt], TextRequest], SpeculationResult],
+) -> tuple[list[Ints], list[SpeculationResult]]:
     """Emitted tokens per item, and the result of each of ``groups``.
 
     ``decode`` takes prompts and one text request, since all of one task stop alike.
@@ -302,7 +302,7 @@ def decode_groups(
     for rows in groups:
         done = decode([Prompt(items[row].prompt) for row in rows], items[rows[0]])
         results.append(done)
-        for row, tokens in zip(rows, record_of(done).emitted, strict=True):
+        for row, tokens in zip(rows, done.record.emitted, strict=True):
             emitted[row] = tokens
     return emitted, results
 
@@ -337,15 +337,9 @@ class PairAnswers:
 
     # ------------------------------------------------------------ ways to answer
 
-    def alone(
-        self, model: int, task: str, split: Split, count: int, point: OperatingPoint | None = None
-    ) -> ItemAnswers:
-        """Items answered by the ``SMALL`` or the ``LARGE`` model alone, at full depth or at ``point``."""
-        if point is None:
-            return self.switched(self.never(model), task, split, count)
-        return self._decoded(
-            ("alone", model, point, task, split, count), lambda requests: self._generated(model, point, requests)
-        )
+    def alone(self, model: int, task: str, split: Split, count: int) -> ItemAnswers:
+        """Items answered by the ``SMALL`` or the ``LARGE`` model alone, at full depth."""
+        return self.switched(self.never(model), task, split, count)
 
     def never(self, model: int) -> SwitchingRule:
         """The rule under which ``model`` writes everything: it starts, and τ is 0 or above every entropy."""
@@ -451,46 +445,30 @@ class PairAnswers:
 
         return self._cached(("gated", k, gate_bits, task, split, count), run)
 
-    def self_speculated(
-        self, exit_layer: int, task: str, split: Split, count: int, *, k: int = DRAFT_TOKENS
-    ) -> ItemAnswers:
+    def self_speculated(self, exit_layer: int, task: str, split: Split, count: int) -> ItemAnswers:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
 
         def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
             with self.models.drafting(rows=PAIR_ROWS) as model:
 
                 def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
-                    return self_speculate(model, exit_layer, prompts, text.most, k=k, stop=text.stop, ended=text.ended)
+                    return self_speculate(
+                        model, exit_layer, prompts, text.most, k=DRAFT_TOKENS, stop=text.stop, ended=text.ended
+                    )
 
                 emitted, done = decode_groups(requests, equal_length_groups(requests), decode)
             return [WrittenAnswer(tokens, len(tokens)) for tokens in emitted], list(done)
 
         if not self.task(task).generated:
             return self.alone(LARGE, task, split, count)
-        return self._decoded(("self-speculated", exit_layer, k, task, split, count), generated)
-
-    def _generated(
-        self, model: int, point: OperatingPoint, requests: Sequence[TextRequest]
-    ) -> tuple[list[WrittenAnswer], list[Decoding]]:
-        """Generate with one model alone. Tokens after a text's ``ended`` are cut, but their work counts."""
-        with self.models.both[model].subject.open_audited(point, max_rows=PAIR_ROWS) as decoder:
-
-            def decode(prompts: list[Prompt], text: TextRequest) -> Record:
-                return decoder.generate(prompts, text.most, text.stop)
-
-            emitted, done = decode_groups(requests, equal_length_groups(requests), decode)
-        ended = [_cut_at_end(tokens, text) for tokens, text in zip(emitted, requests, strict=True)]
-        return [WrittenAnswer(tokens, len(tokens) if model == LARGE else 0) for tokens in ended], list(done)
+        return self._decoded(("self-speculated", exit_layer, task, split, count), generated)
 
     def _decoded(
         self,
         key: tuple[object, ...],
         generated: Callable[[Sequence[TextRequest]], tuple[list[WrittenAnswer], list[Decoding]]],
     ) -> ItemAnswers:
-        """Answers whose work is read from records.
-
-        ``key`` ends with task, split and number of items; its second entry is the model, if only one worked.
-        """
+        """Answers whose work is read from records; ``key`` ends with task, split and number of items."""
         runs: list[Decoding] = []
 
         def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
@@ -501,7 +479,7 @@ class PairAnswers:
         def run() -> ItemAnswers:
             task, split, count = key[-3:]
             marked = self.task(str(task)).answered(AnswerStrategy(write, None), split, count)  # type: ignore[arg-type]
-            spent = self.models.spent(runs, SMALL if key[:2] == ("alone", SMALL) else LARGE)
+            spent = self.models.spent(runs)
             return ItemAnswers.of(marked, None if spent is None else int(spent.sum()), tuple(runs))
 
         return self._cached(key, run)
@@ -520,7 +498,3 @@ class PairAnswers:
                 self._texts.choices(partners, text, walk, LARGE)
                 for text, walk in zip(self.task(task).texts(split, count), done.walks, strict=True)
             ]
-
-
-def _cut_at_end(tokens: Ints, text: TextRequest) -> Ints:
-    return next((tokens[:n] for n in range(1, len(tokens)) if text.ended(tokens[:n].tolist())), tokens)

@@ -96,17 +96,14 @@ class PairModels:
             self.flops({model: walk.work(model, layers[model], opening)}) for walk in walks for model in (SMALL, LARGE)
         )
 
-    def spent(self, results: Sequence[Decoding], model: int = LARGE) -> Floats | None:
-        """FLOPs of each result, prompts included; None if a decoder does not count.
-
-        ``model`` names the model that did the work, if only one did.
-        """
+    def spent(self, results: Sequence[Decoding]) -> Floats | None:
+        """FLOPs of each result, prompts included, of the large model if only one worked; None without counts."""
         spent = []
         for one in results:
             work = record_of(one).work
             if work is None:
                 return None
-            spent.append(self.flops({model: work[0]} if len(work) == 1 else work))
+            spent.append(self.flops({LARGE: work[0]} if len(work) == 1 else work))
         return np.array(spent, dtype=np.float64)
 
     # ------------------------------------------------------------ decoders
@@ -205,19 +202,19 @@ class VerifierDecoder:
         """The partners belong to the caller."""
 
 
-def speculative_decoder(draft: Partner, verifier: Partner, k: int = DRAFT_TOKENS) -> VerifierDecoder:
-    """One model drafts, another verifies."""
+def speculative_decoder(draft: Partner, verifier: Partner) -> VerifierDecoder:
+    """One model drafts ``DRAFT_TOKENS``, another verifies."""
     return VerifierDecoder(
         verifier,
-        lambda prompts, new, stop: speculate(draft, verifier, prompts, new, k=k, stop=stop),
+        lambda prompts, new, stop: speculate(draft, verifier, prompts, new, k=DRAFT_TOKENS, stop=stop),
         lambda tokens: tokens.model == VERIFIER,
     )
 
 
-def self_speculative_decoder(model: Partner, exit_layer: int, k: int = DRAFT_TOKENS) -> VerifierDecoder:
-    """One model drafts after ``exit_layer`` and verifies at its ceiling."""
+def self_speculative_decoder(model: Partner, exit_layer: int) -> VerifierDecoder:
+    """One model drafts ``DRAFT_TOKENS`` after ``exit_layer`` and verifies at its ceiling."""
     return VerifierDecoder(
         model,
-        lambda prompts, new, stop: self_speculate(model, exit_layer, prompts, new, k=k, stop=stop),
+        lambda prompts, new, stop: self_speculate(model, exit_layer, prompts, new, k=DRAFT_TOKENS, stop=stop),
         lambda tokens: tokens.phase != DRAFT,
     )

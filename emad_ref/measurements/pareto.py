@@ -6,9 +6,10 @@ the slope of a model's entropy profile to EMAD's gain on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import RULES, minimum_layers
-from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.traces import LensTraces, documents_of
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
@@ -67,7 +67,8 @@ COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 class FamilyComparison:
     """Families of points on the same text of two splits, each replayed on first use.
 
-    ``make``: the families by name, spaced by what points save on the validation split.
+    ``make``: the families by name, spaced by what points save on the validation split. ``refused``: rule → why it has
+    no family on this model.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class FamilyComparison:
         sequences: Callable[[Of], list[TokenSequence]],
         trace: Callable[[Of], Trace],
         make: Callable[[NetSaving], dict[str, list[OperatingPoint]]],
+        refused: Mapping[str, str] = MappingProxyType({}),
     ):
         self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
+        self.refused = refused
         self._evaluated: dict[OperatingPoint, PointLoss] = {}
         self._columns: dict[tuple[str, Of], PointColumns] = {}
 
@@ -246,23 +249,22 @@ class BaselineComparison(FamilyComparison):
 
     def __init__(self, traces: LensTraces):
         subject = traces.subject
-        whole: dict[Of, int] = {"validate": subject.budget.validate, "evaluate": subject.budget.evaluate}
 
         def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
             return point_families(traces.profile, traces.calibration, saved, SETTINGS_PER_FAMILY)
 
         super().__init__(
             subject.loaded.geometry,
-            lambda of: subject.sequences(of, whole[of]),
+            lambda of: subject.sequences(of, getattr(subject.budget, of)),
             lambda of: traces.validation if of == "validate" else traces.evaluation,
             make,
         )
         self._traces = traces
 
     @cached_property
-    def confident(self) -> ConfidenceComparison:
+    def confident(self) -> FamilyComparison:
         """The confidence rules' sweeps."""
-        return ConfidenceComparison(self._traces)
+        return confidence_comparison(self._traces)
 
     def exhibits(self) -> Attachments:
         """Pareto tables of all families and of early exits.
@@ -292,46 +294,32 @@ class BaselineComparison(FamilyComparison):
         return Attachments(tables, tuple(notes))
 
 
-class ConfidenceComparison(FamilyComparison):
-    """Confidence rules and EMAD on the first windows of both splits: their readouts cost several times a plain trace.
-
-    ``refused``: rule → why it has no family on this model.
-    """
-
-    def __init__(self, traces: LensTraces):
-        subject = traces.subject
-        dials, self.refused = _confidence_dials(subject)
-        extremes = [dial.point(dial.most) for dial in dials.values()]
-        traced = [point for point in extremes if point.confidence is not None]
-
-        def sequences(of: Of) -> list[TokenSequence]:
-            whole = {"validate": subject.budget.validate, "evaluate": subject.budget.evaluate}[of]
-            return subject.sequences(of, whole)[: WINDOWS[subject.budget.name][of]]
-
-        def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
-            rules = {name: evenly_spaced(dial, saved, SETTINGS_PER_FAMILY) for name, dial in dials.items()}
-            return {EMAD_FAMILY: margin_points(traces.profile, saved, SETTINGS_PER_FAMILY)} | rules
-
-        super().__init__(
-            subject.loaded.geometry,
-            sequences,
-            lambda of: subject.trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced),
-            make,
-        )
-
-
-def _confidence_dials(subject: ModelUnderTest) -> tuple[dict[str, ThresholdSweep], dict[str, str]]:
-    """Confidence rules by family, and why this model is too small for the others."""
+def confidence_comparison(traces: LensTraces) -> FamilyComparison:
+    """Confidence rules and EMAD on the first windows of both splits, as readouts cost several times a plain trace."""
+    subject = traces.subject
     layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary
-    dials, refused = {}, {}
-    for name, (signal, pruning) in CONFIDENCES.items():
+    dials, refused = dict[str, ThresholdSweep](), dict[str, str]()
+    for name, rule in CONFIDENCES.items():
+        signal, pruning = rule
         try:
-            dials[f"early exit: {name}"] = confidence_sweep(
-                signal, layers, vocabulary, minimum_layers(layers)[0], pruning
-            )
+            dial = confidence_sweep(signal, layers, vocabulary, minimum_layers(layers)[0], pruning)
+            dials[f"early exit: {name}"] = dial
         except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
             refused[name] = str(refusal)
-    return dials, refused
+    extremes = [dial.point(dial.most) for dial in dials.values()]
+    traced = [point for point in extremes if point.confidence is not None]
+
+    def sequences(of: Of) -> list[TokenSequence]:
+        return subject.sequences(of, getattr(subject.budget, of))[: WINDOWS[subject.budget.name][of]]
+
+    def make(saved: NetSaving) -> dict[str, list[OperatingPoint]]:
+        rules = {name: evenly_spaced(dial, saved, SETTINGS_PER_FAMILY) for name, dial in dials.items()}
+        return {EMAD_FAMILY: margin_points(traces.profile, saved, SETTINGS_PER_FAMILY)} | rules
+
+    def trace(of: Of) -> Trace:
+        return subject.trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced)
+
+    return FamilyComparison(subject.loaded.geometry, sequences, trace, make, refused)
 
 
 LEAST_PROFILES = 4  # of three points, all orders but one differ from a falling line by a single swap
@@ -354,26 +342,20 @@ class ProfileFlatness:
 def profile_flatness(traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator) -> ProfileFlatness:
     """Flatness of a model on its corpus."""
     slope = profile_slope(*traces.entropy_sums, threshold=0.0, rng=rng)
-    gained = margin_gain(rivals)
-    return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, gained.point, gained.saved)
+    point, saved, _ = margin_gain(rivals)
+    return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, point, saved)
 
 
-@dataclass(frozen=True)
-class MarginGain:
-    """Net share of FLOPs that the margin ``point`` saves on the evaluation split, and its ``rise`` of perplexity."""
-
-    point: str
-    saved: float
-    rise: float
+MarginGain = tuple[str, float, float]  # name of a margin; net share of FLOPs saved, and rise, on the evaluation split
 
 
 def margin_gain(rivals: BaselineComparison) -> MarginGain:
     """Gain of the margin that saves most within METHODS' bounds on validation; "no margin" without one."""
     best = cheapest_within_bounds(rivals.validated(EMAD_FAMILY), rivals.validated_full.perplexity)
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
-        return MarginGain("no margin", 0.0, 0.0)
+        return "no margin", 0.0, 0.0
     judged = rivals.evaluated(best.point)
-    return MarginGain(best.point.name, judged.net_reduction, judged.perplexity_rise)
+    return best.point.name, judged.net_reduction, judged.perplexity_rise
 
 
 def flatness_trend(dots: Sequence[ProfileFlatness]) -> tuple[float, float]:

@@ -275,8 +275,8 @@ EMAD_E9 = [
 # Documents whose profile of entropy has a known slope over layers, steep or flat, falling or rising.
 
 DOCUMENTS, LAYERS = 60, 6
-GAINED = MarginGain("emad m=0.20", 0.25, 0.004)
-NOTHING = MarginGain("no margin", 0.0, 0.0)
+GAINED = ("emad m=0.20", 0.25, 0.004)
+NOTHING = ("no margin", 0.0, 0.0)
 
 
 def sloped(slope: float, gain: MarginGain = GAINED):
@@ -293,9 +293,10 @@ def sloped(slope: float, gain: MarginGain = GAINED):
 def reports(slope: float, gain: MarginGain = GAINED) -> Callable[[Verdict], None]:
     def check(verdict: Verdict) -> None:
         gained, lost, steep = verdict.legs
-        assert gained.name == f"net reduction at equal quality ({gain.point}, chosen on validation)"
-        assert (gained.estimate, gained.n, gained.interval) == (gain.saved, DOCUMENTS, None)
-        assert (lost.estimate, lost.unit, lost.interval) == (gain.rise, "relative rise", None)
+        point, saved, rise = gain
+        assert gained.name == f"net reduction at equal quality ({point}, chosen on validation)"
+        assert (gained.estimate, gained.n, gained.interval) == (saved, DOCUMENTS, None)
+        assert (lost.estimate, lost.unit, lost.interval) == (rise, "relative rise", None)
         assert abs(steep.estimate - slope) < 0.02
         assert steep.interval[0] < steep.estimate < steep.interval[1]
 

@@ -256,8 +256,8 @@ def test_a_decoder_is_made_with_the_runs_seed(loaded) -> None:
 
     for seed in (0, 5):
         run = ModelMeasurements(loaded, Study(corpus="world:premise", seed=seed), RunResources(make))
-        with pytest.raises(LookupError):
-            run.subject.decoder(run.subject.full, seed=2)
+        with pytest.raises(LookupError), run.subject.open(run.subject.full, seed=2):
+            pass
     assert [request.seed for request in requests] == [2, 7]
 
 

@@ -22,7 +22,14 @@ from emad_ref.measurements import pair as pair_module
 from emad_ref.measurements import pair_timing
 from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, varied_rules
-from emad_ref.measurements.pair_answers import TEXTS, ItemAnswers, is_right, max_answer_tokens
+from emad_ref.measurements.pair_answers import (
+    PAIR_ROWS,
+    TEXTS,
+    ItemAnswers,
+    equal_length_groups,
+    is_right,
+    max_answer_tokens,
+)
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, self_speculative_decoder, speculative_decoder
 from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
 from emad_ref.measurements.pair_timing import (
@@ -36,8 +43,8 @@ from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
 from emad_ref.measurements.task_scores import GENERATED_LINE
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
-from emad_ref.protocol import Unsupported
-from emad_ref.record import DECODE, DRAFT, VERIFY
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import DECODE, DRAFT, VERIFY, Record
 from emad_ref.screening.drafts import ASSISTED, LOOKUP
 from emad_ref.statistics.accuracy import accuracy_drop
 from emad_ref.statistics.units import ByItem
@@ -318,13 +325,25 @@ def test_alone_either_model_emits_everything(bundled) -> None:
 def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bundled) -> None:
     """Requests of equal length share a batch, so that not one key of padding separates the two counts."""
     never = bundled.answers.switched(SwitchingRule(0.0, start=LARGE), *ITEMS)
-    alone = bundled.answers.alone(LARGE, *ITEMS, bundled.large.subject.full)
+    records, emitted = decoded_alone(bundled)
     assert never.large_share == 1.0
-    assert never.right.values.tolist() == alone.right.values.tolist()
-    assert never.emitted.tolist() == alone.emitted.tolist()
+    assert [walk.tokens.tolist() for walk in never.walks] == emitted
     assert all(np.concatenate(bundled.answers.agreement(never, *ITEMS))), "greedy choices are its own"
     # the timed path reads a prompt whole, masked keys included, a session its last position apart: p² or p² − p + 1
-    assert never.flops == pytest.approx(alone.flops, rel=0.002)
+    assert never.flops == pytest.approx(bundled.models.spent(records).sum(), rel=0.002)
+
+
+def decoded_alone(bundled) -> tuple[list[Record], list[list[int]]]:
+    """Records of the large model alone, and the tokens of each item."""
+    requests = bundled.answers.task(ITEMS[0]).texts(*ITEMS[1:])
+    records, emitted = [], [[]] * len(requests)
+    with bundled.large.subject.open(bundled.large.subject.full, max_rows=PAIR_ROWS) as decoder:
+        for rows in equal_length_groups(requests):
+            prompts = [Prompt(requests[row].prompt) for row in rows]
+            records.append(decoder.generate(prompts, requests[rows[0]].most, requests[rows[0]].stop))
+            for row, tokens in zip(rows, records[-1].emitted, strict=True):
+                emitted[row] = tokens.tolist()
+    return records, emitted
 
 
 def test_another_models_token_is_no_agreement(bundled) -> None:
@@ -521,7 +540,7 @@ def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
 
 
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
-    (counted, *_) = bundled.answers.alone(LARGE, *ITEMS, bundled.large.subject.full).runs
+    (counted, *_), _ = decoded_alone(bundled)
     assert bundled.models.spent([counted])[0] > 0
     assert bundled.models.spent([counted, replace(counted, work=None)]) is None
 
