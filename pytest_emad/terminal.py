@@ -74,8 +74,8 @@ def write_summary(
     found = summary_lines(run_summary(report), width, places)
     if report["claims"]:
         terminal.section(f"emad: {', '.join(report['settings']['models'])}")
-    for line in found:
-        terminal.line(printable(line.text), **COLOURS.get(line.tone, {}))
+    for line, tone in found:
+        terminal.line(printable(line), **COLOURS.get(tone, {}))
 
 
 def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:

@@ -103,7 +103,7 @@ def _print_summaries(args: argparse.Namespace) -> None:
     width = shutil.get_terminal_size((80, 24)).columns
     for folder, report in zip(args.folders, read_reports(args.folders), strict=True):
         lines = summary_lines(run_summary(report), width, [f"report read from {folder}"])
-        print("\n".join(line.text for line in lines))
+        print("\n".join(line for line, _ in lines))
 
 
 def report_arguments(sub: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.pair_answers import TEXTS, WORLD, PairAnswers, WorldTask, answer_row, describe_rule
+from emad_ref.measurements.pair_answers import TEXTS, WORLD, PairAnswers, answer_row, describe_rule
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.pair_timing import (
@@ -66,8 +66,8 @@ class PairMeasurements:
     def corpus(self) -> str:
         """Corpus of the pair: the world's tasks, the named lm-eval tasks, or plain documents without either."""
         scored = self.answers.scored if not self.models.without_quality else {}
-        own = [WORLD] if any(isinstance(task, WorldTask) for task in scored.values()) else []
-        named = [name for name, task in scored.items() if not isinstance(task, WorldTask)]
+        own = [WORLD] if not all(task.published for task in scored.values()) else []
+        named = [name for name, task in scored.items() if task.published]
         return ", ".join([*own, *named]) or TEXTS
 
     @property

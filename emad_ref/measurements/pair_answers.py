@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -133,147 +133,101 @@ def answer_row(name: str, done: ItemAnswers, **more: Any) -> dict[str, Any]:
     } | more
 
 
-class PairTask(Protocol):
-    """A task for pairs.
+@dataclass(frozen=True, eq=False)
+class PairTask:
+    """A task for pairs; ``generated``: answers are written, else options are scored.
 
-    ``generated``: answers are written, else options are scored. ``scored``: whether they can be right.
+    ``guess``      accuracy of an honest guess.
+    ``texts``      (split, count) → requests for each item. Raises Unsupported if options are scored.
+    ``answered``   (way, split, count) → at most ``count`` items of a split, the same for every way.
+    ``published``  whether lm-eval scores it.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def generated(self) -> bool: ...
-
-    @property
-    def scored(self) -> bool: ...
-
-    @property
-    def guess(self) -> float:
-        """Accuracy of an honest guess."""
-
-    def texts(self, split: Split, count: int) -> list[TextRequest]:
-        """Requests for each item; raises Unsupported if options are scored."""
-
-    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
-        """At most ``count`` items of a split, the same for every way."""
+    name: str
+    guess: Callable[[], float]
+    texts: Callable[[Split, int], list[TextRequest]]
+    answered: Callable[[AnswerStrategy, Split, int], MarkedItems]
+    generated: bool = True
+    published: bool = False
 
 
-class WorldTask:
-    """A task of the world: ``seed`` makes its items."""
+def world_task(name: str, models: PairModels, seed: int, guessed_on: int) -> PairTask:
+    """A task of the world; ``seed`` makes its items, ``guessed_on`` validation items give the most frequent answer."""
+    large = models.large.subject
 
-    generated, scored = True, True
+    @cache
+    def items(split: Split, count: int) -> list[TaskItem]:
+        examples = world.examples(name, split, count, seed)
+        return [encode_item(example, large.tokenizer, large.opening) for example in examples]
 
-    def __init__(self, name: str, models: PairModels, seed: int, guessed_on: int):
-        self.name, self._models, self._seed, self._guessed_on = name, models, seed, guessed_on
-        self._items: dict[tuple[Split, int], list[TaskItem]] = {}
-
-    def items(self, split: Split, count: int) -> list[TaskItem]:
-        key, large = (split, count), self._models.large.subject
-        if key not in self._items:
-            examples = world.examples(self.name, split, count, self._seed)
-            self._items[key] = [encode_item(example, large.tokenizer, large.opening) for example in examples]
-        return self._items[key]
-
-    @property
-    def guess(self) -> float:
+    def guess() -> float:
         """The better of two guesses: from the input's own symbols, and the most frequent answer on validation."""
-        examples = [item.example for item in self.items("validate", self._guessed_on)]
+        examples = [item.example for item in items("validate", guessed_on)]
         return max(float(np.mean([example.chance for example in examples])), majority_accuracy(examples, examples))
 
-    def texts(self, split: Split, count: int) -> list[TextRequest]:
-        items = self.items(split, count)
-        stop = frozenset(self._models.large.subject.tokenizer.encode("\n", add_special_tokens=False))
-        return [TextRequest(item.prompt, max_answer_tokens(items), stop) for item in items]
+    def texts(split: Split, count: int) -> list[TextRequest]:
+        stop = frozenset(large.tokenizer.encode("\n", add_special_tokens=False))
+        most = max_answer_tokens(items(split, count))
+        return [TextRequest(item.prompt, most, stop) for item in items(split, count)]
 
-    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
-        written = way.write(self.texts(split, count))
-        decode, items = self._models.large.subject.tokenizer.decode, self.items(split, count)
-        right = [is_right(item, decode(one.tokens.tolist())) for item, one in zip(items, written, strict=True)]
-        return ByItem(np.array(right, dtype=bool), item_clusters(items)), [[one] for one in written]
+    def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+        written, asked = way.write(texts(split, count)), items(split, count)
+        decoded = [large.tokenizer.decode(one.tokens.tolist()) for one in written]
+        right = np.array([is_right(*each) for each in zip(asked, decoded, strict=True)], dtype=bool)
+        return ByItem(right, item_clusters(asked)), [[one] for one in written]
+
+    return PairTask(name, guess, texts, answered)
 
 
-class LmEvalPairTask:
+def lm_eval_task(task: PublishedTask, models: PairModels) -> PairTask:
     """A task of lm-eval's that the user named, scored by lm-eval."""
+    study, generated = models.large.subject.study, task.metric != "acc"
+    requests: dict[tuple[Split, int], list[TextRequest]] = {}
 
-    scored = True
+    def texts(split: Split, count: int) -> list[TextRequest]:
+        if not generated:
+            raise Unsupported(f"{task.name}: options are read, no text is written")
+        if (split, count) not in requests:
+            empty = WrittenAnswer(np.empty(0, dtype=np.int64), 0)
+            answered(AnswerStrategy(lambda wanted: [empty for _ in wanted], None), split, count)
+        return requests[split, count]
 
-    def __init__(self, task: PublishedTask, models: PairModels):
-        self._task, self._models, self._study = task, models, models.large.subject.study
-        self._texts: dict[tuple[Split, int], list[TextRequest]] = {}
-
-    @property
-    def name(self) -> str:
-        return self._task.name
-
-    @property
-    def guess(self) -> float:
-        return self._task.guess
-
-    @property
-    def generated(self) -> bool:
-        return self._task.metric != "acc"
-
-    def texts(self, split: Split, count: int) -> list[TextRequest]:
-        if not self.generated:
-            raise Unsupported(f"{self.name}: options are read, no text is written")
-        if (split, count) not in self._texts:
-            nothing = AnswerStrategy(
-                lambda requests: [WrittenAnswer(np.empty(0, dtype=np.int64), 0) for _ in requests], None
-            )
-            self.answered(nothing, split, count)
-        return self._texts[split, count]
-
-    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+    def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
         from emad_ref.tasks.pair_harness import answer_documents, task_documents
 
-        study, both = self._study, (self._models.small.loaded, self._models.large.loaded)
+        both = models.small.loaded, models.large.loaded
         with stop_run_on_error():
-            documents = task_documents(self._task.members, split, count, data=study.data, limit=study.limit)
+            documents = task_documents(task.members, split, count, data=study.data, limit=study.limit)
         if not documents:
-            raise Unsupported(f"{self.name}: no document of {split} among {self._task.of}; name a larger file or limit")
+            raise Unsupported(f"{task.name}: no document of {split} among {task.of}; name a larger file or limit")
         outcome = answer_documents(way, documents, both, data=study.data, run_code=study.allow_code_execution)
-        self._texts[split, count] = outcome.wanted
+        requests[split, count] = outcome.wanted
         # items of one text depend on each other
         questions: Ints = np.unique([one.question for one in documents], return_inverse=True)[1].astype(np.int64)
         return ByItem(outcome.right, questions), outcome.written
 
+    return PairTask(task.name, lambda: task.guess, texts, answered, generated, published=True)
 
-class DocumentOpenings:
-    """Openings of the large model's documents, to be continued by ``new`` tokens each; answers are not scored.
+
+def document_openings(models: PairModels) -> PairTask:
+    """Openings of the large model's documents, to be continued; answers are not scored.
 
     The splits have different documents: the first half of those drawn, and the second.
     """
+    subject = models.large.subject
+    budget = subject.budget
 
-    name, generated, scored, guess = TEXTS, True, False, 0.0
-
-    def __init__(self, models: PairModels):
-        self._subject = models.large.subject
-        self._new = models.large.subject.budget.new_tokens
-
-    def texts(self, split: Split, count: int) -> list[TextRequest]:
-        room = self._subject.stepper.max_positions - self._new
-        prompts = self._subject.prompts(2 * count, min(self._subject.budget.prompt_tokens, room))
+    def texts(split: Split, count: int) -> list[TextRequest]:
+        room = subject.stepper.max_positions - budget.new_tokens
+        prompts = subject.prompts(2 * count, min(budget.prompt_tokens, room))
         half = prompts[:count] if split == "validate" else prompts[count:]
-        return [TextRequest(prompt.tokens, self._new) for prompt in half]
+        return [TextRequest(prompt.tokens, budget.new_tokens) for prompt in half]
 
-    def answered(self, way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
-        written = way.write(self.texts(split, count))
+    def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+        written = way.write(texts(split, count))
         return ByItem.distinct(np.zeros(len(written), dtype=bool)), [[one] for one in written]
 
-
-def pair_tasks(models: PairModels, seed: int, guessed_on: int) -> dict[str, PairTask]:
-    """Every task that this run can score, by name; empty for another corpus than the world's and no named task.
-
-    Args:
-        guessed_on: validation items that give the most frequent answer.
-    """
-    subject, tasks = models.large.subject, {}
-    if subject.corpus.startswith("world:"):
-        tasks = {name: WorldTask(name, models, seed, guessed_on) for name in world.TASKS}
-    published = models.large.scored.published
-    named: dict[str, PairTask] = {name: LmEvalPairTask(published.scored[name], models) for name in published.answered}
-    return {**tasks, **named}
+    return PairTask(TEXTS, lambda: 0.0, texts, answered)
 
 
 def equal_length_groups(items: Sequence[TextRequest]) -> list[list[int]]:
@@ -320,12 +274,16 @@ class PairAnswers:
 
     @cached_property
     def scored(self) -> dict[str, PairTask]:
-        """The tasks of this run, by name."""
-        return pair_tasks(self.models, self.seed, self._guessed_on)
+        """The tasks that this run can score, by name; empty for another corpus than the world's and no named task."""
+        tasks = {}
+        if self.models.large.corpus.startswith("world:"):
+            tasks = {name: world_task(name, self.models, self.seed, self._guessed_on) for name in world.TASKS}
+        published = self.models.large.scored.published
+        return tasks | {name: lm_eval_task(published.scored[name], self.models) for name in published.answered}
 
     @cached_property
     def _unscored(self) -> PairTask:
-        return DocumentOpenings(self.models)
+        return document_openings(self.models)
 
     def task(self, name: str) -> PairTask:
         """A task of this run, or the texts that replace it if there is none."""

@@ -110,7 +110,7 @@ class RoutingRules:
     def _compared(self, task: str) -> PairComparison:
         small, large = (self.answers.alone(model, task, "validate", self.size.compared) for model in (SMALL, LARGE))
         gap = accuracy_drop(large.right, small.right, threshold=WORTH_ROUTING)
-        return PairComparison(small, large, self.answers.task(task).guess, gap)
+        return PairComparison(small, large, self.answers.task(task).guess(), gap)
 
     @property
     def tasks(self) -> list[str]:

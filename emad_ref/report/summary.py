@@ -54,13 +54,8 @@ class GateSummary:
         return [text for text in (self.measured, where, self.why) if text]
 
 
-@dataclass(frozen=True)
-class ClaimGroup:
-    """Claims of one outcome that share the reason ``why``, which may be ""; ``titles`` of its ids, in plain words."""
-
-    ids: tuple[str, ...]
-    why: str
-    titles: tuple[str, ...] = ()
+# claims of one outcome: reason, which may be "" → id and title in plain words of each that shares it
+ClaimGroups = Mapping[str, Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class RunSummary:
     ``passed``    whether the run passed; None: it did not end.
     ``unknown``   models that do not know the text on which they were judged, a sentence each.
     ``points``    name of each selected operating point → its roles, cost and quality.
-    ``rest``      outcome → groups of claims that do not gate.
+    ``rest``      outcome → claims that do not gate, by reason.
     ``more``      how to read more text, if that would decide a claim.
     ``record``    lines about known verdicts.
     ``about``     lines about the run.
@@ -84,7 +79,7 @@ class RunSummary:
     unknown: tuple[str, ...]
     gates: tuple[GateSummary, ...]
     points: Mapping[str, str]
-    rest: Mapping[Outcome, tuple[ClaimGroup, ...]]
+    rest: Mapping[Outcome, ClaimGroups]
     more: str
     record: tuple[str, ...]
     about: tuple[str, ...]
@@ -257,9 +252,7 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
 # ---------------------------------------------------------------- the rest
 
 
-def _group_rest(
-    claims: Sequence[Mapping[str, Any]], register: Mapping[str, Claim]
-) -> dict[Outcome, tuple[ClaimGroup, ...]]:
+def _group_rest(claims: Sequence[Mapping[str, Any]], register: Mapping[str, Claim]) -> dict[Outcome, ClaimGroups]:
     """Claims by outcome, undecided ones also by reason. A claim of several models is named with its model."""
     ids = [claim["id"] for claim in claims]
     outcomes: dict[Outcome, dict[str, list[tuple[str, str]]]] = {}
@@ -268,13 +261,7 @@ def _group_rest(
         why = _open_reason(claim) if verdict in ("inconclusive", *UNDECIDED) else ""
         name = f"{claim['id']} of {claim['model']}" if ids.count(claim["id"]) > 1 else str(claim["id"])
         outcomes.setdefault(verdict, {}).setdefault(why, []).append((name, title_of(claim, register)))
-    return {
-        verdict: tuple(
-            ClaimGroup(tuple(name for name, _ in named), why, tuple(title for _, title in named))
-            for why, named in groups.items()
-        )
-        for verdict, groups in outcomes.items()
-    }
+    return dict(outcomes)
 
 
 def _larger_budget(claims: Iterable[Mapping[str, Any]], report: Report) -> str:
@@ -379,14 +366,6 @@ TONES: dict[Outcome, Tone] = {"survived": "good", "falsified": "bad", "inconclus
 
 
 @dataclass(frozen=True)
-class SummaryLine:
-    """``tone``: for a terminal with colours."""
-
-    text: str
-    tone: Tone = ""
-
-
-@dataclass(frozen=True)
 class DetailLevel:
     """How much is printed.
 
@@ -422,8 +401,8 @@ GATE_LETTERS = 160  # enough for a gate's measured and required value, and for w
 
 def summary_lines(
     brief: RunSummary, width: int, places: Sequence[str] = (), most: int = MAX_LINES
-) -> list[SummaryLine]:
-    """The summary at the fullest level that fits ``most`` lines, else at the shortest level.
+) -> list[tuple[str, Tone]]:
+    """(line, tone for a terminal with colours) of the summary: the fullest level that fits ``most`` lines, or the last.
 
     Args:
         width: letters in a line; only a single longer word runs over.
@@ -431,7 +410,7 @@ def summary_lines(
     """
     for level in DETAIL_LEVELS:
         lines = [
-            SummaryLine(line, tone)
+            (line, tone)
             for text, indent, tone in _text_parts(brief, level, places)
             for line in textwrap.wrap(
                 text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -499,7 +478,7 @@ def count_gates(gates: Sequence[GateSummary]) -> str:
 def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
     if not brief.rest:
         return
-    counts = {verdict: sum(len(group.ids) for group in groups) for verdict, groups in brief.rest.items()}
+    counts = {verdict: sum(map(len, groups.values())) for verdict, groups in brief.rest.items()}
     kind = "other claim" if brief.gates else "claim"
     yield f"{sum(counts.values())} {kind}{'s' * (sum(counts.values()) > 1)}: {count_outcomes(counts)}", "  ", ""
     for words, outcomes in (
@@ -507,7 +486,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         ("inconclusive", ("inconclusive",)),
         (NOT_DECIDED, UNDECIDED),
     ):
-        groups = [group for outcome in outcomes for group in brief.rest.get(outcome, ())]  # type: ignore[call-overload]
+        groups = [group for outcome in outcomes for group in brief.rest.get(outcome, {}).items()]  # type: ignore[call-overload]
         if groups:
             more = f". {brief.more}" if brief.more and words == "inconclusive" else ""
             # a remedy is never cut: without its end it cannot be followed
@@ -516,7 +495,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
     if level.survivors:
         for outcome in ("survived", "measured"):
             if kept := brief.rest.get(outcome):
-                yield f"  {outcome}: {_list_claims(kept, 0, outcome in level.titled)}", "    ", ""
+                yield f"  {outcome}: {_list_claims(list(kept.items()), 0, outcome in level.titled)}", "    ", ""
     if level.titled != ALL:
         yield "  what each id claims: -v, the report, docs/claims.md", "    ", ""
 
@@ -529,20 +508,18 @@ def count_outcomes(counts: dict[Outcome, int]) -> str:
     return ", ".join(parts + ([f"{undecided} {NOT_DECIDED}"] if undecided else []))
 
 
-def _list_claims(groups: Sequence[ClaimGroup], reason: int, titles: bool) -> str:
-    """The claims of ``groups`` with titles and reasons of at most ``reason`` letters; ids alone without ``titles``.
+def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason: int, titles: bool) -> str:
+    """The claims of ``groups``, (reason, [(id, title)]); ids alone without ``titles``.
 
-    Of three claims and more that share a reason, the reason stands for the titles.
+    Reasons have at most ``reason`` letters. Of three claims and more that share one, it stands for the titles.
     """
     parts = []
-    for group in groups:
-        why = textwrap.shorten(group.why, reason, placeholder=" …") if reason and group.why else ""
-        if titles and not (why and len(group.ids) > 2):
-            named = "; ".join(
-                f"{title} ({id})" if title else id for id, title in zip(group.ids, group.titles, strict=True)
-            )
+    for whole, claims in groups:
+        why = textwrap.shorten(whole, reason, placeholder=" …") if reason and whole else ""
+        if titles and not (why and len(claims) > 2):
+            named = "; ".join(f"{title} ({id})" if title else id for id, title in claims)
         else:
-            named = id_ranges(group.ids)
+            named = id_ranges([id for id, _ in claims])
         parts.append(f"{named}: {why}" if why else named)
     return "; ".join(parts)
 
@@ -563,7 +540,7 @@ def job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
         parts.append(tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True))
     room = MAX_LINES - TABLE_LINES - len(brief.gates)
     _, *rest = summary_lines(replace(brief, gates=()), PARAGRAPH_LETTERS, places, room)
-    items = [("  - " if line.text.startswith("  ") else "- ") + escape_markdown(line.text.strip()) for line in rest]
+    items = [("  - " if line.startswith("  ") else "- ") + escape_markdown(line.strip()) for line, _ in rest]
     parts.append("\n".join(items))
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -408,13 +408,6 @@ def test_what_a_decoder_of_a_pair_declines_is_declined_here_and_no_process_is_st
 
 def test_models_that_have_changed_are_refused(divided_pair):
     made, _, _ = divided_pair
-    given = {
-        "study": made.study,
-        "size": made.size,
-        "factory": None,
-        "attached": ({}, {}),
-        "requests": None,
-        "new": NEW,
-    }
+    given = {"study": made.study, "size": made.size, "factory": None, "attached": ({}, {}), "requests": None}
     with pytest.raises(FingerprintMismatch, match="emad-nano \\+ emad-tiny are not the models any more"):
         time_pair_share(RunResources(), names=NAMES, fingerprint="f" * 64, new=NEW, **given)

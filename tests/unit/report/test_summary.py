@@ -33,7 +33,7 @@ def report(claims, **changes):
 
 
 def text(found, width=80, most=40):
-    return [line.text for line in summary_lines(run_summary(found), width, ["report written to out/report.json"], most)]
+    return [line for line, _ in summary_lines(run_summary(found), width, ["report written to out/report.json"], most)]
 
 
 def everything(verdict, models=("m",), reason="because " * 60):
