@@ -26,6 +26,7 @@ _HOMES = {
     "Unsupported": "emad_ref.protocol",
     "StatedRule": "emad_ref.protocol",
     "TokenLogProbs": "emad_ref.protocol",
+    "DraftCounts": "emad_ref.protocol",
     "InadmissibleDepth": "emad_ref.protocol",
     "TokenDecoder": "emad_ref.token_decoder",
     "Completion": "emad_ref.token_decoder",

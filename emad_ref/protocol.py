@@ -199,6 +199,15 @@ class TokenLogProbs:
     log_probs: Floats
     prompt: Floats | None = None
 
+    @classmethod
+    def of_logits(cls, tokens: Ints, logits: Floats, top: int) -> TokenLogProbs:
+        """The ``top`` likeliest tokens by ``logits`` [m, V] at each of ``tokens`` [m]; ids break ties."""
+        shifted = np.asarray(logits, dtype=np.float64)
+        shifted = shifted - shifted.max(axis=-1, keepdims=True)
+        log_p = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        ids = np.argsort(-log_p, axis=-1, kind="stable")[:, :top]
+        return cls(tokens, ids, np.take_along_axis(log_p, ids, axis=-1))
+
 
 @dataclass(frozen=True)
 class DraftCounts:

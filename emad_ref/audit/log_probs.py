@@ -29,17 +29,14 @@ def session_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int,
     columns = []
     try:
         while True:
-            log_p = log_softmax(np.asarray(step.logits[:, -1], dtype=np.float64), axis=-1)
-            columns.append(log_p)
+            logits = np.asarray(step.logits[:, -1], dtype=np.float64)
+            columns.append(logits)
             if len(columns) == max_new:
                 break
-            step = session.feed(log_p.argmax(axis=-1)[:, None])
+            step = session.feed(logits.argmax(axis=-1)[:, None])
     finally:
         session.close()
-    rows = np.stack(columns, axis=1)
-    ids = np.argsort(-rows, axis=-1, kind="stable")[..., :top]
-    shown = np.take_along_axis(rows, ids, axis=-1)
-    return [TokenLogProbs(ids[row, :, 0], ids[row], shown[row], None) for row in range(len(prompts))]
+    return [TokenLogProbs.of_logits(row.argmax(axis=-1), row, top) for row in np.stack(columns, axis=1)]
 
 
 def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:

@@ -1,8 +1,12 @@
-"""The example of an engine on the shared base: right in every variant, red for each planted fault."""
+"""The examples of engines on the shared base: right in every variant, red for each planted fault.
+
+CTranslate2 and ONNX Runtime run where their wheels are installed; no extra of this project asks for them.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,32 +15,43 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.log_probs import log_probs
 from emad_ref.audit.requests import endings, repetitions
 from emad_ref.audit.sampling import sampling
+from emad_ref.audit.tolerances import tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
+from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
+from emad_ref.token_decoder import TokenDecoder
 from tests.decoders.subject import LAYERS, drawn, lens_of, tiny_neox
-from tests.examples.conftest import EXAMPLES
+from tests.examples.conftest import EXAMPLES, Suites
+from tests.small import small_model
+from tests.suites.conftest import SIZES, add_tokenizer
 
 FULL, NEW, TOLERANCE, HOT = full_depth(LAYERS), 6, 1e-9, 12.0
 RETURNED = 1e-6  # ``generate`` returns logits as float32
 PROMPTS, _ = drawn((4, 1, 26, 3, 2, 5, 17), 1)
 
 
-@pytest.fixture(scope="module")
-def module() -> ModuleType:
-    place = EXAMPLES / "engines" / "transformers_engine.py"
-    described = importlib.util.spec_from_file_location("transformers_engine", place)
+@functools.cache
+def example(name: str) -> ModuleType:
+    described = importlib.util.spec_from_file_location(name, EXAMPLES / "engines" / f"{name}.py")
     assert described is not None
     assert described.loader is not None
     loaded = importlib.util.module_from_spec(described)
     described.loader.exec_module(loaded)
     return loaded
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    return example("transformers_engine")
 
 
 def opened(made: Callable[..., Any], kind: str = "dynamic", temperature: float = 0.0, seed: int = 0) -> Any:
@@ -53,16 +68,21 @@ def checked(check: str, made: Callable[..., Any], kind: str = "dynamic") -> Find
         lens, said = lens_of(tiny_neox()), opened(made, kind).capabilities
         return sampling(records, lens, FULL, rows, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(made, kind), lens_of(tiny_neox()), FULL, TOLERANCE)
+    return finding_of(check, replace(under_test, tolerance=RETURNED) if check == "log-probabilities" else under_test)
+
+
+def finding_of(check: str, under_test: DecoderUnderTest) -> Finding:
+    rng = np.random.default_rng(0)
     checks: dict[str, Callable[[], Finding]] = {
         "generation": lambda: generation(under_test, PROMPTS, NEW),
         "endings": lambda: endings(under_test, PROMPTS, NEW, rng),
         "repetitions": lambda: repetitions(under_test, PROMPTS, NEW, rng),
-        "log-probabilities": lambda: log_probs(replace(under_test, tolerance=RETURNED), PROMPTS, NEW, 5),
+        "log-probabilities": lambda: log_probs(under_test, PROMPTS, NEW, 5),
     }
     return checks[check]()
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "lookup"])
 @pytest.mark.parametrize("check", ["generation", "endings", "repetitions", "log-probabilities", "sampling"])
 def test_every_variant_is_right(module: ModuleType, check: str, kind: str) -> None:
     finding = checked(check, module.TransformersEngine, kind)
@@ -102,3 +122,112 @@ FAULTS: dict[str, tuple[str, Callable[..., tuple[Any, Any]]]] = {
 def test_a_planted_fault_is_refuted(module: ModuleType, fault: str) -> None:
     check, change = FAULTS[fault]
     assert checked(check, faulty(module.TransformersEngine, change)).passed is False
+
+
+# --- engines of their own wheels ------------------------------------------------------------------------------------
+
+WHEELS = {"ctranslate2_engine": ("ctranslate2",), "onnx_engine": ("onnxruntime", "onnxscript")}
+KINDS = ("static", "lookup", "early-exit", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a random Llama of four layers and its tokenizer of whole words."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    config = AutoConfig.for_model("llama", **SIZES, num_key_value_heads=2, initializer_range=0.3)
+    small_model("llama", torch.float32, config=config).save_pretrained(folder)
+    add_tokenizer(folder)
+    ends = {"bos_token": "<end>", "unk_token": "<end>"}  # CTranslate2 asks for them
+    PreTrainedTokenizerFast.from_pretrained(folder, **ends).save_pretrained(folder)
+    return str(folder)
+
+
+def installed(name: str) -> ModuleType:
+    for wheel in WHEELS[name]:
+        pytest.importorskip(wheel, reason=f"{wheel} is not installed: pip install {wheel}")
+    return example(name)
+
+
+@pytest.mark.parametrize("name", WHEELS)
+def test_an_engine_of_a_wheel_is_judged_at_its_tier(suites: Suites, llama: str, name: str) -> None:
+    installed(name)
+    said = suites(
+        *("invariants", "fidelity", "-p", name, "--emad-model", llama, "--emad-tier", "logprobs"),
+        *("--emad-expect-decoder", "foreign"),
+        path=EXAMPLES / "engines",
+    )
+    assert "tier logprobs; live: " in said
+
+
+@pytest.mark.slow  # half a minute each
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate_is_judged_at_its_tier(suites: Suites, llama: str, monkeypatch: Any, kind: str) -> None:
+    monkeypatch.setenv("EMAD_GENERATE", kind)
+    said = suites(
+        *("invariants", "fidelity", "-p", "transformers_engine", "--emad-model", llama, "--emad-tier", "logprobs"),
+        *("--emad-expect-decoder", "foreign"),
+        path=EXAMPLES / "engines",
+    )
+    assert "tier logprobs; live: " in said
+
+
+def cut(base: Any) -> Any:
+    """Reads the last eight tokens of a prompt."""
+
+    class Cut(base):  # type: ignore[misc]  # a module's class
+        def complete(self, prompts: Any, max_new: int, stop: Any) -> Any:
+            return super().complete([prompt[-8:] for prompt in prompts], max_new, stop)
+
+    return Cut
+
+
+def endless(base: Any) -> Any:
+    """Ends no row at a stop id."""
+
+    class Endless(base):  # type: ignore[misc]  # a module's class
+        def complete(self, prompts: Any, max_new: int, stop: Any) -> Any:
+            return super().complete(prompts, max_new, frozenset())
+
+    return Endless
+
+
+def padded(base: Any) -> Any:
+    """Pads shorter prompts to the left, and lets attention read the padding."""
+
+    class Padded(base):  # type: ignore[misc]  # a module's class
+        def complete(self, prompts: Any, max_new: int, stop: Any) -> Any:
+            longest = max(len(prompt) for prompt in prompts)
+            rows = [np.append([0] * (longest - len(prompt)), prompt).astype(int) for prompt in prompts]
+            return super().complete(rows, max_new, stop)
+
+    return Padded
+
+
+def misread(base: Any) -> Any:
+    """Reports log-probabilities after another first token."""
+
+    class Misread(base):  # type: ignore[misc]  # a module's class
+        def log_probs(self, prompts: Any, max_new: int, top: int) -> Any:
+            other = [replace(each, tokens=np.append(each.tokens[:1] ^ 1, each.tokens[1:])) for each in prompts]
+            return super().log_probs(other, max_new, top)
+
+    return Misread
+
+
+OF_WHEELS = {"generation": cut, "endings": endless, "repetitions": padded, "log-probabilities": misread}
+
+
+@pytest.mark.parametrize("check", OF_WHEELS)
+@pytest.mark.parametrize("name", WHEELS)
+def test_a_fault_planted_in_an_engine_of_a_wheel_is_refuted(llama: str, name: str, check: str) -> None:
+    engine = next(each for each in vars(installed(name)).values() if is_engine(each))
+    model = load(llama)
+    request = Request(ModelRef(llama, lambda: load(llama)), full_depth(model.stepper.layers), 0, len(PROMPTS))
+    noise, lens = tolerance("llama", "float32", "cpu"), lens_of(model.model)
+    for made, passed in ((engine, True), (OF_WHEELS[check](engine), False)):
+        finding = finding_of(check, DecoderUnderTest(made(request), lens, request.point, noise))
+        assert finding.passed is passed, finding.detail
+
+
+def is_engine(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, TokenDecoder) and value is not TokenDecoder
