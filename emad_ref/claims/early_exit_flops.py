@@ -119,20 +119,20 @@ def never_exiting_tokens(name: str, geometry: Geometry, minima: Iterable[int], b
 
 def part_legs(found: PruningComparison, least: float | None) -> list[Leg]:
     """FLOP ratios of the three parts; the confidence part is judged where a threshold is given."""
-    items = len(found.before)
+    items, (confidence, decoding, together) = len(found.before), found.saved
     return [
-        judged_count(f"{found.where}: confidence FLOPs", found.saved.confidence, items, least),
-        count_leg(f"{found.where}: decoder and confidence FLOPs", found.saved.decoding, items, UNIT),
-        count_leg(f"{found.where}: all FLOPs, encoder included", found.saved.together, items, UNIT),
+        judged_count(f"{found.where}: confidence FLOPs", confidence, items, least),
+        count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
+        count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
     ]
 
 
 def never_legs(found: NeverExiting, least: float | None) -> list[Leg]:
     """Both parts that a rule touches, token by token; the confidence part is judged where a threshold is given."""
     legs = []
-    for where, saved in found.items():
-        legs.append(judged_count(f"{where}: confidence FLOPs", saved.confidence, 1, least))
-        legs.append(count_leg(f"{where}: decoder and confidence FLOPs", saved.decoding, 1, UNIT))
+    for where, (confidence, decoding, _) in found.items():
+        legs.append(judged_count(f"{where}: confidence FLOPs", confidence, 1, least))
+        legs.append(count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
     return legs
 
 
@@ -303,7 +303,7 @@ def exit_runtimes(exits: EarlyExitMeasurements) -> RuleTimings:
     seconds = {arm: ByPair(each) for arm, each in time_rules(subject, prompts, points, PAIRS, NEW).seconds.items()}
     full = timed_flops(subject, prompts, exits.full, PAIRS, NEW)
     own = {rule: timed_flops(subject, prompts, point, PAIRS, NEW) for rule, point in points.items()}
-    return {rule: (seconds["full"], seconds[rule], flop_saving(full, own[rule]).together) for rule in TIMED}
+    return {rule: (seconds["full"], seconds[rule], flop_saving(full, own[rule])[-1]) for rule in TIMED}
 
 
 QUESTIONS = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,20 +44,12 @@ SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minute
 HALF = (
     2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
 )
-ARMS = ("full", "adaptive")  # in the order of ``JoulesPerToken``
+ARMS = ("adaptive", "full")  # in the order of ``JoulesPerToken``
 ALONE = "in this process alone (another on the device spoils a window)"
 
 
-@dataclass(frozen=True)
-class JoulesPerToken:
-    """Joules per generated token [pairs] at full depth and under the point; by what share each may be off."""
-
-    full: ByPair
-    adaptive: ByPair
-    full_off: ByPair
-    adaptive_off: ByPair
-
-
+# joules per generated token [pairs] under the point and at full depth; by what share each may be off
+JoulesPerToken = tuple[ByPair, ...]
 # batch size → joules; or why one could not be measured, so that none is judged
 EnergyEvidence = Mapping[int, JoulesPerToken] | str
 
@@ -72,7 +64,7 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
     claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
     legs = {
         f"batch {rows}": replace(
-            ratio_within(joules.adaptive, joules.full, joules.adaptive_off, joules.full_off, threshold=most),
+            ratio_within(*joules, threshold=most),
             unit=claim.unit,
         )
         for rows, joules in found.items()
@@ -102,8 +94,8 @@ def energy_evidence(energies: Mapping[int, EnergyResult | Unmeasured]) -> Energy
     for rows, each in energies.items():
         if isinstance(each, Unmeasured):
             return each.reason
-        joules = [each.joules_per_token(arm) for arm in ARMS]
-        found[rows] = JoulesPerToken(*map(ByPair, [*joules, *(each.resolution(arm) for arm in ARMS)]))
+        adaptive, full = (ByPair(each.joules_per_token(arm)) for arm in ARMS)
+        found[rows] = adaptive, full, *(ByPair(each.resolution(arm)) for arm in ARMS)
     return found
 
 

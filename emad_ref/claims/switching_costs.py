@@ -19,20 +19,11 @@ from emad_ref.statistics.verdicts import Leg, Verdict
 BILLION = 1e9
 
 
-@dataclass(frozen=True)
-class Headline:
-    """``large_share`` of emitted tokens, parameters of both models, and the saving ``claimed`` for them, a fraction."""
-
-    name: str
-    large_share: float
-    small_parameters: float
-    large_parameters: float
-    claimed: float
-
-
-PAPER = (
-    Headline("LLaMA 11B + 3B at 43 % of tokens", 0.43, 3 * BILLION, 11 * BILLION, 0.415),
-    Headline("Qwen 14B + 1.5B at 25 % of tokens", 0.25, 1.5 * BILLION, 14 * BILLION, 0.67),
+# name, the large model's share of emitted tokens, parameters of the small and the large model, the saving claimed
+Headline = tuple[str, float, float, float, float]
+PAPER: tuple[Headline, ...] = (
+    ("LLaMA 11B + 3B at 43 % of tokens", 0.43, 3 * BILLION, 11 * BILLION, 0.415),
+    ("Qwen 14B + 1.5B at 25 % of tokens", 0.25, 1.5 * BILLION, 14 * BILLION, 0.67),
 )
 
 
@@ -42,14 +33,10 @@ def decide_headlines(found: Iterable[Headline], asked: ClaimContext) -> Verdict:
     Where the abstract names no size of the small model, the one that reproduces its saving is taken.
     """
     differences = {}
-    for headline in found:
-        saving = 1 - token_share_cost(
-            headline.large_share,
-            small_parameters=headline.small_parameters,
-            large_parameters=headline.large_parameters,
-        )
-        leg = f"{headline.name}: saves {saving:.2%}, the paper says {headline.claimed:.1%}"
-        differences[leg] = np.array([abs(saving - headline.claimed)])
+    for name, large_share, small, large, claimed in found:
+        saving = 1 - token_share_cost(large_share, small_parameters=small, large_parameters=large)
+        leg = f"{name}: saves {saving:.2%}, the paper says {claimed:.1%}"
+        differences[leg] = np.array([abs(saving - claimed)])
     return judge_exact(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
 
 

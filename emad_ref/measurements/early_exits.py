@@ -108,13 +108,7 @@ class FlopsPerItem:
         return self.confidence + self.decoder
 
 
-@dataclass(frozen=True)
-class FlopSaving:
-    """FLOPs before over FLOPs after, part by part; below 1 if more are executed."""
-
-    confidence: float
-    decoding: float
-    together: float
+FlopSaving = tuple[float, float, float]  # FLOPs before over after: of confidence, of decoding, together
 
 
 def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerItem:
@@ -126,8 +120,8 @@ def flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerIt
 
 
 def flop_saving(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
-    """Ratio of the FLOPs of ``before`` and ``after``."""
-    return FlopSaving(
+    """Ratios of the FLOPs of ``before`` and ``after``; below 1 if more are executed."""
+    return (
         float(before.confidence / after.confidence),
         float(before.decoding / after.decoding),
         float(before.together / after.together),

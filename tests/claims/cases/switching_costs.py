@@ -27,7 +27,7 @@ def claimed(off: float):
             small, large = rng.uniform(1, 4), rng.uniform(5, 20)
             tokens = rng.random(1000) < rng.uniform(0.1, 0.9)
             spent = np.where(tokens, large, small).sum() / (large * len(tokens))
-            headlines.append(Headline(name, float(tokens.mean()), small, large, round(1 - spent, 3) + off))
+            headlines.append((name, float(tokens.mean()), small, large, round(1 - spent, 3) + off))
         return headlines
 
     return found
@@ -35,7 +35,7 @@ def claimed(off: float):
 
 def alone(off: float):
     """The large model alone saves exactly nothing, whatever is claimed."""
-    return lambda rng: [Headline("alone", 1.0, 1.0, 2.0, off)]
+    return lambda rng: [("alone", 1.0, 1.0, 2.0, off)]
 
 
 def survives(verdict) -> None:
