@@ -23,7 +23,7 @@ from emad_ref.statistics.fronts import (
     comparison_leg,
     resamples_for_legs,
 )
-from emad_ref.statistics.legs import LEVEL, LegTest, combine_verdict, decide_legs, estimate_leg
+from emad_ref.statistics.legs import LEVEL, LegTest, estimate_leg
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSaving, margin_points
@@ -53,7 +53,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
     if not met:
         return asked.not_applicable("no point of both sweeps saves 15 % of FLOPs on validation")
     tests = [_equal_flops_leg(each, asked, threshold) for each in met]
-    return combine_verdict(asked.claim, asked.model, decide_legs(tests, asked.other_legs))
+    return asked.decide(tests)
 
 
 def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: float) -> LegTest:
@@ -108,7 +108,7 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
     shown = (
         [] if damage.estimate is None else [estimate_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
     )
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside, *shown])
+    return asked.decide(tests, [*beside, *shown])
 
 
 def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimContext) -> EqualFlopsComparison:

@@ -4,7 +4,7 @@ which counts Holm's family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -19,8 +19,18 @@ from emad_ref.extending import added_parts
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.study import BUDGETS, Budget, Study
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.legs import not_applicable, unmeasured
-from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, Verdict
+from emad_ref.statistics.estimate import Estimate
+from emad_ref.statistics.legs import (
+    LegTest,
+    Side,
+    combine_verdict,
+    decide_legs,
+    judge_side,
+    leg_test,
+    not_applicable,
+    unmeasured,
+)
+from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
 
 About = Literal["model", "pair", "names"]
 Suite = Literal["claims", "cost", "invariants"]
@@ -64,6 +74,24 @@ class ClaimContext:
     other_legs: int = 0
     verdict_of: Callable[[str, Any], Verdict] = _outside_a_run
     row_of: Callable[[str], Claim] = _outside_a_run
+
+    def test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
+        """A leg whose estimate fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
+        return leg_test(name, estimate, bad, threshold, self.claim.minimum)
+
+    def combine(self, legs: Sequence[Leg]) -> Verdict:
+        """The verdict of decided ``legs``."""
+        return combine_verdict(self.claim, self.model, legs)
+
+    def decide(self, tests: Sequence[LegTest], beside: Sequence[Leg] = ()) -> Verdict:
+        """The verdict of ``tests`` under Holm's correction, and of legs ``beside``."""
+        return self.combine([*decide_legs(tests, self.other_legs), *beside])
+
+    def judge_side(
+        self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
+    ) -> Verdict:
+        """``decide`` where all ``legs`` fail on one side of one threshold."""
+        return judge_side(self.claim, self.model, legs, bad, threshold, other_legs=self.other_legs, beside=beside)
 
     def not_applicable(self, reason: str) -> Verdict:
         """A premise of the claim is absent."""

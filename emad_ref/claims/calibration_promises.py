@@ -29,7 +29,7 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.screening.guarantee import EXCESS
 from emad_ref.statistics.estimate import Estimate, needed_n
-from emad_ref.statistics.legs import LEVEL, LegTest, combine_verdict, count_leg, decide_legs, leg_test
+from emad_ref.statistics.legs import LEVEL, LegTest, count_leg, leg_test
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -149,7 +149,7 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
             least, claim = asked.claim.thresholds["coverage"], asked.claim
             tests.append(set_share_leg(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum))
         beside += _promise_worth_legs(task, each, kept, asked.claim.unit)
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    return asked.decide(tests, beside)
 
 
 def promise_counts(each: TextConsistency, more: Bools, less: Bools, layers: int, asked: ClaimContext) -> PromiseCounts:
@@ -266,7 +266,7 @@ def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
         tests.append(_certifying(found.draws[0], asked))
     else:
         beside.append(_stated(found, asked))
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    return asked.decide(tests, beside)
 
 
 def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest:
@@ -275,7 +275,7 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
     shares, tolerance = losses.values[:, None] / found.cap, risk / found.cap
     (certified,) = betting_p_values(shares, tolerance, LEVEL)
     mean = replace(mean, p_below=max(mean.p_below, float(certified)))
-    tested = leg_test(f"risk on fresh documents, δ={risk:g}", mean, "above", risk, asked.claim.minimum)
+    tested = asked.test(f"risk on fresh documents, δ={risk:g}", mean, "above", risk)
 
     def needed(error: float) -> int | None:
         if mean.value > risk:

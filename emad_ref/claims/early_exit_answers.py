@@ -22,12 +22,8 @@ from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.statistics.accuracy import exit_difference, score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    combine_verdict,
     count_leg,
-    decide_legs,
     estimate_leg,
-    judge_side,
-    leg_test,
     unmeasured_leg,
 )
 from emad_ref.statistics.units import ByItem
@@ -212,13 +208,13 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
             beside.append(open_leg(each.where, SAME_EXITS, len(each.ours)))
             continue
         blocks, lost = each.earlier(fair.layers, sooner, asked.rng), each.lost(drop, asked.rng)
-        tests.append(leg_test(f"{each.where}: exit", blocks, "below", sooner, asked.claim.minimum))
-        tests.append(leg_test(f"{each.where}: score", lost, "above", drop, asked.claim.minimum))
+        tests.append(asked.test(f"{each.where}: exit", blocks, "below", sooner))
+        tests.append(asked.test(f"{each.where}: score", lost, "above", drop))
     said = "softmax response may exit one block earlier by construction"
     for each in published.contests:
         blocks = each.earlier(published.layers, 0.0, asked.rng)
         beside.append(estimate_leg(f"{each.where}, as published: exit", blocks, said))
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    return asked.decide(tests, beside)
 
 
 def contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
@@ -254,7 +250,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
             continue
         blocks[f"{each.where}: exit"] = each.earlier(found.layers, least, asked.rng)
         beside.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
-    return judge_side(asked.claim, asked.model, blocks, "below", least, other_legs=asked.other_legs, beside=beside)
+    return asked.judge_side(blocks, "below", least, beside)
 
 
 def pruning_rivals(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
@@ -308,7 +304,7 @@ def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Ver
     for each in found.contests:
         legs.append(estimate_leg(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
         legs.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng)))
-    return combine_verdict(asked.claim, asked.model, [*legs, *found.left_out])
+    return asked.combine([*legs, *found.left_out])
 
 
 # (state copying against deferred fill; of each contest, [items] bool: the same text under both)
@@ -326,7 +322,7 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
         legs.append(estimate_leg(f"{each.where}: score", each.gained(0.0, asked.rng, asked.claim.unit)))
         legs.append(estimate_leg(f"{each.where}: exit", each.earlier(copied.layers, 0.0, asked.rng)))
         legs.append(count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def state_copies(exits: EarlyExitMeasurements) -> StateCopies:
@@ -360,7 +356,7 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
             where = f"{each.where}, {name}"
             beside.append(count_leg(f"{where}: mean exit", side.mean_exit, len(side), "blocks"))
             beside.append(count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
-    return judge_side(asked.claim, asked.model, blocks, "below", least, other_legs=asked.other_legs, beside=beside)
+    return asked.judge_side(blocks, "below", least, beside)
 
 
 def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -394,7 +390,7 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
             beside.append(open_leg(each.where, SAME_SCORES, len(full)))
         else:
             gains[each.where] = each.gained(least, asked.rng, asked.claim.unit)
-    return judge_side(asked.claim, asked.model, gains, "below", least, other_legs=asked.other_legs, beside=beside)
+    return asked.judge_side(gains, "below", least, beside)
 
 
 QUESTIONS = (

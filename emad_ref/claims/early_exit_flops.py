@@ -39,7 +39,7 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.statistics.accuracy import score_difference
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, estimate_leg, leg_test
+from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg
 from emad_ref.statistics.speedup import log_ratio
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
@@ -179,10 +179,10 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
         if each.scores_alike:
             beside.append(open_leg(score, SAME_SCORES, len(each.before), "inconclusive"))
         else:
-            tests.append(leg_test(score, each.lost(drop, asked.rng), "above", drop, asked.claim.minimum))
+            tests.append(asked.test(score, each.lost(drop, asked.rng), "above", drop))
     if found.pruned:
         legs.sort(key=lambda leg: leg.outcome != "falsified")
-    return combine_verdict(asked.claim, asked.model, [*legs, *decide_legs(tests, asked.other_legs), *beside])
+    return asked.combine([*legs, *decide_legs(tests, asked.other_legs), *beside])
 
 
 def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict:
@@ -195,7 +195,7 @@ def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict
         legs += part_legs(each, None)
         legs.append(estimate_leg(f"{each.where}: score lost", each.lost(0.0, asked.rng)))
     never = never_legs({**found.never, **found.papers}, None)
-    return combine_verdict(asked.claim, asked.model, [*legs, *never, *missing_task_legs(found.missing)])
+    return asked.combine([*legs, *never, *missing_task_legs(found.missing)])
 
 
 def pruning_row(
@@ -251,7 +251,7 @@ def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked
         where, gain = f"{PAPERS}, j={minimum}", published_gain(layers, vocabulary, minimum, kept)
         legs.append(judged_count(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"]))
         legs.append(count_leg(f"{where}: bound L/j", gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"))
-    return combine_verdict(asked.claim, asked.model, [*legs, *never_legs(never, None)])
+    return asked.combine([*legs, *never_legs(never, None)])
 
 
 def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -287,7 +287,7 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
     for rule, (full, own, saved) in found.items():
         legs.append(estimate_leg(f"{rule}: speed", log_ratio(full, own), f"FLOPs {saved:.2f} ×"))
         legs.append(count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def exit_runtimes(exits: EarlyExitMeasurements) -> RuleTimings:

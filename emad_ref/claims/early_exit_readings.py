@@ -16,7 +16,7 @@ from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.early_exit_answers import exit_row
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
-from emad_ref.statistics.legs import combine_verdict, count_leg, estimate_leg
+from emad_ref.statistics.legs import count_leg, estimate_leg
 from emad_ref.statistics.rates import mean_rate, profile_slope
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, rank_quantiles, reliability
@@ -43,7 +43,7 @@ def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
                 f"confidence {layer.confidence:.2f}, accuracy {layer.accuracy:.2f}, ECE {layer.calibration_error:.2f}"
             )
             legs.append(estimate_leg(f"{task}, layer {layer.layer}", estimate, said))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
@@ -71,7 +71,7 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
         legs.append(estimate_leg(f"{task}: slope of log2 rank", slope))
         for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):
             legs.append(count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
@@ -98,7 +98,7 @@ def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict
             rate = "" if ALPHAS[alpha] is None else f", decay rate {ALPHAS[alpha]:g}: the paper gives none"
             said = f"ECE {ece:.3f}, confidence {confidence.mean():.2f}, accuracy {correct.mean():.2f}{rate}"
             legs.append(estimate_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 QUESTIONS = (

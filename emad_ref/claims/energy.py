@@ -35,7 +35,6 @@ from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
-from emad_ref.statistics.legs import judge_side
 from emad_ref.statistics.speedup import ratio_within
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
@@ -69,7 +68,7 @@ def decide_energy(found: EnergyEvidence, asked: ClaimContext) -> Verdict:
         )
         for rows, joules in found.items()
     }
-    return judge_side(claim, asked.model, legs, "above", most, other_legs=asked.other_legs)
+    return asked.judge_side(legs, "above", most)
 
 
 def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

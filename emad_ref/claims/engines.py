@@ -26,12 +26,9 @@ from emad_ref.measurements.engine import (
 from emad_ref.measurements.own_rule import OwnRuleEvidence
 from emad_ref.statistics.legs import (
     Side,
-    combine_verdict,
     count_leg,
-    decide_legs,
     estimate_leg,
     judge_exact,
-    judge_side,
     leg_test,
     unmeasured_leg,
 )
@@ -61,12 +58,11 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
     loss = found.loss, found.own_loss, found.positions
     perplexity = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests = [
-        leg_test(f"KL at {found.dtype}", divergence, "above", bound, asked.claim.minimum),
-        leg_test("perplexity of emitted tokens", perplexity, "above", rise, asked.claim.minimum),
+        asked.test(f"KL at {found.dtype}", divergence, "above", bound),
+        asked.test("perplexity of emitted tokens", perplexity, "above", rise),
     ]
     agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
-    legs = [*decide_legs(tests, asked.other_legs), estimate_leg(AGREEMENT, agreement)]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.decide(tests, [estimate_leg(AGREEMENT, agreement)])
 
 
 def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
@@ -87,7 +83,7 @@ def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdic
     estimate = mean_rate(found.error, found.positions, threshold=middle, rng=asked.rng, unit="nats", worst=0.0)
     legs = {f"{found.dtype}, not {coarser[0]}": estimate}
     beside = [count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
-    return judge_side(asked.claim, asked.model, legs, "above", middle, other_legs=asked.other_legs, beside=beside)
+    return asked.judge_side(legs, "above", middle, beside)
 
 
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
@@ -107,10 +103,10 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         name, least = f"drafted position {at + 1}", recorded - slack
         rate = mean_rate(accepted, found.drafts, threshold=least, rng=asked.rng, unit="share")
         if recorded:
-            tests.append(leg_test(f"{name}, {recorded:.3g} on record", rate, "below", least, asked.claim.minimum))
+            tests.append(asked.test(f"{name}, {recorded:.3g} on record", rate, "below", least))
         elif at < len(found.accepted):
             beside.append(estimate_leg(name, rate))
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    return asked.decide(tests, beside)
 
 
 def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
@@ -130,7 +126,7 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
             for how, bad, limit in sides:
                 rate = mean_rate(count, found.tokens, threshold=limit, rng=asked.rng, unit="share")
                 name = f"{part} at temperature {temperature:g}, too {how}"
-                tests.append(leg_test(name, rate, bad, limit, asked.claim.minimum))
+                tests.append(asked.test(name, rate, bad, limit))
     closed = []
     for name, shares in found.repeats.items():
         if not len(shares):
@@ -138,8 +134,8 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
             continue
         ones = shares.like(np.ones(len(shares)))
         repeated = mean_rate(shares, ones, threshold=copied, rng=asked.rng, unit="share")
-        tests.append(leg_test(f"two {name} draw the same", repeated, "above", copied, asked.claim.minimum))
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *closed])
+        tests.append(asked.test(f"two {name} draw the same", repeated, "above", copied))
+    return asked.decide(tests, closed)
 
 
 def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
@@ -155,7 +151,7 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     if stated.speedup is not None:
         least = stated.speedup * (1 - slack)
         faster = total_ratio(found.full_s, found.rule_s, threshold=least)
-        tests.append(leg_test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least, asked.claim.minimum))
+        tests.append(asked.test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least))
     if stated.saved_blocks is not None:
         name, least = f"blocks saved, {stated.saved_blocks:.0%} stated", stated.saved_blocks - slack
         if found.skipped is None or found.blocks is None:
@@ -165,8 +161,8 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
             tests.append(leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
     loss = found.loss, found.full_loss, found.tokens
     risen = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
-    tests.append(leg_test("perplexity of emitted tokens", risen, "above", rise, asked.claim.minimum))
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    tests.append(asked.test("perplexity of emitted tokens", risen, "above", rise))
+    return asked.decide(tests, beside)
 
 
 _engine_row = partial(model_row, premise=decoder_only_premise, budget="full")

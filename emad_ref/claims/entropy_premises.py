@@ -31,10 +31,7 @@ from emad_ref.statistics.legs import (
     LegTest,
     combine_verdict,
     count_leg,
-    decide_legs,
     estimate_leg,
-    judge_side,
-    leg_test,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import mean_rate, profile_slope, profile_steps, rank_correlation, slope_within_documents
@@ -62,13 +59,9 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     """
     threshold = asked.claim.thresholds["entropy_rise_nats"]
     steps = profile_steps(*found, threshold=threshold, rng=asked.rng)
-    tests = [
-        leg_test(step_name(layer), step, "above", threshold, asked.claim.minimum)
-        for layer, step in enumerate(steps, start=1)
-    ]
+    tests = [asked.test(step_name(layer), step, "above", threshold) for layer, step in enumerate(steps, start=1)]
     slope = profile_slope(*found, threshold=threshold, rng=asked.rng)
-    legs = [*decide_legs(tests, asked.other_legs), estimate_leg("slope over all layers", slope, threshold=threshold)]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.decide(tests, [estimate_leg("slope over all layers", slope, threshold=threshold)])
 
 
 def step_name(layer: int) -> str:
@@ -233,7 +226,7 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
                 beside.append(estimate_leg(name, rho, "ours, not the paper's"))
             else:
                 legs[name] = rho
-    return judge_side(asked.claim, asked.model, legs, "below", threshold, other_legs=asked.other_legs, beside=beside)
+    return asked.judge_side(legs, "below", threshold, beside)
 
 
 def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -307,14 +300,14 @@ def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Ve
         beside.insert(0, unmeasured_leg(HARD_LEG, reason))
     else:
         tests.append(_late_hard_tokens(found, asked))
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    return asked.decide(tests, beside)
 
 
 def _entropy_slope(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
     most = asked.claim.thresholds["slope_nats"]
     columns = found.doublings, found.entropy_nats, found.document
     slope = slope_within_documents(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
-    return leg_test("entropy of the last layer, within documents", slope, "above", most, asked.claim.minimum)
+    return asked.test("entropy of the last layer, within documents", slope, "above", most)
 
 
 def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
@@ -334,7 +327,7 @@ def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTe
     late = ByDocument.summed(found.above_cap[hard].astype(np.int64), document)
     all_hard = ByDocument.summed(np.ones(len(document), dtype=np.int64), document)
     share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
-    return leg_test(HARD_LEG, share, "above", most, asked.claim.minimum)
+    return asked.test(HARD_LEG, share, "above", most)
 
 
 def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
@@ -394,7 +387,7 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
         count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
         estimate_leg("slope of the mean profile", slope),
     ]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -414,7 +407,7 @@ def decide_tied_embedding(tied: bool, asked: ClaimContext) -> Verdict:
     outcome: Outcome = "survived" if tied else "falsified"
     said = "the premise holds" if tied else "the premise does not hold: embedding and unembedding are separate"
     leg = Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, asked.claim.unit, said, good="higher")
-    return combine_verdict(asked.claim, asked.model, [leg])
+    return asked.combine([leg])
 
 
 def answer_tied_embedding(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

@@ -25,7 +25,7 @@ from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, judge_exact, leg_test
+from emad_ref.statistics.legs import count_leg, decide_legs, judge_exact
 from emad_ref.statistics.rates import perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
@@ -121,7 +121,7 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
         count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
         for name, blocks in (("executed", executed), ("E[D_t] / L", decided))
     ]
-    return combine_verdict(asked.claim, asked.model, [*verdict.legs, *shares])
+    return asked.combine([*verdict.legs, *shares])
 
 
 def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -185,14 +185,14 @@ def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Ver
     if saved < smallest:
         legs = [reduction, invariant]
         if invariant.outcome == "falsified":
-            return combine_verdict(claim, asked.model, legs)
+            return asked.combine(legs)
         reason = f"{found.point}, calibrated on the copy, saves {100 * saved:.1f} %"
         none = asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}")
         return replace(none, legs=tuple(legs))
     bound = claim.thresholds["perplexity_rise"]
     estimate = perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    test = leg_test(f"{found.point}: perplexity", estimate, "above", bound, claim.minimum)
-    return combine_verdict(claim, asked.model, [reduction, invariant, *decide_legs([test], asked.other_legs)])
+    test = asked.test(f"{found.point}: perplexity", estimate, "above", bound)
+    return asked.combine([reduction, invariant, *decide_legs([test], asked.other_legs)])
 
 
 def _invariant_leg(differences: Floats, tolerance: float) -> Leg:

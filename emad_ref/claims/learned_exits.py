@@ -21,11 +21,9 @@ from emad_ref.statistics.legs import (
     LEVEL,
     LegTest,
     Side,
-    combine_verdict,
     count_leg,
     decide_legs,
     estimate_leg,
-    leg_test,
 )
 from emad_ref.statistics.number_format import percent
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline, document_draws, resamples_for
@@ -72,7 +70,7 @@ def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdi
     legs = decide_legs(chosen)
     if found.criteria or found.chosen is None:
         legs += decide_legs([_any_left(found, asked, draws, chosen)], asked.other_legs)
-    return combine_verdict(asked.claim, asked.model, [*legs, *beside])
+    return asked.combine([*legs, *beside])
 
 
 def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) -> list[LegTest]:
@@ -81,8 +79,8 @@ def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) 
         return []
     saving, rise = _sides(found, found.chosen, asked, draws)
     tests = [
-        leg_test(f"{found.chosen.name}: net saving", saving, "below", _least(asked), asked.claim.minimum),
-        leg_test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked), asked.claim.minimum),
+        asked.test(f"{found.chosen.name}: net saving", saving, "below", _least(asked)),
+        asked.test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked)),
     ]
     return [replace(test, leg=_falsifies_none(test.leg)) for test in tests]
 
@@ -109,7 +107,7 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     seen, p = saving if by_saving else rise, min(1.0, SIDES * min(saving.p_below, rise.p_above))
     bad: Side = "below" if by_saving else "above"
     threshold = _least(asked) if by_saving else _most(asked)
-    tested = leg_test(name, seen, bad, threshold, asked.claim.minimum)
+    tested = asked.test(name, seen, bad, threshold)
     said = f"{nearest.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
     if tested.leg.p_falsify is None:  # too few documents, as its reason says
         return tested
@@ -182,7 +180,7 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
         saving = full.saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
         said = f"perplexity rises by {100 * full.rise(spent, loss, asked.rng).value:.2f} % here"
         legs.append(estimate_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -233,7 +231,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
     for (part, *spent), gained in gains:
         said = " → ".join(_saving_and_loss(full, each, asked) for each in spent)
         legs.append(estimate_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def _saving_and_loss(full: FullDepthBaseline, spent: DocumentCosts, asked: ClaimContext) -> str:

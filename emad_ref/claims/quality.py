@@ -44,7 +44,6 @@ from emad_ref.statistics.legs import (
     estimate_leg,
     finite_interval,
     keep_worst_legs,
-    leg_test,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import document_draws, perplexity_rise, resamples_for
@@ -90,7 +89,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
         return replace(asked.not_applicable(said), legs=tuple(idle))
     tests, listed = _quality_legs(saving, asked)
     legs = [*decide_legs(tests, asked.other_legs), *idle, *listed]
-    verdict = combine_verdict(claim, asked.model, legs)
+    verdict = asked.combine(legs)
     if shown is not None and len(legs) > shown:
         verdict = keep_worst_legs(verdict, shown)
     return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
@@ -135,7 +134,7 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     for point in points:
         for corpus, arms in point.perplexity.items():
             rise = perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
-            tests.append(leg_test(perplexity_leg(point.name, corpus), rise, "above", bound, claim.minimum))
+            tests.append(asked.test(perplexity_leg(point.name, corpus), rise, "above", bound))
         if not point.perplexity:
             listed.append(unmeasured_leg(f"{point.name}: perplexity", "no corpus was scored"))
         accuracy, tasks = _accuracy(point, claim)
@@ -326,11 +325,11 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
     claim = asked.claim
     bound = min(claim.thresholds["perplexity_points"] / found.perplexity, claim.thresholds["perplexity_rise"])
     rise = perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    legs = [leg_test(f"{found.name}: perplexity", rise, "above", bound, claim.minimum)]
+    legs = [asked.test(f"{found.name}: perplexity", rise, "above", bound)]
     least = claim.thresholds["accuracy_drop"]
     drops = {task: task_drop(held, least) for task, held in found.tasks.items()}
     counting = [task for task, held in found.tasks.items() if held.counts]
-    legs += [leg_test(f"{found.name}: {task}", drops[task], "above", least, claim.minimum) for task in counting]
+    legs += [asked.test(f"{found.name}: {task}", drops[task], "above", least) for task in counting]
     beside = [
         estimate_leg(f"{found.name}: {task}", drops[task], held.standing, least)
         for task, held in found.tasks.items()
@@ -338,7 +337,7 @@ def decide_selected_margin(found: MarginEvidence, asked: ClaimContext) -> Verdic
     ]
     if found.tasks and len(counting) < FEWEST:
         beside.append(unmeasured_leg(f"{found.name}: accuracy", uncounted_reason(found.tasks)))
-    return combine_verdict(claim, asked.model, [*decide_legs(legs, asked.other_legs), *beside])
+    return asked.decide(legs, beside)
 
 
 def margin_evidence(evidence: ModelMeasurements) -> MarginEvidence:

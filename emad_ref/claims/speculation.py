@@ -34,7 +34,7 @@ from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, speculative_ar
 from emad_ref.screening.drafts import ASSISTED, LOOKUP
 from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop, retained_share
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import combine_verdict, count_leg, decide_legs, estimate_leg, leg_test
+from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg
 from emad_ref.statistics.speedup import total_ratio, work_ratio
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -84,7 +84,7 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
     numbers: a decoder that may lose any amount beats any other. Where it is not shown to hold, the row cannot survive.
     So also where no task is written; the rule that comes nearest to the paper's first saving is timed then.
     """
-    ead, speculative, claim = found.arms["EAD"], found.arms["speculative"], asked.claim
+    ead, speculative = found.arms["EAD"], found.arms["speculative"]
     if ead.spent is None or speculative.spent is None:
         return asked.unmeasured("a decoder of the pair does not count its work")
     gains = _gains(found.arms, asked)
@@ -96,8 +96,8 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
         return replace(
             asked.not_applicable(_score_not_kept(found.score, held)), legs=(*_numbers(gains), shown, *beside)
         )
-    tests = [leg_test(name, gain, "below", threshold, claim.minimum) for name, (gain, threshold) in gains.items()]
-    return combine_verdict(claim, asked.model, [*decide_legs(tests, asked.other_legs), score, *beside])
+    tests = [asked.test(name, gain, "below", threshold) for name, (gain, threshold) in gains.items()]
+    return asked.decide(tests, [score, *beside])
 
 
 def switching_numbers(
@@ -142,7 +142,7 @@ def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Le
     No leg of the claim, but its premise: at 5 % on either side, without correction.
     """
     name = f"score kept on {score.task} by {score.rule}; speculation loses none"
-    (leg,) = decide_legs([leg_test(name, held, "below", score.kept, asked.claim.minimum)])
+    (leg,) = decide_legs([asked.test(name, held, "below", score.kept)])
     if leg.outcome == "survived" and score.saving < score.wanted:
         return replace(leg, outcome="inconclusive", reason=f"saves only {score.saving:.1%}, not {score.wanted:.1%}")
     return leg
@@ -235,11 +235,9 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     if reason := found.unusable or _nothing_to_lose(found):
         numbers = [estimate_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
-    tests = [leg_test(against, speed, "below", fastest, claim.minimum) for against, speed in speeds.items()]
-    tests += [
-        leg_test(f"{name}: accuracy on {task}", drop, "above", most, claim.minimum) for task, drop in drops.items()
-    ]
-    return combine_verdict(claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    tests = [asked.test(against, speed, "below", fastest) for against, speed in speeds.items()]
+    tests += [asked.test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
+    return asked.decide(tests, beside)
 
 
 def share_at_point(arms: Mapping[str, TimedArm]) -> float:
@@ -351,7 +349,7 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
             acceptance_leg(name, arm.accepted),
             count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
         ]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:

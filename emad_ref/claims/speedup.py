@@ -27,13 +27,10 @@ from emad_ref.measurements.traces import documents_of
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    combine_verdict,
     count_leg,
     decide_legs,
     estimate_leg,
     finite_interval,
-    judge_side,
-    leg_test,
 )
 from emad_ref.statistics.rates import perplexity_rise
 from emad_ref.statistics.speedup import SpeedupLimit, speedup_limit, total_ratio
@@ -99,11 +96,11 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
         numbers = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
-            return combine_verdict(asked.claim, asked.model, legs)
+            return asked.combine(legs)
         return replace(asked.not_applicable(found.unusable), legs=tuple(legs))
-    tests = [leg_test(name, ratio, "below", threshold, asked.claim.minimum) for name, ratio in ratios.items()]
+    tests = [asked.test(name, ratio, "below", threshold) for name, ratio in ratios.items()]
     legs = [_slower(leg) for leg in decide_legs(tests, asked.other_legs)]
-    verdict = combine_verdict(asked.claim, asked.model, [*broken, *legs, *beside])
+    verdict = asked.combine([*broken, *legs, *beside])
     if lies or not found.swept:
         return verdict
     return replace(verdict, reason=f"{verdict.reason}; {speedup_limit_of(found.every).text}")
@@ -370,7 +367,7 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
         numbers = [estimate_leg(name, ratio) for name, ratio in ratios.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
-    return judge_side(asked.claim, asked.model, ratios, "above", threshold, other_legs=asked.other_legs, beside=beside)
+    return asked.judge_side(ratios, "above", threshold, beside)
 
 
 def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

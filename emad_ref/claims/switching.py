@@ -28,12 +28,9 @@ from emad_ref.record import Bools
 from emad_ref.statistics.accuracy import retained_share, score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    combine_verdict,
     count_leg,
-    decide_legs,
     estimate_leg,
     finite_interval,
-    leg_test,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import mean_rate
@@ -85,7 +82,7 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
             )
             continue
         estimate = _share_kept(judged, alone, kept)
-        tests.append(leg_test(name, estimate, "below", kept, asked.claim.minimum))
+        tests.append(asked.test(name, estimate, "below", kept))
         saved = count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
         beside.append(replace(saved, threshold=wanted))
     beside += [
@@ -93,7 +90,7 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
             "accuracy", why)
         for task, gap, why in found.unrouted
     ]  # fmt: skip
-    return combine_verdict(asked.claim, asked.model, [*decide_legs(tests, asked.other_legs), *beside])
+    return asked.decide(tests, beside)
 
 
 def _share_kept(judged: RoutedTask, alone: ByItem, kept: float) -> Estimate:
@@ -215,7 +212,7 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
             estimate_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
             count_leg(share, large_share, len(varied), "share of tokens"),
         ]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def answer_constant(
@@ -294,7 +291,7 @@ def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) ->
         f"{name}: of its other tokens another than the large model's": (found.calm_wrong, found.calm),
     }
     legs = [_token_share(leg, part, whole, asked.rng) for leg, (part, whole) in shares.items()]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
@@ -373,9 +370,7 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:
         none = f"{task}: no gate leaves the large model as little as the paper's saving does"
-        return combine_verdict(
-            asked.claim, asked.model, [count_leg(none, found.allowed, len(switched), "share of tokens")]
-        )
+        return asked.combine([count_leg(none, found.allowed, len(switched), "share of tokens")])
     lost = score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
     both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
     legs = [
@@ -383,7 +378,7 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
         count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
         count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
     ]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:

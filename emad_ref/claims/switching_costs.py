@@ -13,7 +13,7 @@ from emad_ref.claims.pair_answers import pair_answer
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.study import PairNames
-from emad_ref.statistics.legs import combine_verdict, count_leg, judge_exact
+from emad_ref.statistics.legs import count_leg, judge_exact
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 BILLION = 1e9
@@ -90,7 +90,7 @@ def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
     legs: list[Leg] = []
     for task, rules in tasks.items():
         legs += [leg for charged in rules for leg in _charge_legs(task, charged, parameters)]
-    return combine_verdict(asked.claim, asked.model, legs)
+    return asked.combine(legs)
 
 
 def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float]) -> list[Leg]:
