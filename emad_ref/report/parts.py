@@ -1,6 +1,6 @@
 """Merge reports of parts of the suites into the report of one run, and judge models part by part.
 
-    whole = merge_reports({"claims": report, "cost": report, …}, RunRequest(…), shipped)
+    whole = merge_reports({"claims": report, "cost": report, …}, plan, command, shipped)
 
 Parts must be about one model, judged by one version under the same options. No test and no claim may be in two parts.
 Machines may differ, and the report names all of them. Facts about the whole run are computed again from the merged
@@ -47,20 +47,13 @@ class PartsDisagree(EmadError):
     """Raised if reports are not parts of one run."""
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """The single run that the parts stand for: its ``tests`` (``suites/…``), ``deselected`` tests and ``command``."""
-
-    tests: Sequence[str]
-    deselected: Sequence[Mapping[str, Any]]
-    command: Sequence[str]
-
-
-def merge_reports(parts: Mapping[str, Report], request: RunRequest, shipped: Sequence[str]) -> dict[str, Any]:
+def merge_reports(
+    parts: Mapping[str, Report], plan: Mapping[str, Any], command: Sequence[str], shipped: Sequence[str]
+) -> dict[str, Any]:
     """Merge ``parts`` (name → report of schema 2, in order) into one report.
 
     Args:
-        request: the single run that the parts stand for.
+        plan, command: of the run that the parts stand for: its ``tests`` (``suites/…``) and ``deselected`` ones.
         shipped: names of the tests that this version ships.
 
     Raises:
@@ -78,12 +71,12 @@ def merge_reports(parts: Mapping[str, Report], request: RunRequest, shipped: Seq
         "models": _merge_models(reports),
         "points": [],
         "notes": distinct(note for report in reports for note in _part_notes(report))
-        + list(deselection_lines(request.deselected)),
+        + list(deselection_lines(plan["deselected"])),
         "tests": [test for report in reports for test in report["tests"]],
         "audits": [audit for report in reports for audit in report["audits"]],
         "repeats": [repeat for report in reports for repeat in report.get("repeats", ())],
         "replaced": distinct(part for report in reports for part in report.get("replaced", ())),
-        "deselected": list(request.deselected),
+        "deselected": list(plan["deselected"]),
         "decoder": {
             "name": decoder_names(providers),
             "foreign": foreign,
@@ -94,7 +87,7 @@ def merge_reports(parts: Mapping[str, Report], request: RunRequest, shipped: Seq
     }
     for point in (point for report in reports for point in report["points"]):
         add_point(whole["points"], point)
-    whole["run"] = first["run"] | _merge_runs(parts, request)
+    whole["run"] = first["run"] | _merge_runs(parts, plan["tests"], command)
     return _with_failures(whole, reports, shipped)
 
 
@@ -192,14 +185,14 @@ def _joined_facts(reports: Sequence[Report], name: str) -> Any:
     return values[0] if len(values) == 1 else " and ".join(map(str, values))
 
 
-def _merge_runs(parts: Mapping[str, Report], request: RunRequest) -> dict[str, Any]:
+def _merge_runs(parts: Mapping[str, Report], tests: Sequence[str], command: Sequence[str]) -> dict[str, Any]:
     """The merged ``run``; its duration is the sum over the parts."""
     runs = [report["run"] for report in parts.values()]
     return {
         "started": min(run["started"] for run in runs),
         "duration_s": round(sum(run["duration_s"] or 0.0 for run in runs), 3),
-        "command": list(request.command),
-        "asked": list(request.tests),
+        "command": list(command),
+        "asked": list(tests),
         "parts": {name: {key: report["run"][key] for key in PART_KEYS} for name, report in parts.items()},
     }
 
@@ -305,9 +298,8 @@ def merge_parts(units: Sequence[SuitePart], folder: Path, command: Sequence[str]
     """
     from emad_ref.report.page import write_pages  # imports tabulate
 
-    was = read_part_plan(folder)
     parts = {unit.part: read_report(unit.folder) for unit in units}
-    merged = merge_reports(parts, RunRequest(was["tests"], was["deselected"], command), shipped_tests())
+    merged = merge_reports(parts, read_part_plan(folder), command, shipped_tests())
     write_atomically(folder / REPORT_FILE, json.dumps(merged, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     write_pages([merged], folder)
     schema.mark_run_finished(folder)

@@ -8,7 +8,7 @@ import pytest
 
 from emad_ref.report.deselection import ABOVE_BUDGET
 from emad_ref.report.gaps import undecided_reasons
-from emad_ref.report.parts import PartsDisagree, RunRequest, merge_reports
+from emad_ref.report.parts import PartsDisagree, merge_reports
 from tests.unit.report.sample import passed, report_2, verdict
 
 OURS = {"name": "reference (ours)", "plugin": "emad-walked", "foreign": False, "answered": 2, "declined": 0, "none": 0}
@@ -17,7 +17,7 @@ SETTINGS = {"budget": "smoke", "models": ["m"], "require": [], "gate": "paper", 
 }  # fmt: skip
 PROVENANCE = {"versions": {"torch": "2.11"}, "commit": "f00", "platform": "Linux", "machine": "x", "torch_threads": 1}
 ABSENT = {"nodeid": "suites/ablations/test_x.py::test_x[m]", "shipped": None, "claim": None, "why": ABOVE_BUDGET}
-ASKED = RunRequest(["suites"], [ABSENT], ["python", "-m", "reproduce"])
+ASKED = {"tests": ["suites"], "deselected": [ABSENT]}, ["python", "-m", "reproduce"]
 
 
 def part(claim: str, test: str, *, run: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def part(claim: str, test: str, *, run: dict[str, Any] | None = None, **changes:
 def test_what_parts_found_is_there_once_and_in_order() -> None:
     first = part("EMAD-E1", "claims/test_a.py", points=[{"model": "m", "name": "p", "mean_depth": 3.0, "role": None}])
     second = part("EMAD-F2", "cost/test_b.py", points=[{"model": "m", "name": "p", "role": "selected"}])
-    found = merge_reports({"claims": first, "cost": second}, ASKED, [])
+    found = merge_reports({"claims": first, "cost": second}, *ASKED, [])
     assert [claim["id"] for claim in found["claims"]] == ["EMAD-E1", "EMAD-F2"]
     assert [test["nodeid"] for test in found["tests"]] == [
         "suites/claims/test_a.py::test_it[m]", "suites/cost/test_b.py::test_it[m]",
@@ -63,7 +63,7 @@ def test_what_was_not_asked_is_that_of_the_whole() -> None:
     left = {"nodeid": "suites/cost/test_b.py::test_it[m]", "shipped": None, "claim": "EMAD-F2", "why": ABOVE_BUDGET}
     said = "skipped EMAD-F2: slow, and they do not gate; run them with --emad-all-claims or a larger --emad-budget"
     first = part("EMAD-E1", "claims/test_a.py", deselected=[left], notes=["of it", said])
-    found = merge_reports({"claims": first, "cost": part("EMAD-F2", "cost/test_b.py")}, ASKED, [])
+    found = merge_reports({"claims": first, "cost": part("EMAD-F2", "cost/test_b.py")}, *ASKED, [])
     assert found["deselected"] == [ABSENT]
     assert said not in found["notes"]
     assert found["notes"][-1].startswith("skipped 1 test: slow")
@@ -71,14 +71,14 @@ def test_what_was_not_asked_is_that_of_the_whole() -> None:
 
 def test_machines_may_differ_and_are_named() -> None:
     other = part("EMAD-F2", "cost/test_b.py", provenance=PROVENANCE | {"machine": "y", "torch_threads": 8})
-    found = merge_reports({"claims": part("EMAD-E1", "claims/test_a.py"), "cost": other}, ASKED, [])
+    found = merge_reports({"claims": part("EMAD-E1", "claims/test_a.py"), "cost": other}, *ASKED, [])
     made = found["provenance"]
     assert (made["platform"], made["machine"], made["torch_threads"]) == ("Linux", "x and y", "1 and 8")
 
 
 def test_a_model_that_a_part_only_names_is_described_by_another() -> None:
     bare = part("EAD-H1", "claims/test_a.py", models=[{"name": "m"}])
-    found = merge_reports({"claims": bare, "cost": part("EMAD-F2", "cost/test_b.py")}, ASKED, [])
+    found = merge_reports({"claims": bare, "cost": part("EMAD-F2", "cost/test_b.py")}, *ASKED, [])
     assert [model["fingerprint"] for model in found["models"]] == ["f00d"]
 
 
@@ -86,7 +86,7 @@ def test_by_what_a_model_was_walked_is_known_of_one_part_and_told_once() -> None
     """A part that walked it says so; the others agree with that part all the same."""
     facts = {"name": "m", "fingerprint": "f00d"}
     walked = part("EMAD-F2", "cost/test_b.py", models=[facts | {"ran": "fast, captured graphs"}])
-    found = merge_reports({"claims": part("EMAD-E1", "claims/test_a.py", models=[facts]), "cost": walked}, ASKED, [])
+    found = merge_reports({"claims": part("EMAD-E1", "claims/test_a.py", models=[facts]), "cost": walked}, *ASKED, [])
     assert found["models"] == [facts | {"ran": "fast, captured graphs"}]
 
 
@@ -107,7 +107,7 @@ def test_what_parts_do_not_share_is_an_error_that_names_both(changes: dict[str, 
     between = part("EAD-H1", "fidelity/test_c.py", models=[{"name": "m"}])
     first, last = part("EMAD-E1", "claims/test_a.py"), part("EMAD-F2", "cost/test_b.py", **changes)
     with pytest.raises(PartsDisagree, match=f"^(claims|fidelity) and cost are parts of one report, but {said}"):
-        merge_reports({"claims": first, "fidelity": between, "cost": last}, ASKED, [])
+        merge_reports({"claims": first, "fidelity": between, "cost": last}, *ASKED, [])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_parts_do_not_share_is_an_error_that_names_both(changes: dict[str, 
 )
 def test_a_claim_or_a_test_that_two_parts_decide_is_an_error(claim: str, test: str, said: str) -> None:
     with pytest.raises(PartsDisagree, match=rf"{said} claims and in cost"):
-        merge_reports({"claims": part("EMAD-E1", "claims/test_a.py"), "cost": part(claim, test)}, ASKED, [])
+        merge_reports({"claims": part("EMAD-E1", "claims/test_a.py"), "cost": part(claim, test)}, *ASKED, [])
 
 
 def test_what_a_part_alone_leaves_open_fails_the_whole_only_where_no_part_decides_it() -> None:
@@ -127,9 +127,9 @@ def test_what_a_part_alone_leaves_open_fails_the_whole_only_where_no_part_decide
         second = part("EMAD-F2", "cost/test_b.py", settings=asked, run={"failures": [alone[0]], "exit_status": 1})
         return {"claims": first, "cost": second}
 
-    found = merge_reports(parts(["quality", "speed"]), ASKED, [])
+    found = merge_reports(parts(["quality", "speed"]), *ASKED, [])
     assert (found["run"]["failures"], found["run"]["exit_status"]) == ([], 0)
-    found = merge_reports(parts(["quality", "energy"]), ASKED, [])
+    found = merge_reports(parts(["quality", "energy"]), *ASKED, [])
     assert found["run"]["failures"] == ["--emad-require energy: no claim that needs it was decided in this run"]
     assert found["run"]["exit_status"] == 1
 
@@ -149,7 +149,7 @@ def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it()
 
     def whole(shipped: list[str]) -> dict[str, Any]:
         parts = {"claims-rest": alone("test_a", shipped), "claims-measuring": alone("test_b", shipped)}
-        run: dict[str, Any] = merge_reports(parts, RunRequest(["suites/claims"], [], []), shipped)["run"]
+        run: dict[str, Any] = merge_reports(parts, {"tests": ["suites/claims"], "deselected": []}, [], shipped)["run"]
         return run
 
     assert (whole(shipped)["failures"], whole(shipped)["exit_status"]) == ([], 0)
@@ -163,9 +163,9 @@ def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it()
 def test_what_failed_in_a_part_fails_the_whole() -> None:
     first, second = part("EMAD-E1", "claims/test_a.py"), part("EMAD-F2", "cost/test_b.py")
     failed = second | {"tests": [second["tests"][0] | {"outcome": "failed"}]}
-    assert merge_reports({"claims": first, "cost": failed}, ASKED, [])["run"]["exit_status"] == 1
+    assert merge_reports({"claims": first, "cost": failed}, *ASKED, [])["run"]["exit_status"] == 1
     said = second | {"run": second["run"] | {"failures": ["--emad-report: no space left"]}}
-    found = merge_reports({"claims": first, "cost": said}, ASKED, [])["run"]
+    found = merge_reports({"claims": first, "cost": said}, *ASKED, [])["run"]
     assert (found["failures"], found["exit_status"]) == (["--emad-report: no space left"], 1)
     stopped = second | {"state": "interrupted"}
-    assert merge_reports({"claims": first, "cost": stopped}, ASKED, [])["state"] == "interrupted"
+    assert merge_reports({"claims": first, "cost": stopped}, *ASKED, [])["state"] == "interrupted"
