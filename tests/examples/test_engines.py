@@ -25,10 +25,16 @@ from emad_ref.audit.requests import endings, repetitions
 from emad_ref.audit.sampling import sampling
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
+from emad_ref.claims.engines import decide_stated_rule
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.own_rule import own_rule_evidence
+from emad_ref.measurements.run_resources import RunResources
+from emad_ref.measurements.study import Study
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
 from emad_ref.token_decoder import TokenDecoder
+from tests.claims.simulation import asked
 from tests.decoders.subject import LAYERS, drawn, lens_of, tiny_neox
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.small import small_model
@@ -231,3 +237,20 @@ def test_a_fault_planted_in_an_engine_of_a_wheel_is_refuted(llama: str, name: st
 
 def is_engine(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, TokenDecoder) and value is not TokenDecoder
+
+
+# --- an exit rule of somebody else's --------------------------------------------------------------------------------
+
+
+def test_a_public_packages_stated_speed_up_is_falsified() -> None:
+    """tide-inference runs every block and logs what skipping them would save (docs/engines.md)."""
+    pytest.importorskip("TIDE", reason="tide-inference is not installed: pip install --no-deps tide-inference==0.2.1")
+    subject = ModelUnderTest(load("emad-nano"), Study(), RunResources(example("tide_engine").TideEngine))
+    found = own_rule_evidence(subject, 60)
+    assert found.stated.speedup is not None
+    assert found.stated.speedup > 2
+    verdict = decide_stated_rule(found, asked("ENG-7", np.random.default_rng(0)))
+    legs = {leg.name.partition(",")[0]: leg for leg in verdict.legs}
+    assert verdict.verdict == "falsified"
+    assert (legs["speed-up"].outcome, legs["blocks saved"].outcome) == ("falsified", "falsified")
+    assert legs["blocks saved"].estimate == 0

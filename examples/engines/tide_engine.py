@@ -1,0 +1,63 @@
+"""tide-inference (PyPI, 0.2.1) behind the gate: its exit rule, and the speed-up that it logs, stated as its claim."""
+
+import tempfile
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import TIDE
+import torch
+
+from emad_ref import Completion, StatedRule, TokenDecoder, Unsupported, load
+from emad_ref.text.corpora import corpus_documents
+
+CONVERGED = 0.4  # cosine to the last state; at its default of 0.98 the bundled models never exit early
+
+
+@cache
+def routers(name, layers):
+    """Trained by its own calibration, on documents of the world in place of wikitext."""
+    path, loaded = Path(tempfile.mkdtemp()) / "router.pt", load(name)
+    loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    config = TIDE.TIDEConfig(checkpoint_interval=max(1, layers // 4), min_layers=0, convergence_threshold=CONVERGED)
+    texts = list(islice(corpus_documents("world:premise", "calibrate"), 200))
+    with patch.dict(TIDE.calibrate.__globals__, _load_calibration_texts=lambda name, count: texts):
+        TIDE.calibrate(loaded.model, loaded.tokenizer, config=config, save_path=path)
+    return path
+
+
+class TideEngine(TokenDecoder):
+    stated = StatedRule("exit at 0.85")  # replaced by what it logs of a request
+
+    def __init__(self, request):
+        super().__init__(request)
+        if request.temperature:
+            raise Unsupported("greedy only: it draws from the process's own generator")
+        config = TIDE.TIDEConfig(exit_threshold=0.85 if self.own_rule else 2.0, min_layers=0)
+        layers = request.point.layers
+        self.engine = TIDE.TIDE(request.model.load().model, routers(request.model.name, layers), config)
+        if self.own_rule:
+            self.continued(np.arange(3, 11), 64)
+            stats = self.engine.last_stats
+            ran = sum((layer + 1) * n for layer, n in stats.exits_per_layer.items()) + layers * stats.remaining_tokens
+            share = ran / (layers * stats.total_tokens)
+            self.stated = StatedRule("exit at 0.85", saved_blocks=1 - share, speedup=1 / share)
+
+    def continued(self, prompt, max_new):
+        tokens = torch.tensor(np.asarray(prompt))[None]
+        while tokens.shape[1] < len(prompt) + max_new:  # it ends at token 2, whatever that is
+            tokens = self.engine.generate(
+                tokens, max_new_tokens=len(prompt) + max_new - tokens.shape[1], temperature=0.0
+            )
+        return tokens[0, len(prompt) :].numpy()
+
+    def complete(self, prompts, max_new, stop):
+        rows = [self.continued(prompt, max_new) for prompt in prompts]
+        ends = [1 + int(np.argmax(found)) if (found := np.isin(row, sorted(stop))).any() else None for row in rows]
+        return [Completion(row[:end], end is not None) for row, end in zip(rows, ends, strict=True)]
+
+
+def pytest_emad_make_decoder(config, request):
+    return TideEngine(request)
