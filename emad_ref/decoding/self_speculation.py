@@ -26,10 +26,13 @@ last token, and the surplus is rolled back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from statistics import harmonic_mean, median
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -404,6 +407,71 @@ def _draft_tokens(
 
 # ---------------------------------------------------------------- the timed path
 
+RoundKind = Literal["draft", "copy", "step"]  # read drafts; only verify copied tokens; one token at full depth
+TRIED = 3  # rounds of a kind before it is compared; the first of all also pays for what it is the first to touch
+REMEMBERED = 16  # rounds of a kind: what drafts gain depends on the text
+MOST_LOST = 0.01  # of the time, on trials of a kind that was dearer
+SHORTEST_WAIT = 64  # rounds between such trials
+FEW_ROWS = 2
+
+
+class RoundChoice:
+    """The kind of the next round of n rows: the one of least measured time per token and row, at about n rows.
+
+    With one row, a round of drafts may emit several tokens for the price of one. With many rows, the weights are read
+    once for all of them anyway, and each rejected draft costs. All kinds emit the same tokens. The cost of a kind is
+    its median time over its mean number of tokens per row, so that an interrupted round decides nothing. A kind that
+    was dearer is tried again, as rarely as its loss asks for.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[tuple[int, RoundKind], deque[tuple[float, float]]] = {}  # seconds, tokens a row
+        self._begun: set[tuple[int, RoundKind]] = set()
+        self._waits: dict[tuple[int, RoundKind], int] = {}  # rounds until the next trial
+
+    def kind(self, rows: int, possible: Sequence[RoundKind]) -> RoundKind:
+        """Choose among the ``possible`` kinds of a round of ``rows`` rows."""
+        size = _size_class(rows)
+        for kind in possible:
+            if len(self._rounds.get((size, kind), ())) < TRIED:
+                return kind
+        cost = {kind: _seconds_per_token(self._rounds[size, kind]) for kind in possible}
+        best = min(possible, key=cost.__getitem__)
+        self._waits.pop((size, best), None)
+        for kind in possible:
+            if kind == best:
+                continue
+            tried = self._rounds[size, kind]
+            if (size, kind) not in self._waits:
+                lost = TRIED * (cost[kind] / cost[best] - 1) * sum(tokens for _, tokens in tried) / len(tried)
+                self._waits[size, kind] = max(SHORTEST_WAIT, math.ceil(lost / MOST_LOST))
+            self._waits[size, kind] -= 1
+            if self._waits[size, kind] <= 0:
+                del self._waits[size, kind]
+                tried.clear()  # the text has changed
+                return kind
+        return best
+
+    def note(self, kind: RoundKind, seconds: float, tokens: Sequence[int]) -> None:
+        """Record a round that emitted ``tokens`` [rows]; the first of a kind does not count.
+
+        A batch ends with its slowest row: up to ``FEW_ROWS`` rows count by their harmonic mean, more by their fewest.
+        """
+        key = _size_class(len(tokens)), kind
+        gain = harmonic_mean(tokens) if len(tokens) <= FEW_ROWS else min(tokens)
+        if key in self._begun:
+            self._rounds.setdefault(key, deque(maxlen=REMEMBERED)).append((seconds, gain))
+        self._begun.add(key)
+
+
+def _size_class(rows: int) -> int:
+    """1, 2, 4, 8, …: the least of them that is not below ``rows``."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _seconds_per_token(rounds: Collection[tuple[float, float]]) -> float:
+    return median(seconds for seconds, _ in rounds) * len(rounds) / sum(tokens for _, tokens in rounds)
+
 
 class SelfSpeculativeDecoder(ReferenceDecoder):
     """A model that drafts for itself by ``drafting``, greedily; ``emad_ref.DraftingDecoder`` is its alias.
@@ -419,6 +487,9 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         Layer, gate, vocabulary and lengths of the drafts.
     max_rows : int
         Largest batch.
+    always : bool
+        Draft in every round. By default rounds stop drafting where measured time per token says that it does not pay
+        (``RoundChoice``): the tokens are the same, the recorded depths and work then depend on the machine.
 
     Raises
     ------
@@ -426,10 +497,10 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         A layer or ids that this model lacks, a lens that is not attached, a gate of another width.
     """
 
-    def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1):
+    def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1, always: bool = False):
         drafting.require(stepper.layers, stepper.vocabulary)
         super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
-        self.drafting = drafting
+        self.drafting, self._choice = drafting, None if always else RoundChoice()
         self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.opened, drafting.vocabulary)
         self._heads = SeparateHeads(stepper)
 
@@ -450,7 +521,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             row.take([token])
         alive = _drop_finished_sequences(rows, session)
         while alive:
-            rounds += self._round(alive, session)
+            rounds += self._timed_round(alive, session)
             alive = _drop_finished_sequences(alive, session)
         log = self._log(prompts, rounds)
         return Record(
@@ -469,9 +540,12 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             for token in prompt.tokens[:-1].tolist():
                 log.append(number, 0, token, ceiling, ceiling, PROMPT, unread)
             log.append(number, 0, int(prompt.tokens[-1]), ceiling, ceiling, DECODE, unread)
-        for sequence, start, tokens, n_kept, gates in rounds:
+        for sequence, start, tokens, n_kept, gates in _join_steps(rounds):
             n = len(tokens)
             cap, signal = np.full(n, ceiling), np.full((n, len(unread)), np.nan)
+            if gates is None:
+                log.extend(sequence, 0, np.array(tokens), cap, cap, [DECODE] * n, signal)
+                continue
             verified = signal.copy()
             signal[: len(gates)] = np.array(gates)[:, None]
             log.extend(sequence, 0, np.array(tokens), np.full(n, self.drafting.layer), cap, [DRAFT] * n, signal)
@@ -479,16 +553,51 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             log.truncate(sequence, 0, start + n_kept)
         return log
 
-    def _round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
-        starts, drafting = [row.n_cached for row in rows], self.drafting
-        copies = [row.lookup.of(row.tokens, row.room(drafting.copied)) for row in rows]
-        widths = [0 if copied else row.room(drafting.longest) for row, copied in zip(rows, copies, strict=True)]
+    def _timed_round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
+        """A round of the kind that ``RoundChoice`` chooses; reading its tokens waits for the device."""
+        began, before = time.perf_counter(), [row.left for row in rows]
+        copies = [row.lookup.of(row.tokens, row.room(self.drafting.copied)) for row in rows]
+        widths = [0 if copied else row.room(self.drafting.longest) for row, copied in zip(rows, copies, strict=True)]
+        kind: RoundKind = "draft" if any(widths) else "copy"
+        if self._choice is not None:
+            possible: list[RoundKind] = ["step"]
+            possible += ["copy"] if any(copies) else []
+            possible += ["draft"] if any(widths) else []
+            kind = self._choice.kind(len(rows), possible)
+        if kind == "step":
+            rounds = self._step(rows, session)
+        else:
+            rounds = self._round(rows, session, widths if kind == "draft" else [0] * len(rows), copies)
+        if self._choice is not None:
+            emitted = [left - row.left for left, row in zip(before, rows, strict=True)]
+            self._choice.note(kind, time.perf_counter() - began, emitted)
+        return rounds
+
+    def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
+        """One token of each row at full depth, without a draft."""
+        tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.stepper.device)
+        context = self.stepper.frame(_next_positions(rows), session.store.cache)
+        hidden = self._run(session, self.stepper.embed(tokens, context), 0, self.point.ceiling, context)
+        rounds = [_RoundLog(row.number, row.n_cached, row.tokens[-1:], 1, None) for row in rows]
+        for row, own in zip(rows, self._own_tokens(session, hidden), strict=True):
+            row.take(own)
+        return rounds
+
+    def _round(
+        self,
+        rows: Sequence[_DraftedSequence],
+        session: ReferenceSession,
+        widths: Sequence[int],
+        copies: Sequence[list[int]],
+    ) -> list[_RoundLog]:
+        """Draft up to ``widths`` tokens of each row, or take its ``copies``; verify; roll back what was rejected."""
+        starts = [row.n_cached for row in rows]
         shallow = self._draft if any(widths) else self._copy
-        states, fed, drafts, gates = shallow(rows, session, widths, copies)
+        states, fed, proposed, gates = shallow(rows, session, widths, copies)
         chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
         rounds = []
         for i, (row, tokens, width, own) in enumerate(
-            zip(rows, fed, drafts, self._verify(session, chunk, starts), strict=True)
+            zip(rows, fed, proposed, self._verify(session, chunk, starts), strict=True)
         ):
             right = 0
             while right < width and tokens[right + 1] == own[right]:
@@ -565,8 +674,11 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
         ceiling = self.point.ceiling
         context = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.store.cache)
-        hidden = self._run(session, chunk, self.drafting.layer, ceiling, context)
-        best = full_head(self._heads, hidden, ceiling, session.store.work).max(dim=-1)
+        return self._own_tokens(session, self._run(session, chunk, self.drafting.layer, ceiling, context))
+
+    def _own_tokens(self, session: ReferenceSession, hidden: Tensor) -> list[list[int]]:
+        """Tokens [rows][n] that the model emits at states [rows, n, D] at the ceiling."""
+        best = full_head(self._heads, hidden, self.point.ceiling, session.store.work).max(dim=-1)
         if not math.isfinite(float(best.values.sum())):
             require_finite(best.values, "at the ceiling")
         tokens: list[list[int]] = best.indices.tolist()
@@ -624,14 +736,33 @@ class _RoundLog(NamedTuple):
     """One row's part of a round.
 
     ``tokens`` fed from position ``start`` on, the first ``kept`` of which are accepted, and the gate's values at the
-    first of them.
+    first of them; None: steps at full depth.
     """
 
     sequence: int
     start: int
     tokens: list[int]
     kept: int
-    gates: list[float]
+    gates: list[float] | None
+
+
+def _join_steps(rounds: Sequence[_RoundLog]) -> Iterator[_RoundLog]:
+    """The rounds, each sequence's in order, consecutive steps at full depth as one: columns are built per entry."""
+    steps: dict[int, list[_RoundLog]] = {}
+    for each in rounds:
+        if each.gates is None:
+            steps.setdefault(each.sequence, []).append(each)
+            continue
+        yield from _joined(steps.pop(each.sequence, []))
+        yield each
+    for left in steps.values():
+        yield from _joined(left)
+
+
+def _joined(steps: Sequence[_RoundLog]) -> Iterator[_RoundLog]:
+    if steps:
+        tokens = [token for step in steps for token in step.tokens]
+        yield steps[0]._replace(tokens=tokens, kept=len(tokens))
 
 
 def _next_positions(rows: Sequence[_DraftedSequence]) -> Ints:

@@ -346,7 +346,8 @@ class SelfSpeculationTiming:
     def accepted_share(self, rows: int) -> float:
         """Share of accepted tokens among verified ones in the audited requests; 1 if no draft was rejected."""
         tokens = [record_of(each).tokens for each in self.timed[rows].recorded(ADAPTIVE)]
-        return float(np.concatenate([each.kept[each.phase == VERIFY] for each in tokens]).mean())
+        verified = np.concatenate([each.kept[each.phase == VERIFY] for each in tokens])
+        return float(verified.mean()) if len(verified) else 1.0  # with many rows the decoder may not draft at all
 
 
 def time_self_speculation(

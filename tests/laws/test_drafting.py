@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, draft, drafting_point, self_speculate
+from emad_ref.decoding.self_speculation import (
+    Drafting,
+    DraftingDecoder,
+    RoundChoice,
+    draft,
+    drafting_point,
+    self_speculate,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, full_depth
@@ -62,12 +69,12 @@ def by_protocol(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PRO
 
 
 def timed(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
-    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS).generate(prompts[:rows], NEW, stop)
+    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS, always=True).generate(prompts[:rows], NEW, stop)
 
 
 def of_rounds(way, rows=ROWS):
     """Work of rounds alone, on the timed path: opening reads prompts in another shape than the protocol does."""
-    decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS)
+    decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS, always=True)
     whole, opening = (decoder.generate(LEVEL[:rows], new).work[0] for new in (NEW, 1))
     return whole - opening
 
@@ -248,3 +255,74 @@ def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
 
     monkeypatch.setattr(DraftingDecoder, "_verify", shallow)
     assert texts(timed(way)) != texts(alone())
+
+
+# ------------------------------------------------------------ rounds that pay
+
+
+class EveryKindInTurn(RoundChoice):
+    def __init__(self):
+        super().__init__()
+        self.chosen = []
+
+    def kind(self, rows, possible):
+        self.chosen.append(possible[len(self.chosen) % len(possible)])
+        return self.chosen[-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
+    way = Drafting(2, 3, copied=4)
+    decoder = DraftingDecoder(stepper_of(family), way, max_rows=ROWS)
+    decoder._choice = EveryKindInTurn()
+    record = decoder.generate(PROMPTS, NEW, frozenset())
+    assert texts(record) == texts(alone(family))
+    assert {"step", "draft"} <= set(decoder._choice.chosen)
+    tokens, work = record.tokens, record.work[0]
+    last = len(PROMPTS) * NEW  # the last emitted token of a row is fed to nobody
+    emitted = tokens.kept & np.isin(tokens.phase, [DECODE, VERIFY])
+    assert emitted.sum() == last
+    assert set(tokens.depth[emitted]) == {LAYERS}
+    decoded = (np.isin(tokens.phase, [DECODE, VERIFY])).sum()
+    assert work.readout_rows[0, LAYERS - 1] == decoded
+
+
+def rounds_chosen(seconds, gained, rows, count):
+    """Kinds of ``count`` rounds in which kind k takes ``seconds[k]`` and emits ``gained[k]`` tokens per row."""
+    choice, kinds = RoundChoice(), []
+    for _ in range(count):
+        kinds.append(choice.kind(rows, list(seconds)))
+        choice.note(kinds[-1], seconds[kinds[-1]], [gained[kinds[-1]]] * rows)
+    return kinds
+
+
+def test_what_takes_less_time_per_token_is_done():
+    gained = {"step": 1, "copy": 4, "draft": 3}
+    few = rounds_chosen({"step": 1.0, "copy": 1.5, "draft": 2.0}, gained, 1, 2000)
+    assert few.count("copy") > 0.98 * len(few)
+    many = rounds_chosen({"step": 1.0, "copy": 4.5, "draft": 6.0}, gained, 16, 2000)
+    assert many.count("step") > 0.95 * len(many)
+
+
+def test_trials_of_a_dearer_kind_lose_at_most_a_hundredth_each():
+    seconds, gained = {"step": 1.0, "draft": 6.0}, {"step": 1, "draft": 2}
+    kinds = rounds_chosen(seconds, gained, 16, 5000)
+    spent = sum(seconds[kind] for kind in kinds) / sum(gained[kind] for kind in kinds)
+    assert 1.0 < spent < 1.02
+    assert "draft" in kinds[100:], "a text may begin to repeat itself"
+
+
+def test_an_interrupted_round_decides_nothing():
+    choice = RoundChoice()
+    for round_ in range(40):
+        choice.note("step", 50.0 if round_ % 8 == 5 else 1.0, [1])
+        choice.note("draft", 2.5, [2])
+    assert choice.kind(1, ["step", "draft"]) == "step"
+
+
+def test_one_row_of_many_that_gains_does_not_make_the_batch_end_sooner():
+    choice = RoundChoice()
+    for _ in range(10):
+        choice.note("step", 1.0, [1] * 8)
+        choice.note("copy", 1.5, [8, 8, 8, 8, 8, 8, 8, 1])
+    assert choice.kind(8, ["step", "copy"]) == "step"

@@ -146,7 +146,7 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
     way = replace(column.drafting, threshold=threshold, longest=longest, copied=copied)
     ran, emitted, drafts = 0, 0, np.zeros(max(longest, copied) + 1)
     for text in texts():
-        tokens = DraftingDecoder(stepper_of(), way).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
+        tokens = DraftingDecoder(stepper_of(), way, always=True).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
         verified = tokens.phase == VERIFY
         starts = np.flatnonzero(verified & ~np.r_[False, verified[:-1]])
         widths = [int(np.flatnonzero(~np.r_[verified[at:], False])[0]) for at in starts]
