@@ -29,7 +29,7 @@ from emad_ref.statistics.units import ByPair
 CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; timed requests, and new tokens of each
 
 
-def logit_tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
+def logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Cached single steps against one pass: the largest difference of any logit after any layer, and its bound.
 
     Raises:
@@ -38,7 +38,7 @@ def logit_tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     stepper = loaded.stepper
     length = min(CHECKED, stepper.max_positions)
-    tokens = np.random.default_rng(0).integers(0, stepper.vocabulary, length)
+    tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary, length)
     difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
     return {
         "largest difference": float(difference.max()),
@@ -48,7 +48,7 @@ def logit_tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
     }
 
 
-def weight_bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
+def weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Seconds of a full-depth token at batch 1, and the bandwidth of reading its weights relative to a copy."""
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
@@ -57,7 +57,7 @@ def weight_bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
         "few": partial(_decode, decoder, prompt, 1),
         "many": partial(_decode, decoder, prompt, 1 + NEW),
     }
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
     each = float(np.median(seconds["many"] - seconds["few"])) / NEW
     geometry = loaded.geometry
@@ -73,7 +73,7 @@ def weight_bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
     }
 
 
-def captured_steps(model: str, dtype: str, device: str) -> dict[str, Any]:
+def captured_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Captured against eager steps and ``generate`` at full depth, batch 1: logit differences and paired times.
 
     Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster.
@@ -89,7 +89,7 @@ def captured_steps(model: str, dtype: str, device: str) -> dict[str, Any]:
         raise Unsupported(f"no step of {model} is captured on {device}: it runs by {ran}")
     eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
     decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
-    rng, length = np.random.default_rng(0), min(CHECKED, captured.max_positions)
+    rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
     tokens = rng.integers(0, captured.vocabulary, length)
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
     prompt, generate = Prompt(np.arange(8, dtype=np.int64)), by_generate(loaded)
