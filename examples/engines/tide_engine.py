@@ -3,7 +3,6 @@
 import tempfile
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -18,12 +17,11 @@ CONVERGED = 0.4  # cosine to the last state; at its default of 0.98 the bundled 
 
 @cache
 def routers(name, layers):
-    """Trained by its own calibration, on documents of the world in place of wikitext."""
-    path, loaded = Path(tempfile.mkdtemp()) / "router.pt", load(name)
+    path, loaded = tempfile.mkdtemp() + "/router.pt", load(name)
     loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
     config = TIDE.TIDEConfig(checkpoint_interval=max(1, layers // 4), min_layers=0, convergence_threshold=CONVERGED)
-    texts = list(islice(corpus_documents("world:premise", "calibrate"), 200))
-    with patch.dict(TIDE.calibrate.__globals__, _load_calibration_texts=lambda name, count: texts):
+    texts = {"_load_calibration_texts": lambda *_: list(islice(corpus_documents("world:premise", "calibrate"), 200))}
+    with patch.dict(TIDE.calibrate.__globals__, texts):
         TIDE.calibrate(loaded.model, loaded.tokenizer, config=config, save_path=path)
     return path
 
@@ -35,22 +33,20 @@ class TideEngine(TokenDecoder):
         super().__init__(request)
         if request.temperature:
             raise Unsupported("greedy only: it draws from the process's own generator")
-        config = TIDE.TIDEConfig(exit_threshold=0.85 if self.own_rule else 2.0, min_layers=0)
         layers = request.point.layers
+        config = TIDE.TIDEConfig(exit_threshold=0.85 if self.own_rule else 2, min_layers=0)
         self.engine = TIDE.TIDE(request.model.load().model, routers(request.model.name, layers), config)
         if self.own_rule:
             self.continued(np.arange(3, 11), 64)
             stats = self.engine.last_stats
-            ran = sum((layer + 1) * n for layer, n in stats.exits_per_layer.items()) + layers * stats.remaining_tokens
-            share = ran / (layers * stats.total_tokens)
+            saved = sum((layers - layer - 1) * n for layer, n in stats.exits_per_layer.items())
+            share = 1 - saved / (layers * stats.total_tokens)
             self.stated = StatedRule("exit at 0.85", saved_blocks=1 - share, speedup=1 / share)
 
     def continued(self, prompt, max_new):
-        tokens = torch.tensor(np.asarray(prompt))[None]
-        while tokens.shape[1] < len(prompt) + max_new:  # it ends at token 2, whatever that is
-            tokens = self.engine.generate(
-                tokens, max_new_tokens=len(prompt) + max_new - tokens.shape[1], temperature=0.0
-            )
+        tokens, end = torch.tensor(np.asarray(prompt))[None], len(prompt) + max_new
+        while tokens.shape[1] < end:  # it ends at token 2, whatever that is
+            tokens = self.engine.generate(tokens, max_new_tokens=end - tokens.shape[1], temperature=0.0)
         return tokens[0, len(prompt) :].numpy()
 
     def complete(self, prompts, max_new, stop):

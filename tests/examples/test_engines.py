@@ -10,6 +10,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,11 @@ from tests.suites.conftest import SIZES, add_tokenizer
 FULL, NEW, TOLERANCE, HOT = full_depth(LAYERS), 6, 1e-9, 12.0
 RETURNED = 1e-6  # ``generate`` returns logits as float32
 PROMPTS, _ = drawn((4, 1, 26, 3, 2, 5, 17), 1)
+
+
+@pytest.mark.parametrize("file", sorted((EXAMPLES / "engines").glob("*.py")), ids=lambda file: file.stem)
+def test_it_is_fewer_than_60_lines_of_python(file: Path) -> None:
+    assert len(file.read_text(encoding="utf-8").splitlines()) < 60
 
 
 @functools.cache
