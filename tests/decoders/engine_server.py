@@ -104,11 +104,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests read no access log."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # rows of one call connect at once; five, the default, may be reset on a busy machine
+
+
 @contextmanager
 def serve(engine: Any) -> Iterator[str]:
     """The URL of a server that answers as ``engine`` (``get``, ``post``, ``headers``), until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": engine}))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": engine}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
