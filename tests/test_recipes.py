@@ -125,6 +125,7 @@ def tried(recipe: Recipe, steps: Sequence[Step], folder: Path) -> str:
     return check(recipe, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_works_on_a_copy_of_the_checkout(name: str, tmp_path: Path) -> None:
     recipe = recipes()[name]

@@ -73,6 +73,7 @@ class Case:
     ``check``   looks at every verdict, and asserts what else its truth says of it.
     ``wanted``  of a case of ``power``: the outcome that its truth asks for.
     ``thresholds``  that a user's file sets in place of the row's own.
+    ``sampled``  drawn without --run-slow, too.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Case:
     check: Callable[[Verdict], None] | None = None
     wanted: Outcome = "falsified"
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    sampled: bool = True
 
 
 def celled(
@@ -98,11 +100,15 @@ def celled(
     """One case for every number of units and every ICC; ``made(n, icc)`` gives its ``found``.
 
     ``icc=(0.0,)`` for rows whose units are independent by construction. ``options`` are those of ``Case``.
+    Of a rate, the fewest units with the largest ICC and the most with the smallest are sampled; ``hold_rates`` measures
+    every cell.
     """
     for units in n:
         for correlation in icc:
             cell = f"{name}; n = {units}, ICC {correlation:g}"
-            yield Case(cell, truth, made(units, correlation), draws, **options)
+            corner = (units, correlation) in ((n[0], icc[-1]), (n[-1], icc[0]))
+            sampled = corner or truth not in ("edge", "power")
+            yield Case(cell, truth, made(units, correlation), draws, sampled=sampled, **options)
 
 
 def clustered(rng: np.random.Generator, clusters: int, each: int, icc: float) -> tuple[Floats, Ints]:
