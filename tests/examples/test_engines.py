@@ -174,9 +174,11 @@ def test_an_engine_of_a_wheel_is_judged_at_its_tier(suites: Suites, llama: str, 
 @pytest.mark.slow  # half a minute each
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_is_judged_at_its_tier(suites: Suites, llama: str, monkeypatch: Any, kind: str) -> None:
+    """On a random Llama, so flat that the noise of bfloat16 hides any defect, the last of them is undecided."""
     monkeypatch.setenv("EMAD_GENERATE", kind)
+    model = "emad-nano" if kind == "bfloat16" else llama
     said = suites(
-        *("invariants", "fidelity", "-p", "transformers_engine", "--emad-model", llama, "--emad-tier", "logprobs"),
+        *("invariants", "fidelity", "-p", "transformers_engine", "--emad-model", model, "--emad-tier", "logprobs"),
         *("--emad-expect-decoder", "foreign"),
         path=EXAMPLES / "engines",
     )
