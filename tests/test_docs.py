@@ -63,7 +63,6 @@ def test_contributings_map_names_what_is_there() -> None:
 # ---------------------------------------------------------------- what runs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name, page in PAGES.items() if any(b.runs and not b.slow for b in blocks(page))]
 )

@@ -33,7 +33,6 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow  # tests/laws/test_seq2seq_decoding.py holds the laws one by one
 def test_audits_pass(judge: Run, t5: Path, tmp_path: Path) -> None:
     """Depth, rollback, rows, bridge, generation, sampling, any order of operations, own greedy tokens."""
     out, chosen = tmp_path / "out", " and ".join(f"not {name}" for name in LEFT_OUT)
