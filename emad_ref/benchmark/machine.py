@@ -44,7 +44,7 @@ NVML_QUERIES: dict[str, tuple[str, tuple[str, ...], float]] = {
 }
 
 
-_threads_before: list[int] = []  # what ``one_thread_for_steps`` took away, innermost last
+_threads_before: list[int] = []  # what ``one_thread_for_steps`` took away, outermost first
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def every_thread_for_batches(tokens: int) -> Iterator[None]:
     if not _threads_before or tokens < BATCH:
         yield
         return
-    torch.set_num_threads(_threads_before[-1])
+    torch.set_num_threads(_threads_before[0])
     try:
         yield
     finally:

@@ -34,6 +34,12 @@ def test_steps_have_one_thread_and_batches_all():
     assert torch.get_num_threads() == 3
 
 
+def test_the_second_model_of_a_pair_has_as_many():
+    with one_thread_for_steps(SMALL), one_thread_for_steps(SMALL), every_thread_for_batches(BATCH):
+        assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == 3
+
+
 def test_an_error_inside_restores_both():
     with pytest.raises(ZeroDivisionError), one_thread_for_steps(SMALL), every_thread_for_batches(BATCH):
         _ = 1 / 0
