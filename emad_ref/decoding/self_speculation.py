@@ -412,7 +412,7 @@ TRIED = 3  # rounds of a kind before it is compared; the first of all also pays 
 REMEMBERED = 16  # rounds of a kind: what drafts gain depends on the text
 MOST_LOST = 0.01  # of the time, on trials of a kind that was dearer
 SHORTEST_WAIT = 64  # rounds between such trials
-FEW_ROWS = 2
+FEW_ROWS = 2  # with more, rows that gain wait long for the slowest one
 
 
 class RoundChoice:
@@ -521,7 +521,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             row.take([token])
         alive = _drop_finished_sequences(rows, session)
         while alive:
-            rounds += self._timed_round(alive, session)
+            rounds += self._next_round(alive, session)
             alive = _drop_finished_sequences(alive, session)
         log = self._log(prompts, rounds)
         return Record(
@@ -553,24 +553,23 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             log.truncate(sequence, 0, start + n_kept)
         return log
 
-    def _timed_round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
+    def _next_round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         """A round of the kind that ``RoundChoice`` chooses; reading its tokens waits for the device."""
         began, before = time.perf_counter(), [row.left for row in rows]
         copies = [row.lookup.of(row.tokens, row.room(self.drafting.copied)) for row in rows]
         widths = [0 if copied else row.room(self.drafting.longest) for row, copied in zip(rows, copies, strict=True)]
-        kind: RoundKind = "draft" if any(widths) else "copy"
-        if self._choice is not None:
-            possible: list[RoundKind] = ["step"]
-            possible += ["copy"] if any(copies) else []
-            possible += ["draft"] if any(widths) else []
-            kind = self._choice.kind(len(rows), possible)
+        if self._choice is None:
+            return self._round(rows, session, widths, copies)
+        possible: list[RoundKind] = ["step"]
+        possible += ["copy"] if any(copies) else []
+        possible += ["draft"] if any(widths) else []
+        kind = self._choice.kind(len(rows), possible)
         if kind == "step":
             rounds = self._step(rows, session)
         else:
             rounds = self._round(rows, session, widths if kind == "draft" else [0] * len(rows), copies)
-        if self._choice is not None:
-            emitted = [left - row.left for left, row in zip(before, rows, strict=True)]
-            self._choice.note(kind, time.perf_counter() - began, emitted)
+        emitted = [left - row.left for left, row in zip(before, rows, strict=True)]
+        self._choice.note(kind, time.perf_counter() - began, emitted)
         return rounds
 
     def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:

@@ -279,9 +279,9 @@ def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
     assert texts(record) == texts(alone(family))
     assert {"step", "draft"} <= set(decoder._choice.chosen)
     tokens, work = record.tokens, record.work[0]
-    last = len(PROMPTS) * NEW  # the last emitted token of a row is fed to nobody
+    decided = len(PROMPTS) * NEW  # one position at full depth for each emitted token
     emitted = tokens.kept & np.isin(tokens.phase, [DECODE, VERIFY])
-    assert emitted.sum() == last
+    assert emitted.sum() == decided
     assert set(tokens.depth[emitted]) == {LAYERS}
     decoded = (np.isin(tokens.phase, [DECODE, VERIFY])).sum()
     assert work.readout_rows[0, LAYERS - 1] == decoded
