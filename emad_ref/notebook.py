@@ -11,7 +11,7 @@ pandas and matplotlib (extra ``report``) are imported on first use.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -157,13 +157,14 @@ def judge(model: str | Path, claims: Sequence[str] = (), **options: Any) -> RunR
     return RunResults(judge_claims(args).report)
 
 
-def plot_profile(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot mean entropy after each layer with the targets of the probes, and what low entropy predicts.
+def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]:
+    """Add the sections that all plots share to the docstring of one."""
+    plot.__doc__ = f"""{plot.__doc__}
 
     Parameters
     ----------
     results : RunResults
-        Of a run that asked ``EMAD-E1``.
+        Of a run that made this figure's table.
     model : str, optional
         The model to plot; the first that has the figure by default.
 
@@ -176,72 +177,30 @@ def plot_profile(results: RunResults, model: str | None = None) -> list[Axes]:
     BadArgument
         Results without the table that the figure shows.
     """
+    return plot
+
+
+@_document_plot
+def plot_profile(results: RunResults, model: str | None = None) -> list[Axes]:
+    """Plot mean entropy after each layer with the targets of the probes, and what low entropy predicts (EMAD-E1)."""
     return _plot(results, "entropy profile", model)
 
 
+@_document_plot
 def plot_depth_by_position(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot depth with and without the monotone schedule along the text.
-
-    Parameters
-    ----------
-    results : RunResults
-        Of a run that made this figure's table.
-    model : str, optional
-        The model to plot; the first that has the figure by default.
-
-    Returns
-    -------
-    list of matplotlib.axes.Axes
-
-    Raises
-    ------
-    BadArgument
-        Results without the table that the figure shows.
-    """
+    """Plot depth with and without the monotone schedule along the text."""
     return _plot(results, "depth by position", model)
 
 
+@_document_plot
 def plot_explorer(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot the depth of each token of one text at three margins.
-
-    Parameters
-    ----------
-    results : RunResults
-        Of a run that made this figure's table.
-    model : str, optional
-        The model to plot; the first that has the figure by default.
-
-    Returns
-    -------
-    list of matplotlib.axes.Axes
-
-    Raises
-    ------
-    BadArgument
-        Results without the table that the figure shows.
-    """
+    """Plot the depth of each token of one text at three margins."""
     return _plot(results, "depth by token", model)
 
 
+@_document_plot
 def plot_cost_against_quality(results: RunResults, model: str | None = None) -> list[Axes]:
-    """Plot the rise of perplexity over net FLOPs saved.
-
-    Parameters
-    ----------
-    results : RunResults
-        Of a run that made this figure's table.
-    model : str, optional
-        The model to plot; the first that has the figure by default.
-
-    Returns
-    -------
-    list of matplotlib.axes.Axes
-
-    Raises
-    ------
-    BadArgument
-        Results without the table that the figure shows.
-    """
+    """Plot the rise of perplexity over net FLOPs saved."""
     names = [str(entry["name"]) for entry in results.report["models"]]
     rows = next(
         (rows for name in names if model in (None, name) and (rows := quality_rows(results.report, name))), None
