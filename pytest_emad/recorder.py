@@ -91,7 +91,7 @@ class Recorder:
                 frozenset({verdict.verdict}), verdict.verdict
             )  # accepted; the run fails as a whole
         found = gate_result(verdict, row, self._settings.gating, expected)
-        told = verdict.to_json() | {"title": row.plain or row.title, "fails": bool(found.failure)}
+        told = verdict.to_json() | {"title": row.words, "fails": bool(found.failure)}
         self._add(CLAIM, told | ({"refused": refused} if refused else {}))
         self._add(KNOWN, beside.to_json())
         if updating:

@@ -141,7 +141,7 @@ def judge_claims(args: argparse.Namespace) -> ClaimRun:
         result = gate_result(verdict, row, gating, comparison.expected)
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
-        claims.append(verdict.to_json() | {"title": row.plain or row.title, "fails": bool(result.failure)})
+        claims.append(verdict.to_json() | {"title": row.words, "fails": bool(result.failure)})
     run_failures = [reason] if args.gate == "known" and (reason := no_comparison_reason(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     report = {

@@ -26,7 +26,7 @@ from emad_ref.statistics.verdicts import Claim, Outcome, Verdict
 def title_of(claim: Mapping[str, Any], register: Mapping[str, Claim]) -> str:
     """The claim in plain words: the report's own, else the register's; "" if neither has the row."""
     row = register.get(claim["id"])
-    return str(claim.get("title") or (row and (row.plain or row.title)) or "")
+    return str(claim.get("title") or (row and row.words) or "")
 
 
 def measurement(claim: Mapping[str, Any]) -> str:

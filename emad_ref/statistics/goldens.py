@@ -313,7 +313,7 @@ def comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
         several = len({row["model"] for row in some}) > 1
         names = [f"{row['claim']} of {row['model']}" if several else str(row["claim"]) for row in some]
         claims = [register.get(row["claim"]) for row in some]
-        titles = [claim.plain or claim.title for claim in claims if claim]
+        titles = [claim.words for claim in claims if claim]
         if len(titles) < len(some) or len(some) > MOST_TITLED:
             return ", ".join(names)
         return "; ".join(f"{title} ({name})" for title, name in zip(titles, names, strict=True))

@@ -63,6 +63,11 @@ class Claim:
     requires: Requirement
     plain: str = ""
 
+    @property
+    def words(self) -> str:
+        """The title that summaries print."""
+        return self.plain or self.title
+
     def gates(self, named: Collection[str] = ()) -> bool:
         """Whether the row gates in a run that ``named`` further rows to gate."""
         return self.gate or self.id in named
