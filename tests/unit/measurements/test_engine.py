@@ -187,9 +187,7 @@ def test_own_drafts_are_counted_by_position(loaded: LoadedModel) -> None:
     totals = [int(each.values.sum()) for each in found.accepted]
     drafts = int(found.drafts.values.sum())
     assert [drafts, *totals] == sorted([drafts, *totals], reverse=True)
-    new = drafts + sum(
-        totals
-    )  # a round emits what it accepts, and one more; openings and rounds without a draft do, too
+    new = drafts + sum(totals)  # a round emits what it accepts and one token more, as do openings and undrafted rounds
     assert 0.9 * ACCEPTANCE_NEW * len(found.drafts) < new <= ACCEPTANCE_NEW * len(found.drafts)
 
 
