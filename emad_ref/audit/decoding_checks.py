@@ -272,10 +272,10 @@ def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int
 
     Both runs share their history up to there, but each has its own depth at ``at``.
     """
-    point, tolerance = judge.point, judge.tolerance
+    point, tolerance = judge.point, judge.widened(run, reference, at).tolerance[: at + 1]
     near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
     best = np.sort(reference.emitted.after(int(run.depth[at]))[at])[-2:]
-    return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance))
+    return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance)[at])
 
 
 # ---------------------------------------------------------------- replay

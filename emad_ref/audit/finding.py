@@ -98,6 +98,7 @@ class Tally:
     window: int = 0
     live: Counter[str] = field(default_factory=Counter)
     prompt_lengths: set[int] = field(default_factory=set)
+    roundings: list[float] = field(default_factory=list)  # tolerances at positions whose measured rounding is larger
 
     def count_rows(self, lengths: Sequence[int], new: Sequence[int], stopped: int, *, drawn: bool = False) -> None:
         """Count one answered request: ``lengths`` of its prompts, numbers of ``new`` tokens, rows that ``stopped``.
@@ -148,6 +149,8 @@ class Tally:
 
     def _outcome(self) -> Finding:
         counts = f"{self.n} positions compared, {self.discriminating} discriminating, {self.ties} ties"
+        if self.roundings:
+            counts += f"; rounding allows up to {max(self.roundings):.2g} at {len(self.roundings)} of the positions"
         if self.notes:
             counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:

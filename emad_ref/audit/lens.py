@@ -8,8 +8,8 @@ independently of ``exit_rules.thresholds``, because it judges it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
 FULL = READOUTS.index("full")
+Tolerance = TypeVar("Tolerance", float, Floats)  # one, or one for each position
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,22 @@ class ProbeReadouts:
     ``heads`` bool [kinds of ``READOUTS``, L]: the kind of readout of a probe after each layer. ``shows`` bool [L]:
     whether a token that stops there emits from it; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
     each token's readout beside a full head's own. ``ahead`` int64 [L]: those in front of a following full head, None if
-    there are none anywhere.
+    there are none anywhere. ``macs_within``: confidence's error → the least and the most of ``macs``, where a
+    confidence determines the size of a readout.
     """
 
     heads: Bools
     shows: Bools
     macs: Ints
     ahead: Ints | None = None
+    macs_within: Callable[[float], tuple[Ints, Ints]] | None = None
+
+    def bounds(self, error: float) -> tuple[ProbeReadouts, ProbeReadouts]:
+        """These readouts at their least and at their most work, if a confidence is off by ``error``."""
+        if self.macs_within is None:
+            return self, self
+        least, most = self.macs_within(error)
+        return replace(self, macs=least), replace(self, macs=most)
 
     @staticmethod
     def whole(point: OperatingPoint, positions: int) -> ProbeReadouts:
@@ -143,6 +153,9 @@ class Lens(Protocol):
             BadArgument: a lens with logits alone, and a rule that needs more.
         """
 
+    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+        """Largest honest difference by rounding of a logit of the last of ``tokens`` after ``layers``; 0: unknown."""
+
 
 @dataclass(frozen=True)
 class LogitLens:
@@ -158,6 +171,9 @@ class LogitLens:
         rule += "/tuned lens" if point.lens is not None else ""
         expected = "a signal of one layer's full readout"
         raise BadArgument("point", rule, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
+
+    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+        return 0.0
 
 
 class PrefixLens:
@@ -177,6 +193,9 @@ class PrefixLens:
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         return self._lens.lead(tokens, first, point)
 
+    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+        return self._lens.rounding(tokens, layers)
+
 
 @dataclass(frozen=True)
 class LensReference:
@@ -184,7 +203,7 @@ class LensReference:
 
     ``logits`` [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
     ``readouts`` as in ``RuleReadings``. ``rows``: the threshold row of each position, int64 [n], followed by every
-    other assignment that the tolerance allows.
+    other assignment that the tolerance allows. ``tolerance`` float64 [n]: largest honest difference of a logit.
     """
 
     logits: LayerLogits
@@ -192,6 +211,13 @@ class LensReference:
     emitted: LayerLogits
     readouts: ProbeReadouts
     rows: tuple[Ints, ...]
+    tolerance: Floats
+
+    def widened(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
+        """This reference with ``tolerance`` at position ``first`` + ``at``; ``first``: that of the reference."""
+        each = self.tolerance.copy()
+        each[at] = tolerance
+        return replace(self, tolerance=each, rows=_rows_of(point, first, self.logits, each))
 
 
 def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> LensReference:
@@ -214,11 +240,16 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
         signal = [from_lens(logits.after(probe)) for probe in point.probes]
         columns = np.stack(signal, axis=1) if signal else np.zeros((len(logits), 0))
         led = RuleReadings(columns, logits, ProbeReadouts.whole(point, len(logits)))
-    position = first + np.arange(len(logits))
-    rows: tuple[Ints, ...] = (np.zeros(len(logits), dtype=np.int64),)
-    if point.probes and point.bins.features:
-        rows = threshold_rows(point, position, logits.after(point.probes[0]), tolerance)
-    return LensReference(logits, led.signal, led.emitted, led.readouts, rows)
+    each = np.full(len(logits), tolerance)
+    rows = _rows_of(point, first, logits, each)
+    return LensReference(logits, led.signal, led.emitted, led.readouts, rows, each)
+
+
+def _rows_of(point: OperatingPoint, first: int, logits: LayerLogits, tolerance: Floats) -> tuple[Ints, ...]:
+    """``LensReference.rows`` of positions from ``first`` on."""
+    if not (point.probes and point.bins.features):
+        return (np.zeros(len(logits), dtype=np.int64),)
+    return threshold_rows(point, first + np.arange(len(logits)), logits.after(point.probes[0]), tolerance)
 
 
 def is_read_from_logits(point: OperatingPoint) -> bool:
@@ -227,7 +258,9 @@ def is_read_from_logits(point: OperatingPoint) -> bool:
     return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
 
 
-def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolerance: float) -> tuple[Ints, ...]:
+def threshold_rows(
+    point: OperatingPoint, position: Ints, logits: Floats, tolerance: float | Floats
+) -> tuple[Ints, ...]:
     """``LensReference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
     best = np.argsort(logits, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
@@ -237,7 +270,7 @@ def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolera
 
 
 def candidate_bins(
-    spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Sequence[Ints], tolerance: float
+    spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Sequence[Ints], tolerance: float | Floats
 ) -> tuple[Ints, ...]:
     """The bin of each position [n], and the bins if ``confidence`` [n] is off by ``tolerance`` or another token leads.
 
@@ -261,7 +294,7 @@ def emission_noise(point: OperatingPoint) -> float:
     return 1.0 if SIGNALS[point.signal].alone else SIGNALS[point.signal].noise
 
 
-def tied_gap(point: OperatingPoint, tolerance: float) -> float:
+def tied_gap(point: OperatingPoint, tolerance: Tolerance) -> Tolerance:
     """The gap between two emitted logits below which either may lead: each may be off by the tolerance."""
     return 2 * tolerance * emission_noise(point)
 
@@ -306,10 +339,10 @@ def may_fire(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...]) -> B
     return may
 
 
-def is_tied(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...], tolerance: float) -> Bools:
-    """[m] whether some comparison, or the choice of the bin, lies within ``tolerance`` (of a logit)."""
+def is_tied(point: OperatingPoint, signal: Floats, rows: tuple[Ints, ...], tolerance: float | Floats) -> Bools:
+    """[m] whether some comparison, or the choice of the bin, lies within ``tolerance`` (of a logit; one, or [m])."""
     near: Bools = np.zeros(len(signal), dtype=bool)
     for one in rows:
         room, noise = headroom(point, signal, one)
-        near |= (np.abs(room) <= tolerance * noise).any(axis=1) | (one != rows[0])
+        near |= (np.abs(room) <= np.asarray(tolerance)[..., None] * noise).any(axis=1) | (one != rows[0])
     return near

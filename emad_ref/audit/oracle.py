@@ -10,6 +10,7 @@ The only module of this package that runs a model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,17 +19,20 @@ from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
 from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins
-from emad_ref.calibration.trace import lens_states, take_trace
+from emad_ref.audit.tolerances import ROUNDING_FACTORS
+from emad_ref.calibration.trace import lens_states, open_cache, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.probes.lens import lens_macs, point_lens
-from emad_ref.probes.probe import make_probe
-from emad_ref.probes.pruned_vocabulary import SharedHeads
+from emad_ref.probes.probe import PrunedProbe, make_probe
+from emad_ref.probes.pruned_vocabulary import SharedHeads, adaptive_size
 from emad_ref.probes.signal_values import to_host
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
+
+ROUNDING_COPIES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +64,13 @@ class ModelLens:
         signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
+        shrink = None if point.confidence is None else point.confidence.shrink
+        sizing: dict[int, Floats] = {}  # layer → confidence [n] that determines the size of its readout
         watch.begin()
         for probe, layer in enumerate(point.probes):
             work = Work.none(point.layers)
+            if isinstance(watch, PrunedProbe) and shrink is not None and watch.confidence is not None:
+                sizing[layer] = to_host(watch.confidence)
             reading = watch.read(states[layer - 1], probe, work)
             signal[:, probe] = to_host(reading.signal)
             heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
@@ -76,8 +84,53 @@ class ModelLens:
                 return to_host(shown[layer])
             return to_host(watch.emit(states[layer - 1], layer, Work.none(point.layers)))
 
+        def macs_within(error: float) -> tuple[Ints, Ints]:
+            assert shrink is not None, "only adaptive readouts have a size that a confidence determines"
+            return self._macs(macs, sizing, shrink, error), self._macs(macs, sizing, shrink, -error)
+
         ahead = lens_macs(point_lens(self.stepper, point), point.layers)
-        return RuleReadings(signal, LayerLogits(n, point.layers, emitted), ProbeReadouts(heads, shows, macs, ahead))
+        readouts = ProbeReadouts(heads, shows, macs, ahead, macs_within if sizing else None)
+        return RuleReadings(signal, LayerLogits(n, point.layers, emitted), readouts)
+
+    def _macs(self, macs: Ints, sizing: Mapping[int, Floats], shrink: float, error: float) -> Ints:
+        """``macs`` [n, L] if every confidence in ``sizing`` were higher by ``error``."""
+        vocabulary, width = self.stepper.vocabulary, self.stepper.geometry.embedding_width
+        moved, own, other = macs.copy(), np.full(len(macs), vocabulary), np.full(len(macs), vocabulary)
+        for layer, confidence in sizing.items():
+            own, other = (
+                np.minimum(sizes, [adaptive_size(vocabulary, shrink, float(np.clip(c, 0, 1))) for c in confidence + by])
+                for sizes, by in ((own, 0.0), (other, error))
+            )
+            moved[:, layer - 1] += (other - own) * width
+        return moved
+
+    @torch.inference_mode()
+    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+        """Largest honest difference by rounding of a logit of the last of ``tokens`` after ``layers``.
+
+        A multiple of the largest difference between one plain pass and copies of it whose states are moved at random
+        within the precision of their dtype after every layer (Parker, "Monte Carlo Arithmetic", 1997).
+        """
+        stepper, copies = self.stepper, 1 + ROUNDING_COPIES
+        rng = torch.Generator().manual_seed(0)
+        cache = open_cache(stepper, [self.source] * copies, len(tokens))
+        frame = stepper.frame(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
+        rows = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).expand(copies, -1)
+        hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), frame), rng), 0.0
+        for layer in range(1, max(layers) + 1):
+            hidden = _round_at_random(stepper.run(hidden, layer - 1, layer, frame, cache), rng)
+            if layer in layers:
+                plain, *moved = to_host(stepper.logits(hidden[:, -1:]))[:, 0]
+                largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))
+        return ROUNDING_FACTORS[str(hidden.dtype).removeprefix("torch.")] * largest
+
+
+def _round_at_random(hidden: Tensor, rng: torch.Generator) -> Tensor:
+    """States [copies, n, D], all but the first copy moved by up to one unit in the last place."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    share = torch.finfo(hidden.dtype).eps * (2 * torch.rand(hidden.shape, generator=rng, dtype=wide) - 1)
+    share[0] = 0
+    return (hidden.to(wide) * (1 + share.to(hidden.device))).to(hidden.dtype)
 
 
 def _finite(logits: Floats, layer: int) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import MIN_DISCRIMINATING, Tally
+from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Tally
 from emad_ref.audit.lens import (
     Lens,
     LensReference,
@@ -26,6 +26,7 @@ from emad_ref.audit.lens import (
     signal_noise,
     tied_gap,
 )
+from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
@@ -34,6 +35,14 @@ from emad_ref.signals import SIGNALS
 
 WIDEST_FEED = 3  # tokens
 LAST_POSITIONS = 3  # of a row, whose logits are held against those of their token alone
+
+
+class RefutedPositionError(AuditRefutedError):
+    """A complaint about position ``first`` + ``at`` of a row."""
+
+    def __init__(self, complaint: str, at: int):
+        self.at = at
+        super().__init__(complaint)
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,10 @@ class Judge:
 
     ``tolerance``: in logits and nats, the decoder's declared noise included. ``counted``: the decoder counts its work.
     ``exact_context``, ``forces`` as in ``DecoderUnderTest``.
+
+    Few positions amplify rounding a hundredfold: a token that is about to become an attention sink, for example. Where
+    a complaint arises, the lens measures the rounding of that position, which then replaces the tolerance if it is
+    larger.
     """
 
     tally: Tally
@@ -140,9 +153,43 @@ class Judge:
         """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
         reference = self.consult(trajectory)
         self.tally.n += len(reference.logits)
-        self.depths(trajectory, reference.signal, reference.rows)
+        return self._settle(trajectory, reference, self._decisions)
+
+    def _decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
+        self.depths(trajectory, reference.signal, reference.rows, reference.tolerance)
         self.logits(trajectory, reference)
-        return reference
+
+    def _settle(
+        self,
+        trajectory: Trajectory,
+        reference: LensReference,
+        judged: Callable[[Trajectory, LensReference], None],
+    ) -> LensReference:
+        """Run ``judged``, again after each complaint that the measured rounding of its position may explain."""
+        while True:
+            ties, near = self.tally.ties, self.tally.near
+            try:
+                judged(trajectory, reference)
+            except RefutedPositionError as refuted:
+                widened = self.widened(trajectory, reference, refuted.at)
+                if widened is reference:
+                    raise
+                self.tally.ties, self.tally.near, self.tally.sample = ties, near, None
+                reference = widened
+            else:
+                return reference
+
+    def widened(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
+        """``reference`` with the rounding of position ``first`` + ``at`` for its tolerance, if that is larger."""
+        if self.lens is None or reference.tolerance[at] > self.tolerance:  # measured before
+            return reference
+        history = trajectory.tokens[: trajectory.first + at + 1]
+        layers = sorted({*self.point.readout_layers, int(trajectory.depth[at])})
+        allowed = measured_tolerance(self.lens, history, layers, self.tolerance)
+        if allowed == self.tolerance:
+            return reference
+        self.tally.roundings.append(allowed)
+        return reference.widened(self.point, trajectory.first, at, allowed)
 
     def consult(self, trajectory: Trajectory) -> LensReference:
         """The lens' reference for the decided positions."""
@@ -174,14 +221,21 @@ class Judge:
             count += int(np.abs(logits - alone).max() > self.tolerance)
         return count
 
-    def depths(self, trajectory: Trajectory, reference: Floats, rows: tuple[Ints, ...] = ()) -> None:
+    def depths(
+        self,
+        trajectory: Trajectory,
+        reference: Floats,
+        rows: tuple[Ints, ...] = (),
+        tolerance: Floats | None = None,
+    ) -> None:
         """Judge depths: within 1 … cap, signals as in ``reference`` [m, probes] and read if required, the rule obeyed.
 
         ``rows``: the threshold row of each position [m], and other rows that the tolerance allows; by default the
-        first.
+        first. ``tolerance`` [m]: of each position; by default the judge's.
         """
         point, depth, chosen = self.point, trajectory.depth, trajectory.chosen
         cap = trajectory.caps(point)
+        each = np.full(len(depth), self.tolerance) if tolerance is None else tolerance
         rows = rows or (np.zeros(len(depth), dtype=np.int64),)
         self._first(
             trajectory, (depth < 1) | (depth > cap), lambda t: f"its cap allows 1–{cap[t]}; depth must not rise"
@@ -190,10 +244,10 @@ class Judge:
         above: Bools = np.asarray((read & (probes > depth[:, None])).any(axis=1))
         self._first(trajectory, above, lambda t: "a signal was read above the exit")
         off: Floats = np.where(read, np.abs(trajectory.signal - reference), 0.0).max(axis=1, initial=0.0)
-        allowed, unit = signal_noise(point) * self.tolerance, SIGNALS[point.signal].unit
+        allowed, unit = signal_noise(point) * each, SIGNALS[point.signal].unit
         # NaN, a value where the rule is undefined, must not pass for a small difference
         self._first(
-            trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed:g}"
+            trajectory, ~(off <= allowed), lambda t: f"signal off by {off[t]:.2g} {unit}, more than {allowed[t]:g}"
         )
         # A probe at the cap decides nothing, and one that never fires may stay unread: both are the decoder's choice.
         passed = (probes < depth[:, None]) & may_fire(point, reference, rows)
@@ -205,7 +259,7 @@ class Judge:
         rule_given, nearly, shallow, deep = [], depth == cap, cap.copy(), np.zeros_like(cap)
         for one in rows:
             room, noise = headroom(point, reference, one)
-            slack = self.tolerance * noise
+            slack = each[:, None] * noise
             rule_given.append(rule_depths(point, room, cap))
             shallow = np.minimum(shallow, rule_depths(point, room + slack, cap))
             deep = np.maximum(deep, rule_depths(point, room - slack, cap))
@@ -230,15 +284,22 @@ class Judge:
         )
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
             off = np.where(actual == expected, 0.0, np.abs(actual - expected)).max(axis=-1)
-        allowed = self.tolerance * emission_noise(self.point)
+        allowed = reference.tolerance[positions] * emission_noise(self.point)
         if not (off <= allowed).all():  # NaN must not pass for a small difference
             at = int(np.argmax(~(off <= allowed)))
-            complaint = f"{trajectory.place(positions[at])}: logits off by {off[at]:.2g}, more than {allowed:g}"
+            complaint = f"{trajectory.place(positions[at])}: logits off by {off[at]:.2g}, more than {allowed[at]:g}"
             self._refute(trajectory, int(positions[at]), complaint)
 
     def tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         """Judge tokens: each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
-        emitted_from, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, self.tolerance)
+
+        def judged(trajectory: Trajectory, reference: LensReference) -> None:
+            self._emissions(trajectory, emitted, reference)
+
+        self._settle(trajectory, reference, judged)
+
+    def _emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
+        emitted_from, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, reference.tolerance)
         gap, best = (
             emitted_from.max(axis=-1) - emitted_from[np.arange(len(emitted)), emitted],
             emitted_from.argmax(axis=-1),
@@ -258,7 +319,7 @@ class Judge:
 
     def _refute(self, trajectory: Trajectory, at: int, complaint: str) -> None:
         self.tally.sample = trajectory.sample(at, self.point)
-        self.tally.require(False, complaint)
+        raise RefutedPositionError(complaint, at)
 
 
 def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.lens import ProbeReadouts
+from emad_ref.audit.lens import ProbeReadouts, signal_noise
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -94,9 +94,12 @@ def judge_ledger(
         work.layers == point.layers, f"{label}: work of {work.layers} layers, but the model has {point.layers}"
     )
     alone = len(trajectories) == 1
-    least = Work.none(point.layers)
+    least, most = Work.none(point.layers), Work.none(point.layers)
+    error = signal_noise(point) * judge.tolerance
     for trajectory, each in zip(trajectories, readouts, strict=True):
-        least = least + implied_work(trajectory, each, point, masked_prompt=alone and judge.exact_context)
+        masked = alone and judge.exact_context
+        smallest, largest = (implied_work(trajectory, one, point, masked_prompt=masked) for one in each.bounds(error))
+        least, most = least + smallest, most + largest
     free = point.schedule == "free_eager"
     if point.schedule != "translated":
         tally.require(not work.fill_macs.any(), f"{label}: work.fill_macs counted, but no states are translated")
@@ -106,32 +109,38 @@ def judge_ledger(
         minimum = np.where(np.arange(point.layers) < point.ceiling, max(least.tokens), 0)
     elif alone:
         tally.require(not work.fills.any(), f"{label}: K/V fills counted, but a monotone schedule owes none")
-    for name, counted, expected, equal in (
-        ("tokens", covered, minimum, alone),
-        ("context", work.context, least.context, alone and judge.exact_context and not free),
-        ("readout_rows", work.readout_rows[FULL], least.readout_rows[FULL], alone),
-        ("readout_macs in front of full heads", work.readout_macs[FULL], least.readout_macs[FULL], alone),
+    for name, counted, expected, highest in (
+        ("tokens", covered, minimum, minimum),
+        ("context", work.context, least.context, least.context if judge.exact_context and not free else None),
+        ("readout_rows", work.readout_rows[FULL], least.readout_rows[FULL], most.readout_rows[FULL]),
+        ("readout_macs in front of full heads", work.readout_macs[FULL], least.readout_macs[FULL],
+         most.readout_macs[FULL]),
         *(
-            (f"{name} of {kind}", getattr(work, name)[i], getattr(least, name)[i], alone)
+            (f"{name} of {kind}", *(getattr(each, name)[i] for each in (work, least, most)))
             for i, kind in enumerate(READOUTS)
             for name in ("readout_rows", "readout_macs")
             if i != FULL
         ),
-    ):
-        is_valid = np.array_equal(counted, expected) if equal else bool((counted >= expected).all())
+    ):  # fmt: skip
+        equal = alone and highest is not None
+        is_valid = bool((counted >= expected).all() and (not equal or (counted <= highest).all()))
         if equal and name == "context" and not point.probes:
             is_valid = is_valid or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
         relation = "its decisions imply" if equal else "its decisions imply at least"
+        upto = f" to {highest.tolist()}" if equal and not np.array_equal(expected, highest) else ""
         tally.require(
-            is_valid, f"{label}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}"
+            is_valid, f"{label}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}{upto}"
         )
-    _judge_upper_bounds(judge, label, work, covered, trajectories, least, widest)
+    _judge_upper_bounds(judge, label, work, covered, trajectories, most, widest)
 
 
 def _judge_upper_bounds(
-    judge: Judge, label: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, widest: int
+    judge: Judge, label: str, work: Work, covered: Ints, trajectories: list[Trajectory], implied: Work, widest: int
 ) -> None:
-    """Require no more than padding explains: ``covered`` [L] tokens, their keys, and the read heads."""
+    """Require no more than padding explains: ``covered`` [L] tokens, their keys, and the read heads.
+
+    ``implied``: the most work that the decisions imply of each row alone.
+    """
     tally, point = judge.tally, judge.point
     slots = 1 << (len(trajectories) - 1).bit_length()
     longest, steps = max(each.first for each in trajectories), max(len(each.depth) for each in trajectories)
@@ -149,8 +158,8 @@ def _judge_upper_bounds(
     bounds = [("tokens", covered, most), ("readout_rows", work.readout_rows[FULL], slots * steps * below)]
     for i, kind in enumerate(READOUTS):
         if i != FULL:
-            bounds.append((f"readout_rows of {kind}", work.readout_rows[i], slots * least.readout_rows[i]))
-        bounds.append((f"readout_macs of {kind}", work.readout_macs[i], slots * least.readout_macs[i]))
+            bounds.append((f"readout_rows of {kind}", work.readout_rows[i], slots * implied.readout_rows[i]))
+        bounds.append((f"readout_macs of {kind}", work.readout_macs[i], slots * implied.readout_macs[i]))
     for name, counted, bound in bounds:
         complaint = (
             f"{label}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"

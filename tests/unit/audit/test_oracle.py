@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.tolerances import tolerance
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -25,3 +30,32 @@ def test_logits_at_depths_are_the_whole_lens_there_to_the_last_bit(
     assert found.dtype == np.float64
     assert np.array_equal(found, expected)
     assert len(heads) == len(set(depths))
+
+
+def test_rounding_covers_the_order_of_summation_and_follows_the_precision() -> None:
+    """Copies, each fed alone or in one batch, sum in other orders; float64 rounds 2^29 times as finely."""
+    model, every = small_model("llama"), range(1, LAYERS + 1)
+    found = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        stepper = CausalStepper(model.to(dtype))
+        found[dtype] = ModelLens(stepper).rounding(TOKENS, every)
+    model.to(torch.float32)
+    exact, rounded = (
+        np.asarray(ModelLens(CausalStepper(model.to(each)))(TOKENS))[-1] for each in found if each.itemsize > 2
+    )
+    assert np.abs(exact - rounded).max() < found[torch.float32] < tolerance("llama", "float32", "cpu")
+    assert found[torch.float64] < found[torch.float32] / 1e6 < found[torch.bfloat16] / 1e8
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3])
+def test_the_size_of_an_adaptive_readout_is_known_within_the_error_of_its_confidence(error: float) -> None:
+    lens = ModelLens(CausalStepper(small_model("gpt_neox")))
+    rule = early_exit_point("softmax_response", LAYERS, VOCABULARY, 1, pruning="adaptive", schedule="monotone")
+    point = replace(rule, confidence=replace(rule.confidence, shrink=0.9))
+    readouts = lens.lead(TOKENS, 0, point).readouts
+    least, most = (each.macs for each in readouts.bounds(error))
+    assert (least <= readouts.macs).all()
+    assert (readouts.macs <= most).all()
+    assert np.array_equal(least, most) is (error == 0.0)
+    width = lens.stepper.geometry.embedding_width
+    assert (most - least).max() <= (2 * error * 0.9 * VOCABULARY + 1) * width * (error > 0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.lens import LayerLogits, LensReference, ProbeReadouts
+from emad_ref.audit.lens import LayerLogits, LensReference, LogitLens, ProbeReadouts
 from emad_ref.audit.trajectory import Judge, Trajectory, count_discriminating
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Floats
+from emad_ref.record import Floats, Ints
 
 NAN, TOLERANCE = np.nan, 1e-3
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
@@ -31,7 +32,12 @@ def said(logits: Floats) -> LensReference:
     """Full heads of ``logits`` [5, L, V], which are also what is emitted."""
     heads = LayerLogits.of(logits)
     return LensReference(
-        heads, REFERENCE, heads, ProbeReadouts.whole(POINT, len(logits)), (np.zeros(5, dtype=np.int64),)
+        heads,
+        REFERENCE,
+        heads,
+        ProbeReadouts.whole(POINT, len(logits)),
+        (np.zeros(5, dtype=np.int64),),
+        np.full(len(logits), TOLERANCE),
     )
 
 
@@ -132,6 +138,50 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
         with Tally("t") as tally:
             Judge(tally, None, POINT, TOLERANCE).logits(made(logits=changed), said(reference))
         assert (tally.complaint is None) is passes
+
+
+class RoundingLens(LogitLens):
+    """Logits 0 after every layer; the token of value ``at`` amplifies rounding to ``allowed``."""
+
+    def __init__(self, at: int, allowed: float):
+        super().__init__(lambda tokens: np.zeros((len(tokens), 4, 6)))
+        object.__setattr__(self, "measured", [])
+        object.__setattr__(self, "answer", lambda token: allowed if token == at else 0.0)
+
+    def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
+        self.measured.append((int(tokens[-1]), tuple(layers)))  # type: ignore[attr-defined]
+        return self.answer(tokens[-1])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("at", "off", "passes"), [(1, 0.01, True), (1, 0.03, False), (2, 0.01, False)])
+def test_a_complaint_stands_unless_the_measured_rounding_of_its_position_explains_it(
+    at: int, off: float, passes: bool
+) -> None:
+    """Position 1 of the row, token 3, may be off by 0.02 for its rounding, every other by the tolerance of 0.001."""
+    lens, shown = RoundingLens(at=3, allowed=0.02), np.zeros((5, 6))
+    shown[at, 0] = off
+    point = replace(POINT, thresholds=((-np.inf, -np.inf),))
+    row = made([4] * 5, np.full((5, 2), NAN), logits=shown)
+    tally = Tally("t", needed=0)
+    with tally:
+        Judge(tally, lens, point, TOLERANCE).trajectory(row)
+    assert (tally.complaint is None) is passes, tally.complaint
+    assert lens.measured == [(2 + at, (1, 2, 4))]  # type: ignore[attr-defined]  # once, of that position alone
+    assert ("rounding allows up to 0.02 at 1 of the positions" in tally.finding().detail) is (at == 1)
+    assert (tally.sample is None) is passes
+
+
+def test_a_signal_and_a_token_have_the_rounding_of_their_position_too() -> None:
+    lens, reading = RoundingLens(at=3, allowed=0.02), np.log(6)
+    row = made([4] * 5, np.full((5, 2), reading))
+    row.signal[1, 0] += 0.015
+    other = np.array([0, 0, 0, 0, 0])
+    for allowed, passes in ((0.02, True), (0.002, False)):
+        tally, lens = Tally("t", needed=0), RoundingLens(at=3, allowed=allowed)
+        with tally:
+            judge = Judge(tally, lens, POINT, TOLERANCE)
+            judge.tokens(row, other, judge.trajectory(row))
+        assert (tally.complaint is None) is passes, tally.complaint
 
 
 def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:

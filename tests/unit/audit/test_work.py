@@ -70,6 +70,31 @@ def test_what_a_rule_runs_is_counted_by_kind_and_a_pruned_head_shows_what_is_emi
     assert not forced.readout_macs.any()
 
 
+@pytest.mark.parametrize(("off", "passes"), [(-6, False), (-5, True), (7, True), (8, False)])
+def test_a_size_that_follows_a_confidence_may_be_off_by_what_the_tolerance_explains(off: int, passes: bool) -> None:
+    """Row 1 exits at layer 2, where three readouts may be 5 below and 7 above their expected work."""
+    heads, shows = np.zeros((len(READOUTS), 4), dtype=bool), np.array([True, True, True, False])
+    heads[READOUTS.index("full"), 0] = heads[READOUTS.index("subset"), 1:3] = True
+    macs = np.array([[0, 10, 0, 0]] * 3)
+    low, high = np.array([[0, 9, 0, 0], [0, 6, 0, 0], [0, 10, 0, 0]]), np.array([[0, 10, 0, 0], [0, 17, 0, 0], macs[2]])
+    rule = early_exit_point("softmax_response", 4, 1000, 1, pruning="adaptive", schedule="monotone")
+    point = replace(rule, thresholds=((0.5, 0.5, math.inf),))
+    row = replace(ROW, signal=np.array([[0.1, 0.2, 0.3], [0.1, 0.6, np.nan], [0.1, 0.7, np.nan]]))
+    errors: list[float] = []
+
+    def within(error: float) -> tuple[Ints, Ints]:
+        errors.append(error)
+        return low, high
+
+    readouts = ProbeReadouts(heads, shows, macs, macs_within=within)
+    work = implied_work(row, readouts, point)
+    work.readout_macs[READOUTS.index("subset"), 1] += off
+    with Tally("t") as tally:
+        judge_ledger(Judge(tally, None, point, 0.25, exact_context=True), work, [row], [readouts])
+    assert (tally.complaint is None) is passes, tally.complaint
+    assert errors == [0.25]
+
+
 def test_padded_keys_may_cost_more_but_never_less() -> None:
     work = implied_work(ROW, WHOLE, POINT, masked_prompt=False)
     assert complaint(work, [ROW], exact=False) is None
