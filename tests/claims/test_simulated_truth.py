@@ -7,11 +7,15 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
+import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from emad_ref.claims import learned_exits, quality
 from emad_ref.claims.base import question_of
 from emad_ref.measurements.study import Study
+from emad_ref.record import Floats
+from emad_ref.statistics import fronts, rates
 from emad_ref.statistics.verdicts import load_register
 from tests.claims import cases
 from tests.claims.simulation import Case, Truth, hold
@@ -19,6 +23,7 @@ from tests.claims.simulation import Case, Truth, hold
 REGISTER = load_register()
 BOTH_WAYS: set[Truth] = {"holds", "fails"}
 LAYERS = 12  # of the model for which statistical legs are counted
+SAMPLES = 1_999  # of a bootstrap: p-values down to 1/2,000 decide every leg here; `tox -e rates` draws them all
 
 
 @cache
@@ -51,6 +56,19 @@ def test_the_row_has_a_question_and_a_simulation(claim: str) -> None:
     assert truths >= BOTH_WAYS | edge, f"only {sorted(truths)}"
 
 
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the bootstrap samples of a run: most of the time here was theirs."""
+
+    def drawn(documents: int, resamples: int, rng: np.random.Generator) -> Floats:
+        return document_draws(documents, min(resamples, SAMPLES), rng)
+
+    document_draws = rates.document_draws
+    for module in (rates, fronts, learned_exits, quality):
+        monkeypatch.setattr(module, "document_draws", drawn)
+
+
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(("claim", "case"), [each for each in simulated() if each.values[1].sampled])
 def test_the_verdict_is_what_the_truth_allows(claim: str, case: Case) -> None:
     hold(claim, question_of(claim).decide, case)
