@@ -135,7 +135,8 @@ def _replaced_in_class(
 
 def _is_defined_in(value: Any, module: ModuleType, name: str | None = None) -> bool:
     """Whether ``value`` is the function ``name`` of ``module``, perhaps under decorators of libraries."""
-    *outer, inner = _decorator_layers(value)
+    plain = type(value) is FunctionType and not value.__dict__  # nearly all are: asked after each test, of each name
+    *outer, inner = [value] if plain else _decorator_layers(value)
     own = isinstance(inner, FunctionType) and inner.__globals__ is vars(module) and name in (None, inner.__name__)
     return own and all(map(_is_library_layer, outer))
 

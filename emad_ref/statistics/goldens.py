@@ -362,14 +362,14 @@ class Goldens:
         for folder in self.folders:
             entry = _index(folder).get(name)
             if entry is not None:
-                return _verified_content(folder, entry)
+                return load_json(_verified_path(folder, entry))
         return None
 
     def verify(self) -> None:
-        """Read every listed golden. Raises DamagedGolden as ``read`` does."""
+        """Compare every listed golden with its SHA-256. Raises DamagedGolden as ``read`` does."""
         for folder in self.folders:
             for entry in _index(folder).values():
-                _verified_content(folder, entry)
+                _verified_path(folder, entry)
 
     def update(self, name: str, value: Any, provenance: dict[str, Any]) -> Change:
         """Write ``value`` to ``target`` under ``name`` and list it; an equal value leaves file and index unchanged."""
@@ -426,7 +426,7 @@ def _index_error(entry: Any) -> str:
     return ""
 
 
-def _verified_content(folder: Path, entry: dict[str, Any]) -> Any:
+def _verified_path(folder: Path, entry: dict[str, Any]) -> Path:
     path = folder / entry["file"]
     if not path.is_file():
         raise DamagedGolden(f"golden {entry['id']!r} is listed in {folder / INDEX}, but {path} is missing; restore it")
@@ -439,7 +439,7 @@ def _verified_content(folder: Path, entry: dict[str, Any]) -> Any:
             f"golden {entry['id']!r}: {path} has SHA-256 {digest}, but the index says {entry['sha256']}; "
             "restore it, or record it anew with --emad-update-golden"
         )
-    return load_json(path)
+    return path
 
 
 def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, outcome: str) -> Change:

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -208,10 +209,7 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
             value of another type; an extension's file whose rows are not such rows, or have an id of ours. The message
             names file, row and field.
     """
-    shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
-    register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
-    for name, claim in register.items():
-        _check_minimum(claim.minimum, f"register.toml: {name}")
+    register = dict(_shipped_rows())
     for file in registers():
         for name, row in read_toml(file, "claims file").items():
             register[name] = _extension_row(name, row, file, register)
@@ -223,6 +221,16 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
                 f"{path}: row", name, f"one of {', '.join(register)}", "new claims need a test in suites/"
             )
         register[name] = _row_with_overrides(register[name], row, f"{path}: {name}")
+    return register
+
+
+@cache
+def _shipped_rows() -> dict[str, Claim]:
+    """Parsed once in a process: a run asks for its rows several times."""
+    shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
+    register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
+    for name, claim in register.items():
+        _check_minimum(claim.minimum, f"register.toml: {name}")
     return register
 
 

@@ -209,7 +209,8 @@ def test_the_first_attempt_is_the_verdict(
     assert "(falsified, then survived): the first verdict counts" in one(project, "EMAD-F1 of", "decided 2 times")
     assert "(falsified, then survived): the first verdict counts" in one(project, "EMAD-F2 of", "decided 2 times")
     assert "(no verdict, then survived)" in one(project, "EMAD-E2 of", "decided 2 times")
-    assert [audit["passed"] for audit in found["audits"]] == [False, True, True]
+    passed = [audit["passed"] for audit in found["audits"]]
+    assert sorted(passed) == [False, True, True], "two workers report in either order"
     assert "audit rows refuted it (row 2); the first attempt counts: run it once" in one(project, "::test_audit:")
     if not workers:
         assert "first attempt ended as failed (OSError: no route to the hub), then passed" in one(
