@@ -27,6 +27,7 @@ _HOMES = {
     "StatedRule": "emad_ref.protocol",
     "TokenLogProbs": "emad_ref.protocol",
     "DraftCounts": "emad_ref.protocol",
+    "TokenArrivals": "emad_ref.protocol",
     "InadmissibleDepth": "emad_ref.protocol",
     "TokenDecoder": "emad_ref.token_decoder",
     "Completion": "emad_ref.token_decoder",

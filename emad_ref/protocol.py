@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -225,6 +225,31 @@ class DraftCounts:
     accepted: Ints
 
 
+@dataclass(frozen=True)
+class TokenArrivals:
+    """One row that a decoder completed, and when its tokens arrived.
+
+    Attributes
+    ----------
+    tokens : int64 [m]
+        The new tokens, the stop token included.
+    seconds : float64 [m]
+        When each arrived, from the sending of the request on. Tokens of one message arrive together.
+    whole_s : float
+        When the answer was complete.
+    text : str or None
+        The answer's text, its parts joined; None: the decoder gives none.
+    """
+
+    tokens: Ints
+    seconds: Floats
+    whole_s: float
+    text: str | None = None
+
+
+GenerateArguments: TypeAlias = tuple[Sequence[Prompt], int, frozenset[int]]  # prompts, max_new, stop of ``generate``
+
+
 class Session(Protocol):
     """Rows of one batch with their caches."""
 
@@ -278,6 +303,11 @@ class Decoder(Protocol):
     ``TokenLogProbs`` for each prompt, or raises Unsupported. Sessions show logits and need no such method.
 
     One that speculates may have ``draft_counts()``, which returns ``DraftCounts`` or raises Unsupported.
+
+    One that streams has ``token_arrivals(prompts, max_new, stop, stream)``, which sends each prompt in a request of its
+    own, all at once, and returns ``TokenArrivals`` for each; ``stream`` False asks for whole answers. One that takes
+    several calls at once has ``generate_at_once(requests, at_once)``, which answers all ``requests``
+    (``GenerateArguments``), ``at_once`` at a time, by a ``Record`` each. Both may raise Unsupported.
     """
 
     @property

@@ -6,13 +6,27 @@ implements ``complete``; this class checks the request, declines what an engine 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Capabilities, Prompt, Request, Session, StatedRule, Step, TokenLogProbs, Unsupported
+from emad_ref.protocol import (
+    Capabilities,
+    GenerateArguments,
+    Prompt,
+    Request,
+    Session,
+    StatedRule,
+    Step,
+    TokenArrivals,
+    TokenLogProbs,
+    Unsupported,
+)
 from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Tokens
 
 
@@ -44,6 +58,8 @@ class TokenDecoder:
     ----------
     capabilities : Capabilities
         A subclass whose logits carry more noise than float32 replaces it (``logit_noise``).
+    concurrent : bool
+        Set by a subclass whose ``complete`` may be called from several threads at once.
     stated : StatedRule or None
         Set by a subclass that has an exit rule of its own.
 
@@ -54,6 +70,7 @@ class TokenDecoder:
     """
 
     capabilities = Capabilities(counted=False)
+    concurrent = False
     stated: StatedRule | None = None  # of a subclass with an exit rule of its own
 
     def __init__(self, request: Request):
@@ -77,6 +94,18 @@ class TokenDecoder:
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
         """``max_new`` greedy tokens of each prompt, with log-probabilities. A subclass may offer it."""
         raise Unsupported("the engine reports no log-probabilities")
+
+    def token_arrivals(
+        self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
+    ) -> Sequence[TokenArrivals]:
+        """Each prompt in a request of its own, all at once, streamed or whole. A subclass may offer it."""
+        raise Unsupported("the engine streams no tokens")
+
+    def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> list[Record]:
+        """``generate`` for each of ``requests``, from ``at_once`` threads. Raises the first error of a request."""
+        if not self.concurrent:
+            raise Unsupported("the engine takes one request at a time")
+        return run_at_once([partial(self.generate, *request) for request in requests], at_once)
 
     def row_seed(self, row: int) -> int:
         """A seed below 2³¹ of one row, from the request's seed."""
@@ -107,6 +136,41 @@ class TokenDecoder:
 
     def close(self) -> None:
         """A subclass that holds resources frees them here."""
+
+
+Result = TypeVar("Result")
+
+
+def run_at_once(calls: Sequence[Callable[[], Result]], at_once: int) -> list[Result]:
+    """Results of ``calls``, made from ``at_once`` threads that start together and each take the next one.
+
+    After an error no further call begins, and the first one by order is raised. A thread that hangs ends with the
+    process: it cannot keep the caller, if that is interrupted.
+    """
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+    remaining, lock, start = iter(range(len(calls))), threading.Lock(), threading.Barrier(at_once)
+
+    def work() -> None:
+        start.wait()
+        while not errors:
+            with lock:
+                at = next(remaining, None)
+            if at is None:
+                return
+            try:
+                results[at] = calls[at]()
+            except BaseException as error:  # raised again below, in the caller's thread
+                errors[at] = error
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return [results[at] for at in range(len(calls))]
 
 
 def full_depth_record(prompts: Sequence[Ints], completions: Sequence[Completion], layers: int) -> Record:

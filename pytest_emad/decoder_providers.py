@@ -27,7 +27,6 @@ from emad_ref.report.provenance import (
     NONE,
     OWN_RULE,
     PROVIDER_OUTCOMES,
-    RETRIES,
     SAMPLING,
 )
 from emad_ref.wire.address import UrlAddress
@@ -87,9 +86,9 @@ class RemoteProvider:
         return self._distant.make(request)
 
     @property
-    def retries(self) -> int:
-        """Requests that the server put off and that were sent again."""
-        return 0 if self._distant is None else self._distant.retries
+    def request_counts(self) -> dict[str, Any]:
+        """Requests to a server, and how many were sent again, by reason."""
+        return {} if self._distant is None else self._distant.request_counts
 
     def close(self) -> None:
         if self._distant is not None:
@@ -173,10 +172,14 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
 
     ``stream`` gives standard error past capture, for the stack of a call that cannot be interrupted.
     """
-    name, decoder = _make_decoder(config, request)
+    from pytest_emad.guarded_decoder import CallLimit, GuardedDecoder  # it brings NumPy
+
+    hook_seconds = settings(config).decoder_timeout or HOOK_TIMEOUT_S
+    limited = provider_choice(config) != REMOTE_PROVIDER and set(providers(config)) != {OUR_PROVIDER}
+    with CallLimit("the plugin", hook_seconds if limited else None, stream())(HOOK):
+        name, decoder = _make_decoder(config, request)
     if name == OUR_PROVIDER:
         return decoder
-    from pytest_emad.guarded_decoder import CallLimit, GuardedDecoder  # it brings NumPy
 
     counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
 
@@ -185,7 +188,7 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
 
     if request.own_rule:
         count(OWN_RULE, getattr(decoder, "stated", None) is None)
-    seconds = None if name == REMOTE_PROVIDER else settings(config).decoder_timeout or HOOK_TIMEOUT_S
+    seconds = None if name == REMOTE_PROVIDER else hook_seconds
     said = provider_name(config, name, providers(config)[name])
     return GuardedDecoder(decoder, CallLimit(said, seconds, stream()), count)
 
@@ -239,7 +242,7 @@ def provider_counts(config: pytest.Config) -> list[dict[str, Any]]:
         {"name": provider_name(config, name, plugin), "plugin": name, "foreign": name != OUR_PROVIDER}
         | {FEATURES: offered.get(name, {})}
         | counts.get(name, dict.fromkeys(PROVIDER_OUTCOMES, 0))
-        | ({RETRIES: retries} if (retries := getattr(plugin, RETRIES, 0)) else {})
+        | (plugin.request_counts if isinstance(plugin, RemoteProvider) else {})
         for name, plugin in providers(config).items()
         if wanted in (None, name)
     ]

@@ -17,9 +17,18 @@ from typing import Any, TextIO
 
 from emad_ref.audit.log_probs import session_log_probs
 from emad_ref.errors import EmadError
-from emad_ref.protocol import Decoder, Prompt, Session, Step, TokenLogProbs, Unsupported
+from emad_ref.protocol import (
+    Decoder,
+    GenerateArguments,
+    Prompt,
+    Session,
+    Step,
+    TokenArrivals,
+    TokenLogProbs,
+    Unsupported,
+)
 from emad_ref.record import Ints, Record
-from emad_ref.report.provenance import FORCED_DEPTHS, LOG_PROBS, SESSIONS
+from emad_ref.report.provenance import CONCURRENCY, FORCED_DEPTHS, LOG_PROBS, SESSIONS, STREAMING
 
 GRACE_S = 30.0  # seconds after the limit in which code in C may return
 CountFeature = Callable[[str, bool], None]  # feature, whether it was declined
@@ -36,23 +45,27 @@ class CallLimit:
         self._name, self._seconds, self._stream = name, seconds, stream
 
     @contextmanager
-    def __call__(self, call: str) -> Iterator[None]:
-        """Raises DecoderTooSlowError inside the block. Only a main thread of a POSIX system can be interrupted."""
+    def __call__(self, call: str, times: int = 1) -> Iterator[None]:
+        """Raises DecoderTooSlowError inside the block. Only a main thread of a POSIX system can be interrupted.
+
+        ``times``: requests of the call one after another, each of which has the time limit.
+        """
         can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
         if self._seconds is None or not can_interrupt:
             yield
             return
+        seconds = self._seconds * times
 
         def expire(number: int, frame: FrameType | None) -> None:
             raise DecoderTooSlowError(
-                f"{call} of {self._name} gave no answer within {self._seconds:g} s; find out what it waits for, or set "
+                f"{call} of {self._name} gave no answer within {seconds:g} s; find out what it waits for, or set "
                 "--emad-decoder-timeout"
             )
 
         before = signal.signal(signal.SIGALRM, expire)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         if self._stream is not None:
-            faulthandler.dump_traceback_later(self._seconds + GRACE_S, exit=True, file=self._stream)
+            faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=self._stream)
         try:
             yield
         finally:
@@ -69,7 +82,15 @@ class GuardedDecoder:
         self._decoder, self._limit, self._count = decoder, limit, count
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoder, name)
+        value = getattr(self._decoder, name)
+        return self._limited(name, value) if name == "draft_counts" else value
+
+    def _limited(self, name: str, call: Callable[[], Any]) -> Callable[[], Any]:
+        def limited() -> Any:
+            with self._limit(name):
+                return call()
+
+        return limited
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         with self._limit("generate"):
@@ -87,6 +108,26 @@ class GuardedDecoder:
                 return session_log_probs(self, prompts, max_new, top)
             with self._limit("log_probs"):
                 return list(ask(prompts, max_new, top))
+
+    def token_arrivals(
+        self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
+    ) -> Sequence[TokenArrivals]:
+        def count(feature: str, declined: bool) -> None:
+            if stream or declined:  # a whole answer shows no stream
+                self._count(feature, declined)
+
+        ask = getattr(self._decoder, "token_arrivals", None)
+        with counted(count, STREAMING), self._limit("token_arrivals"):
+            if ask is None:
+                raise Unsupported("the decoder streams nothing")
+            return list(ask(prompts, max_new, stop, stream))
+
+    def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> Sequence[Record]:
+        ask = getattr(self._decoder, "generate_at_once", None)
+        with counted(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
+            if ask is None:
+                raise Unsupported("the decoder takes one request at a time")
+            return list(ask(requests, at_once))
 
     def synchronize(self) -> None:
         with self._limit("synchronize"):
@@ -142,7 +183,8 @@ class GuardedSession:
             self._session.drop(rows)
 
     def close(self) -> None:
-        self._session.close()
+        with self._limit("close"):
+            self._session.close()
 
 
 @contextmanager

@@ -7,25 +7,31 @@ judged in one pass of the lens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from emad_ref.audit.answers import AnsweredRequest
-from emad_ref.audit.decoding_checks import count_answer, judge_work, read_record
-from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
+from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.lens import PrefixLens, ProbeReadouts
+from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Decoder, Prompt
+from emad_ref.protocol import Decoder, GenerateArguments, Prompt, TokenArrivals, Unsupported
 from emad_ref.record import Ints, Record
 
 MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 9  # variations of it, itself included
+AT_ONCE = (2, 8)  # requests at once
+SENT = 2  # times that each request is sent beside others
+REPLACEMENT = "\ufffd"  # what stands for an incomplete character
+SHOWN = 20  # characters of a text that a complaint shows
 MIN_ENDING_IDS = 3  # different ids of the largest stop set that must end a row
 
 
@@ -277,6 +283,193 @@ def repetitions(
         emitted = [tokens.tolist() for tokens in answers[0].record.emitted]
         judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
     return judge.tally.finding()
+
+
+# ---------------------------------------------------------------- requests at once, and streamed ones
+
+
+def simultaneous(
+    under_test: DecoderUnderTest,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    rng: np.random.Generator,
+    at_once: Sequence[int] = AT_ONCE,
+) -> Finding:
+    """Check that a request sent beside others, from a thread of its own, gets the tokens that it gets alone.
+
+    The requests differ in length, ``max_new`` and stop set. Alone they are held against the lens. Then each is sent
+    twice in random order, for each number of ``at_once``; the two longest follow requests that share their first half.
+    Other tokens than alone must be a tie. Discriminating are requests whose tokens differ from those of the next.
+
+    Raises:
+        Unsupported: the decoder takes one request at a time.
+        BadArgument: ``max_new`` below 3, or fewer than two prompts.
+    """
+    decoder = under_test.decoder
+    if max_new < 3 or len(prompts) < 2:
+        raise BadArgument("max_new, prompts", (max_new, len(prompts)), "at least 3 new tokens of 2 prompts")
+    ask = getattr(decoder, "generate_at_once", None)
+    if ask is None:
+        raise Unsupported("the decoder takes one request at a time")
+    judge = Judge.of("requests at once", under_test)
+    with judge.tally:
+        requests = _various_requests(decoder, prompts, max_new)
+        alone = [generate_answer(decoder, *request) for request in requests]
+        judge_answers(judge, alone)
+        for threads in at_once:
+            chosen = [at for _ in range(SENT) for at in _sending_order(len(requests), rng)]
+            with _refuted_by_errors(f"{threads} requests at once"):
+                records = ask([requests[at] for at in chosen], threads)
+            judge.tally.require(
+                len(records) == len(chosen), f"{len(records)} answers to {len(chosen)} requests, {threads} at once"
+            )
+            for at, record in zip(chosen, records, strict=True):
+                _judge_beside_others(judge, alone[at], record, f"{threads} requests at once, request {at}")
+        emitted = [answer.record.emitted[0].tolist() for answer in alone]
+        judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
+    return judge.tally.finding()
+
+
+def _various_requests(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> list[GenerateArguments]:
+    """A request for each prompt, the longest first; before the first two, one each that shares their first half."""
+    longest = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
+    rows = []
+    for prompt, other in zip(longest[:2], longest[1::-1], strict=True):
+        half, length = prompt.tokens[: len(prompt.tokens) // 2], len(prompt.tokens)
+        rows += [Prompt(np.resize(np.concatenate([half, other.tokens[::-1]]), length)), prompt]
+    rows += longest[2:]
+    requests: list[GenerateArguments] = []
+    for at, prompt in enumerate(rows):
+        new, stop = max_new - at % 3, frozenset[int]()
+        if at % 3 == 1:
+            emitted = decoder.generate([prompt], new, stop).emitted[0]
+            stop = frozenset({int(emitted[len(emitted) // 2])})
+        requests.append(([prompt], new, stop))
+    return requests
+
+
+def _sending_order(count: int, rng: np.random.Generator) -> list[int]:
+    """``range(count)`` shuffled, in which 0 and 1, and 2 and 3, stay neighbours."""
+    units = [[0, 1], [2, 3], *([at] for at in range(4, count))]
+    return [at for unit in rng.permutation(len(units)) for at in units[unit]]
+
+
+@contextmanager
+def _refuted_by_errors(name: str) -> Iterator[None]:
+    """An error of the decoder, a time limit included, is a complaint inside the block: alone it answers these."""
+    try:
+        yield
+    except (Unsupported, AuditRefutedError):
+        raise
+    except Exception as error:
+        raise AuditRefutedError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, name: str) -> None:
+    """Hold an answer that was given beside others against the one given alone; a difference must be a tie."""
+    beside = replace(alone, record=record)
+    with prefix_complaints(f"{name}: "):
+        read_record(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
+    same = [one.tolist() for one in record.emitted] == [one.tolist() for one in alone.record.emitted]
+    if same:
+        count_answer(judge.tally, record, beside.prompts)
+    else:
+        with prefix_complaints(f"{name}: other tokens than alone; "):
+            judge_answers(judge, [beside])  # passes where both are the argmax up to the tolerance
+    judge.tally.live["requests_at_once"] += 1
+
+
+def streams(
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, at_once: Sequence[int] = (1, *AT_ONCE)
+) -> tuple[Finding, dict[int, list[TokenArrivals]]]:
+    """Check that streamed tokens and text are those of whole answers, with each of ``at_once`` requests side by side.
+
+    Whole answers are held against the lens. A streamed token that differs must be a tie, and no stream may be shorter
+    or longer. Text is compared without incomplete characters at its end, which a stream need not send. Discriminating
+    are answers that differ from the next.
+
+    Also returns the answers by the number of requests at once; 0: unstreamed.
+
+    Raises:
+        Unsupported: the decoder streams nothing.
+    """
+    decoder, rows = under_test.decoder, range(len(prompts))
+    ask = getattr(decoder, "token_arrivals", None)
+    if ask is None:
+        raise Unsupported("the decoder streams nothing")
+    judge, arrivals = Judge.of("streams", under_test), dict[int, list[TokenArrivals]]()
+    with judge.tally:
+        alone = [generate_answer(decoder, [prompt], max_new) for prompt in prompts]
+        emitted = [answer.record.emitted[0] for answer in alone]
+        middle = int(emitted[0][len(emitted[0]) // 2])
+        alone.append(generate_answer(decoder, prompts[:1], max_new, [middle]))
+        judge_answers(judge, alone)
+        whole = [each for row in rows for each in ask([prompts[row]], max_new, NO_STOP, False)]
+        arrivals[0] = whole
+        for row in rows:
+            _judge_arrivals(judge, prompts[row], whole[row], emitted[row], f"row {row}, unstreamed")
+        for count in at_once:
+            arrivals[count] = []
+            for first in [*range(0, len(prompts), count)] * SENT:
+                chosen = [*rows, *rows][first : first + count]
+                with _refuted_by_errors(f"rows {chosen}, {count} streams at once"):
+                    streamed = ask([prompts[row] for row in chosen], max_new, NO_STOP, True)
+                judge.tally.require(len(streamed) == len(chosen), f"{len(streamed)} streams for {len(chosen)} prompts")
+                for row, each in zip(chosen, streamed, strict=True):
+                    name = f"row {row}, streamed beside {count - 1}"
+                    _judge_arrivals(judge, prompts[row], each, emitted[row], name, whole[row].text)
+                    judge.tally.live["streamed_tokens"] += len(each.tokens)
+                arrivals[count] += streamed
+        (ended,) = ask(prompts[:1], max_new, frozenset({middle}), True)
+        expected = alone[-1].record.emitted[0]
+        _judge_arrivals(judge, prompts[0], ended, expected, "row 0, streamed to a stop token", ends=True)
+        judge.tally.discriminating += sum(one.tolist() != other.tolist() for one, other in pairwise(emitted))
+    return judge.tally.finding(), arrivals
+
+
+def _judge_arrivals(
+    judge: Judge,
+    prompt: Prompt,
+    found: TokenArrivals,
+    expected: Ints,
+    name: str,
+    text: str | None = None,
+    *,
+    ends: bool = False,
+) -> None:
+    """Require the ``expected`` tokens, ``text`` unless that is None, and times that only rise.
+
+    ``ends``: a stop token may end the row, so after a tie it may have another length.
+    """
+    assert judge.lens is not None, "a tie is one by the lens"
+    tokens, wanted = found.tokens.tolist(), expected.tolist()
+    judge.tally.n += len(wanted)
+    if tokens != wanted:
+        at = _shared_length(tokens, wanted)
+        where = f"{name}: {len(tokens)} tokens, but {len(wanted)} in the whole answer; they part at new token {at}"
+        judge.tally.require(len(tokens) == len(wanted) or ends, where)
+        same = same_tokens(judge.lens, judge.tolerance, [prompt], [tokens], [wanted], most_ties=1.0)
+        judge.tally.require(same.passed is True, f"{name}: {same.detail}")
+        judge.tally.ties += 1
+    elif text is not None and found.text is not None:
+        shown, told = found.text.rstrip(REPLACEMENT), text.rstrip(REPLACEMENT)
+        at = _shared_length(shown, told)
+        judge.tally.require(
+            shown == told,
+            f"{name}: the same tokens, but other text from character {at} on: {shown[at : at + SHOWN]!r}, and "
+            f"{told[at : at + SHOWN]!r} in the whole answer",
+        )
+    seconds = [*np.asarray(found.seconds, dtype=np.float64).tolist(), float(found.whole_s)]
+    judge.tally.require(
+        len(seconds) == len(tokens) + 1 and seconds[0] >= 0 and seconds == sorted(seconds),
+        f"{name}: {len(seconds) - 1} arrivals for {len(tokens)} tokens, or times that do not rise",
+    )
+
+
+def _shared_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Length of the beginning that both have."""
+    shared = min(len(one), len(other))
+    return next((at for at in range(shared) if one[at] != other[at]), shared)
 
 
 # ---------------------------------------------------------------- sessions and decoders side by side

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO
+from typing import Any, TextIO
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.windows import window_size
@@ -228,9 +228,13 @@ class RemoteDecoders:
         return self._remote.open(request, model, loaded.geometry.vocabulary)
 
     @property
-    def retries(self) -> int:
-        """Requests that a server put off and that were sent again."""
-        return 0 if self._engine is None else self._engine.retries
+    def request_counts(self) -> dict[str, Any]:
+        """Requests to a server, and how many were sent again, by reason; {} without a server."""
+        if self._engine is None:
+            return {}
+        counts = self._engine.counts
+        again = {"retries": counts.retries, "retry_reasons": dict(counts.reasons)} if counts.retries else {}
+        return {"requests": counts.requests} | again
 
     def _noise(self, loaded: LoadedModel) -> float:
         return 0.0 if self._dtype is None else tolerance(loaded.geometry.family, self._dtype, "cuda")

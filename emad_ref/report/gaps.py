@@ -12,6 +12,7 @@ Under ``--emad-gate decoder`` a decoder is judged by what it can change and what
 stay open. A request feature (exits, sampling, a schedule, a field of points) counts as not offered if its provider
 declines it every time. Tests that need such a feature may stay open; a request without one must not be declined.
 Without exits, a call may be declined in every test except those of tier ``tokens`` (``report.tiers``).
+Streaming and requests at once are owed under no gate: a decoder that declines them every time offers none.
 
 ``--emad-tier`` narrows the required tests to those of the tier, and fails on less than the tier promises. A run of
 which a person typed a part alone (``-k``, a file) proves nothing: its gaps fail it only under ``--emad-tier`` or
@@ -29,9 +30,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER, is_below
-from emad_ref.report.provenance import EXITS, SAMPLING, not_offered
+from emad_ref.report.provenance import CONCURRENCY, EXITS, STREAMING, not_offered
 from emad_ref.report.schema import Report
-from emad_ref.report.tiers import is_of_tier, judging_tests, parameters_of, shortfalls
+from emad_ref.report.tiers import OPTIONAL, is_of_tier, judging_tests, parameters_of, shortfalls
 from emad_ref.statistics.gate import METHOD_ROWS, UNDECIDED
 from emad_ref.statistics.goldens import no_comparison_reason
 from emad_ref.statistics.verdicts import Claim
@@ -77,11 +78,18 @@ def find_gaps(
 
 
 def declined_tests(report: Report) -> list[Mapping[str, Any]]:
-    """Tests that the decoder may decline and did: under gate ``decoder``, those for features that it never offers."""
-    missing_features = _features_not_offered(report)
+    """Tests that the decoder may decline and did: those for ``excused_features``."""
     refused = [entry for entry in report["tests"] if entry["outcome"] == "skipped" and entry["kind"] == "refused"]
-    models = report["settings"].get("models", ())
+    if not refused:
+        return []
+    missing_features, models = excused_features(report), report["settings"].get("models", ())
     return [entry for entry in refused if _may_decline(entry, missing_features, models)]
+
+
+def excused_features(report: Report) -> frozenset[str]:
+    """Features that the decoder never offers and need not: under gate ``decoder`` any, else those never owed."""
+    never_owed = not_offered(report["decoder"]["providers"]) & {STREAMING, CONCURRENCY}
+    return _features_not_offered(report) | never_owed
 
 
 def _features_not_offered(report: Report) -> frozenset[str]:
@@ -90,7 +98,7 @@ def _features_not_offered(report: Report) -> frozenset[str]:
 
 def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], models: Sequence[str]) -> bool:
     if entry["shipped"] and is_of_tier("tokens", entry["shipped"], parameters_of(entry["nodeid"], models)):
-        missing_features &= {SAMPLING}  # nothing else of a plain request may be declined
+        missing_features &= OPTIONAL.keys()  # nothing else of a plain request may be declined
     if "features" in entry:  # the decoder declined a whole request, or a counted call
         return not missing_features.isdisjoint(entry["features"])
     # it declined another call: without exits, calls with skip counts may be declined as well

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -82,9 +83,14 @@ def git_describe(folder: Path) -> str | None:
 ANSWERED, DECLINED, NONE = "answered", "declined", "none"
 PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
 FEATURES = "features"  # feature (anything beyond greedy requests at full depth) → [answered, declined]
-RETRIES = "retries"  # requests that a server put off and that were sent again; a key where there are some
+# of a server: completions that were asked for, and where some were sent again, how many, and reason → how many
+REQUESTS, RETRIES, RETRY_REASONS = "requests", "retries", "retry_reasons"
 EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS = "exits", "sampling", "sessions", "forced depths"
 LOG_PROBS, OWN_RULE = "log-probabilities", "a rule of its own"
+STREAMING, CONCURRENCY = "streaming", "requests at once"
+
+
+SERVER_COUNTS = (REQUESTS, RETRIES, RETRY_REASONS)
 
 
 def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -94,16 +100,25 @@ def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[s
         for provider in part:
             empty = {**dict.fromkeys(PROVIDER_OUTCOMES, 0), FEATURES: {}}
             entry = merged.setdefault(
-                provider["plugin"], {name: value for name, value in provider.items() if name != RETRIES} | empty
+                provider["plugin"],
+                {name: value for name, value in provider.items() if name not in SERVER_COUNTS} | empty,
             )
             for what in PROVIDER_OUTCOMES:
                 entry[what] += provider[what]
-            if RETRIES in provider:
-                entry[RETRIES] = entry.get(RETRIES, 0) + provider[RETRIES]
+            for what in {REQUESTS, RETRIES} & provider.keys():
+                entry[what] = entry.get(what, 0) + provider[what]
+            if RETRY_REASONS in provider:
+                entry[RETRY_REASONS] = dict(Counter(entry.get(RETRY_REASONS, {})) + Counter(provider[RETRY_REASONS]))
             for feature, counts in provider.get(FEATURES, {}).items():
                 before = entry[FEATURES].get(feature, (0, 0))
                 entry[FEATURES][feature] = [one + other for one, other in zip(before, counts, strict=True)]
     return list(merged.values())
+
+
+def request_line(provider: Mapping[str, Any]) -> str:
+    """``412 requests, 3 retried (2 status 503, 1 connection reset)``, of a server."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(provider.get(RETRY_REASONS, {}).items()))
+    return f"{provider[REQUESTS]} requests, {provider.get(RETRIES, 0)} retried" + (f" ({reasons})" if reasons else "")
 
 
 def not_offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:

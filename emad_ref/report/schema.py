@@ -14,7 +14,8 @@ Schema 2 adds the conditions of the results, from the first test on:
     run         {"started" UTC, "duration_s", "command", "addopts" of the environment, "exit_status", "failures" of the
                 run as a whole, "asked": the selected shipped tests, "claims_file" with its hash, "project" with its
                 commit}
-    decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}
+    decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}; a
+                server's counts are "requests", and "retries" with "retry_reasons" where some were sent again
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
@@ -149,6 +150,9 @@ FEATURES = FieldForm(
         and all(isinstance(pair, list) and len(pair) == 2 and all(map(COUNT.fits, pair)) for pair in value.values())
     ),
 )
+COUNTS = FieldForm(
+    "reason → a whole number", lambda value: isinstance(value, dict) and all(map(COUNT.fits, value.values()))
+)
 
 PARTS: dict[str, FieldForm] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
     "settings": OBJECT,
@@ -215,6 +219,8 @@ OBJECT_KEYS: dict[str, dict[str, FieldForm]] = {
     "decoder": {"name": TEXT, "foreign": FLAG, "providers": LIST, "overlooked": TEXTS},
 }
 PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "declined": COUNT, "none": COUNT}
+# optional keys of a provider
+PROVIDER_COUNTS = {"features": FEATURES, "requests": COUNT, "retries": COUNT, "retry_reasons": COUNTS}
 # optional settings that decide what fails a run or what is shown of it
 SETTINGS = {"models": TEXTS, "budget": TEXT, "gate": TEXT, "gate_claims": TEXTS, "inconclusive": TEXT}
 # part → optional keys of an entry
@@ -278,9 +284,7 @@ def read_report(place: Path) -> Report:
     _require(path, "settings", data["settings"], _present_forms(SETTINGS, data["settings"]))
     for number, provider in enumerate(data["decoder"]["providers"] if data["schema"] > 1 else ()):
         _require_object(path, f"decoder.providers[{number}]", provider)
-        _require(
-            path, f"decoder.providers[{number}]", provider, PROVIDER | _present_forms({"features": FEATURES}, provider)
-        )
+        _require(path, f"decoder.providers[{number}]", provider, PROVIDER | _present_forms(PROVIDER_COUNTS, provider))
     return dict(data)
 
 

@@ -21,10 +21,11 @@ from tabulate import tabulate
 
 from emad_ref.report.deselection import deselection_lines
 from emad_ref.report.figures import RISE, rising_rows
-from emad_ref.report.gaps import declined_tests, is_partial
+from emad_ref.report.gaps import declined_tests, excused_features, is_partial
 from emad_ref.report.markdown import escape_markdown
-from emad_ref.report.provenance import RETRIES, not_offered
+from emad_ref.report.provenance import REQUESTS, RETRIES, request_line
 from emad_ref.report.schema import Report
+from emad_ref.report.tables import STREAM_TIMES, stream_words
 from emad_ref.report.tiers import tier_line
 from emad_ref.statistics import goldens, number_format
 from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of
@@ -295,15 +296,18 @@ def _run_remarks(report: Report) -> Iterator[str]:
         if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
             yield tier_line(report)
     for provider in decoder["providers"]:
-        if provider.get(RETRIES):
+        if REQUESTS in provider:
+            yield f"{provider['name']}: {request_line(provider)}"
+        elif provider.get(RETRIES):  # a report of an earlier version
             yield f"{provider['name']} put off {provider[RETRIES]} requests, which were sent again"
+    yield from _stream_remarks(report)
     if decoder.get("foreign") and is_partial(report):
         yield (
             f"THIS RUN PROVES NOTHING: {report['run']['partial']} selects a part of the suites; a proof runs them "
             "whole, with --emad-tier or --emad-expect-decoder, and passes `emad verify`"
         )
     if "tests" in report and (declined := declined_tests(report)):
-        features = ", ".join(sorted(not_offered(decoder["providers"])))
+        features = ", ".join(sorted(excused_features(report)))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
     for model in report["models"]:
         remarks = model.get("remarks")
@@ -317,6 +321,14 @@ def _run_remarks(report: Report) -> Iterator[str]:
     yield from deselection_lines(report.get("deselected", ()))
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
+
+
+def _stream_remarks(report: Report) -> Iterator[str]:
+    """Times of streamed answers, by the number of requests at once, beside whole answers."""
+    for table in report["tables"]:
+        if table["title"] == STREAM_TIMES:
+            of = f" of {table['model']}" if len(report["settings"].get("models", ())) > 1 else ""
+            yield f"times in ms, median (95 % within){of}: {'; '.join(map(stream_words, table['rows']))}"
 
 
 def _profile_remarks(report: Report) -> Iterator[str]:

@@ -10,10 +10,12 @@ each part begins with the key columns: the first, or as many as are asked for.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -22,6 +24,13 @@ from emad_ref.statistics import number_format
 from emad_ref.statistics.gate import UNDECIDED
 from emad_ref.statistics.number_format import ABSENT as ABSENT
 
+if TYPE_CHECKING:
+    from emad_ref.protocol import TokenArrivals
+
+STREAM_TIMES = "Times of streamed answers"
+AT_ONCE, FIRST_TOKEN, BETWEEN, WHOLE = "requests at once", "first token, ms", "between tokens, ms", "whole answer, ms"
+UNSTREAMED = "1, unstreamed"
+WITHIN = " (95 %)"  # ends the name of a column that holds the 95th percentile, and not the median
 COLUMN_GAP = 2  # blanks that tabulate puts between columns
 HEADING_GAP = 2  # tabulate makes a column so much wider than its heading
 MIN_WORDS_WIDTH = 16
@@ -37,6 +46,40 @@ class Cell:
 
 
 Row = dict[str, Cell]
+
+
+def stream_rows(arrivals: Mapping[int, Sequence[TokenArrivals]]) -> list[dict[str, Any]]:
+    """Median and 95th percentile of times in ms. ``arrivals``: answers by number of requests at once, 0: unstreamed.
+
+    Tokens that arrive together share the time since those before them.
+    """
+    rows = []
+    for at_once, answers in arrivals.items():
+        times: dict[str, list[float]] = {FIRST_TOKEN: [], BETWEEN: [], WHOLE: [each.whole_s for each in answers]}
+        for each in answers if at_once else ():
+            arrived = [(seconds, len(list(group))) for seconds, group in groupby(each.seconds.tolist())]
+            times[FIRST_TOKEN] += [seconds for seconds, _ in arrived[:1]]
+            times[BETWEEN] += [(b - a) / held for (a, _), (b, held) in pairwise(arrived) for _ in range(held)]
+        row: dict[str, Any] = {AT_ONCE: str(at_once) if at_once else UNSTREAMED, "answers": len(answers)}
+        for name, seconds in times.items():
+            row |= {name: _percentile_ms(seconds, 0.5), f"{name}{WITHIN}": _percentile_ms(seconds, 0.95)}
+        rows.append(row)
+    return rows
+
+
+def _percentile_ms(seconds: Sequence[float], share: float) -> float | None:
+    """The smallest of ``seconds`` that at least ``share`` of them do not exceed, in ms; None of none."""
+    return round(1e3 * sorted(seconds)[math.ceil(share * len(seconds)) - 1], 3) if seconds else None
+
+
+def stream_words(row: Mapping[str, Any]) -> str:
+    """``8 at once: first token 12 (15), between tokens 3.1 (4), whole answer 60 (70)``, of a row of ``stream_rows``."""
+    times = [
+        f"{name.removesuffix(', ms')} {row[name]:.3g} ({row[f'{name}{WITHIN}']:.3g})"
+        for name in (FIRST_TOKEN, BETWEEN, WHOLE)
+        if row.get(name) is not None
+    ]
+    return f"{row[AT_ONCE]}{'' if row[AT_ONCE] == UNSTREAMED else ' at once'}: {', '.join(times)}"
 
 
 def text_table(rows: Sequence[Row], width: int, keys: int = 1) -> str:

@@ -13,6 +13,8 @@ A test counts as live if its audit passed. ``live_counts`` adds up what the deco
     rows_together    rows of the largest request
     stop_hits        rows that a stop id ended
     samples          tokens drawn at a temperature above 0, if the decoder offers sampling at all
+    streamed_tokens  tokens that were streamed, if the decoder streams
+    requests_at_once requests sent beside others, from threads of their own, if the decoder takes them
     log_probs, prompt_log_probs   log-probabilities of new tokens and their rivals, and of prompt tokens
     session_positions, rollbacks, dropped_rows   of sessions, in tokens and rows
     forced_positions tokens that sessions were fed at a depth of the judge's choice
@@ -25,7 +27,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.report.deselection import is_below
-from emad_ref.report.provenance import EXITS, LOG_PROBS, OWN_RULE, SAMPLING, SESSIONS, not_offered, offered
+from emad_ref.report.provenance import (
+    CONCURRENCY,
+    EXITS,
+    LOG_PROBS,
+    OWN_RULE,
+    SAMPLING,
+    SESSIONS,
+    STREAMING,
+    not_offered,
+    offered,
+)
 from emad_ref.report.schema import Report
 
 STATED_CLAIM = "ENG-7"  # decides what a decoder states of a rule of its own
@@ -50,6 +62,8 @@ _REQUESTS = "suites/invariants/test_requests.py::"
 _DEPTH = "suites/invariants/test_depth.py::"
 _SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 _BATCHES = f"{_REQUESTS}test_batches_as_large_as_verdicts_read_decide_row_by_row"
+_STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
+_AT_ONCE = f"{_REQUESTS}test_requests_at_once_get_the_answers_that_each_gets_alone"
 _PREFIXES = f"{_REQUESTS}test_prompts_that_share_a_beginning_are_read_to_their_ends"
 
 TIERS: dict[str, Tier] = {
@@ -65,6 +79,8 @@ TIERS: dict[str, Tier] = {
             (_PREFIXES, "full"),
             (f"{_REQUESTS}test_repeated_and_reordered_requests_get_the_same_answers", ""),
             (f"{_REQUESTS}test_rows_end_at_any_stop_token_and_at_no_other", "full"),
+            (_STREAMS, ""),
+            (_AT_ONCE, ""),
         ),
         {
             "positions": 2000,
@@ -74,6 +90,8 @@ TIERS: dict[str, Tier] = {
             "rows_together": 16,
             "stop_hits": 20,
             "samples": 1500,
+            "streamed_tokens": 400,
+            "requests_at_once": 32,
         },
     ),
     "logprobs": Tier(
@@ -108,6 +126,15 @@ TIERS: dict[str, Tier] = {
     ),
     "claims": Tier(OWN_RULE, (("suites/cost/test_claims.py::test_claim", STATED_CLAIM),), {}, includes=("tokens",)),
 }
+
+
+# features that a decoder may decline in every request, and then owes neither their test nor their count
+OPTIONAL = {
+    SAMPLING: (_SAMPLING, "samples"),
+    STREAMING: (_STREAMS, "streamed_tokens"),
+    CONCURRENCY: (_AT_ONCE, "requests_at_once"),
+}
+LIMITS = {SAMPLING: "greedy alone", STREAMING: "streams nothing", CONCURRENCY: "one request at a time"}
 
 
 def included(tier: str) -> list[str]:
@@ -171,12 +198,15 @@ def shortfalls(report: Report, tier: str) -> Iterator[str]:
     if tier not in (reached := offered_tiers(report)):
         missing = [TIERS[name].feature for name in included(tier) if name not in reached]
         yield f"tier {tier}: the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
-    without = {name for name in not_offered(providers) if name == SAMPLING}
+    declined = OPTIONAL.keys() & not_offered(providers)
+    if not any(provider["foreign"] for provider in providers):
+        declined |= {STREAMING, CONCURRENCY}  # ours streams nothing, and takes one request at a time
+    free = {part for name in declined for part in OPTIONAL[name]}
     models, counts = report["settings"].get("models", ()), live_counts(report)
     for model, id in zip(models, model_ids(models), strict=True):
         live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, id)]
         for test, case in judging_tests(tier):
-            if test == _SAMPLING and without:
+            if test in free:
                 continue
             if not any(is_below(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
                 yield f"tier {tier}: {test}{f' [{case}]' if case else ''} is not live for {model}"
@@ -184,7 +214,7 @@ def shortfalls(report: Report, tier: str) -> Iterator[str]:
         for name, least in ((name, n) for each in included(tier) for name, n in TIERS[each].promise.items()):
             value = found.get(name, 0)
             reached_count = len(value) if isinstance(value, list) else value
-            if reached_count < least and not (name == "samples" and without):
+            if reached_count < least and name not in free:
                 yield f"tier {tier} promises {name}={least} for {model}, but {reached_count} were live"
         if 1 not in found.get("prompt_lengths", (1,)):
             yield f"tier {tier}: no prompt of a single token was live for {model}"
@@ -221,5 +251,7 @@ def tier_line(report: Report) -> str:
         told = [f"{len(value) if isinstance(value, list) else value} {name.replace('_', ' ')}"
                 for name, value in found.items()]  # fmt: skip
         parts.append(f"{f'{model}: ' if len(counts) > 1 else ''}{', '.join(told)}")
-    greedy = " (greedy alone)" if SAMPLING in not_offered(report["decoder"]["providers"]) else ""
-    return f"tier {offered_tiers(report)[-1]}{greedy}; live: {'; '.join(parts) or 'nothing'}"
+    missing = not_offered(report["decoder"]["providers"])
+    limits = [words for name, words in LIMITS.items() if name in missing]
+    limited = f" ({', '.join(limits)})" if limits else ""
+    return f"tier {offered_tiers(report)[-1]}{limited}; live: {'; '.join(parts) or 'nothing'}"

@@ -12,6 +12,12 @@ text ends no row: only the stop ids of the request do. llama.cpp takes no stop i
 behind the first of them.
 
 Each request has a time limit for its whole reply. ``EMAD_DECODER_TOKEN`` of the environment is sent as bearer token.
+
+A request is sent again, at most twice, if the server puts it off (status 429, 503) or resets the connection before the
+first byte of its reply. A reply that has begun is never asked for again: what it says counts. ``RequestCounts`` counts
+each request, and why it was sent again.
+
+Streamed replies are server-sent events (``stream: true``). A token arrives when the event that holds it is whole.
 """
 
 from __future__ import annotations
@@ -21,19 +27,24 @@ import json
 import os
 import re
 import ssl
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import cached_property
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import DraftCounts, Prompt, Request, TokenLogProbs, Unsupported
+from emad_ref.protocol import DraftCounts, Prompt, Request, TokenArrivals, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.token_decoder import Completion, TokenDecoder
+from emad_ref.token_decoder import Completion, TokenDecoder, run_at_once
 from emad_ref.wire.address import UrlAddress
 from emad_ref.wire.client import TIMEOUT_REMEDY, DecoderFailed
 
@@ -42,8 +53,11 @@ LARGEST_REPLY = 64 << 20  # bytes
 QUOTED = 300  # characters of a reply that a message shows
 SERVED_REMEDY = "docs/engines.md says what a server must answer"
 TOKEN_ID = "token_id:"  # how vLLM names a token whose id was asked for
-WAITS_S = (0.5, 2.0)  # before a request that the server put off is sent again
+WAITS_S = (0.5, 2.0)  # before a request is sent again, unless the server says how long (Retry-After)
 PUT_OFF = (429, 503)  # statuses: too many requests, not ready
+NO_STREAM = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses ``stream: true``
+EVENTS = "text/event-stream"
+WHOLE_AT_ONCE = 8  # tokens from which on an answer in a single event is not streamed
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -56,16 +70,29 @@ Reading = TypeVar("Reading")
 
 
 class CompletionInterface(Protocol):
-    """How one kind of server is asked. ``path``: of completions; ``window``: positions it serves, 0 if it says none."""
+    """How one kind of server is asked. ``path``: of completions; ``window``: positions it serves, 0 if it says none.
+
+    ``vocabulary``: tokens of the served model, 0 if it does not say.
+    """
 
     path: str
     window: int
+    vocabulary: int
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         """The JSON body of one request."""
 
     def completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
         """What a reply holds. Raises Unsupported, KeyError, TypeError, ValueError, IndexError."""
+
+    def text(self, reply: Mapping[str, Any]) -> str | None:
+        """The text of a reply; None: it has none."""
+
+    def event_tokens(self, event: Mapping[str, Any]) -> list[int]:
+        """Token ids in one event of a stream. Raises as ``completion``."""
+
+    def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The reply that ``events`` of a stream make together. Raises as ``completion``, also for a stream cut off."""
 
     def log_probs_body(self, top: int) -> dict[str, Any]:
         """What a body has besides, so that the reply holds the ``top`` likeliest tokens."""
@@ -89,6 +116,7 @@ class OpenAIInterface:
     """``/v1/completions`` of vLLM, SGLang and others. ``model``: the name that the server gives its model."""
 
     path = "/v1/completions"
+    vocabulary = 0
 
     def __init__(self, model: str, window: int):
         self._model, self.window = model, window
@@ -119,6 +147,27 @@ class OpenAIInterface:
             tokens = np.append(tokens, at)  # some servers leave out the token that stopped the row
         return Completion(tokens, stopped)
 
+    def text(self, reply: Mapping[str, Any]) -> str | None:
+        text = reply["choices"][0].get("text")
+        return text if isinstance(text, str) else None
+
+    def event_tokens(self, event: Mapping[str, Any]) -> list[int]:
+        choices = event["choices"]  # none in an event of usage alone
+        ids: list[int] = _token_array((choices[0].get("token_ids") if choices else None) or []).tolist()
+        return ids
+
+    def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        choices = [event["choices"][0] for event in events if event["choices"]]
+        if not any(isinstance(choice.get("token_ids"), list) for choice in choices):
+            raise Unsupported("the server streams text without token ids (choices[0].token_ids)")
+        reasons = [choice for choice in choices if choice.get("finish_reason")]
+        if not reasons:
+            raise ValueError("the stream ended without a finish_reason")
+        tokens = [token for event in events for token in self.event_tokens(event)]
+        ended = {name: reasons[-1].get(name) for name in ("finish_reason", "stop_reason")}
+        text = "".join(choice.get("text") or "" for choice in choices)
+        return {"choices": [{"token_ids": tokens, "text": text} | ended]}
+
     def log_probs_body(self, top: int) -> dict[str, Any]:
         return {"logprobs": top, "prompt_logprobs": 1, "return_tokens_as_token_ids": True}
 
@@ -142,8 +191,8 @@ class LlamaCppInterface:
 
     path = "/completion"
 
-    def __init__(self, window: int):
-        self.window = window
+    def __init__(self, window: int, vocabulary: int = 0):
+        self.window, self.vocabulary = window, vocabulary
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         return UNFILTERED | {
@@ -166,6 +215,23 @@ class LlamaCppInterface:
         at = np.flatnonzero(np.isin(tokens, sorted(stop)))
         return Completion(tokens[: at[0] + 1], True) if len(at) else Completion(tokens, False)
 
+    def text(self, reply: Mapping[str, Any]) -> str | None:
+        text = reply.get("content")
+        return text if isinstance(text, str) else None
+
+    def event_tokens(self, event: Mapping[str, Any]) -> list[int]:
+        ids: list[int] = _token_array(event.get("tokens") or []).tolist()
+        return ids
+
+    def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if not events or not events[-1].get("stop"):
+            raise ValueError("the stream ended without an event that says stop")
+        tokens = [token for event in events for token in self.event_tokens(event)]
+        text = "".join(event.get("content") or "" for event in events)
+        if text and not tokens:
+            raise Unsupported("the server streams text without token ids (tokens)")
+        return {"tokens": tokens, "content": text}
+
     def log_probs_body(self, top: int) -> dict[str, Any]:
         return {"n_probs": top, "post_sampling_probs": False}
 
@@ -183,39 +249,126 @@ def _token_array(ids: Any) -> Ints:
     return np.array(ids, dtype=np.int64)
 
 
+class RequestCounts:
+    """Requests to a server, and how many were sent again, by reason. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.requests = 0
+        self.reasons: Counter[str] = Counter()
+
+    @property
+    def retries(self) -> int:
+        return self.reasons.total()
+
+    def count_request(self) -> None:
+        with self._lock:
+            self.requests += 1
+
+    def count_retry(self, reason: str) -> None:
+        with self._lock:
+            self.reasons[reason] += 1
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """``headers`` by name in lower case. ``kind``: the media type of the body."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def kind(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds of ``Retry-After``, which may be a date; None without one that can be read."""
+        value = self.headers.get("retry-after", "").strip()
+        try:
+            return max(0.0, float(value))
+        except ValueError:
+            pass
+        try:
+            until = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+class EventStream:
+    """Server-sent events of one reply, as its bytes arrive. ``events``: (seconds since ``restart``, data)."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything: the request is sent now."""
+        self._began, self._rest = time.perf_counter(), b""
+        self._data: list[str] = []
+        self.events: list[tuple[float, str]] = []
+
+    def take(self, part: bytes) -> None:
+        """Read whole lines of what has arrived; a line may be cut anywhere, also inside a character."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._take_line(line.rstrip(b"\r").decode("utf-8", "replace"))
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _take_line(self, line: str) -> None:
+        if line.startswith("data:"):
+            self._data.append(line.removeprefix("data:").removeprefix(" "))
+        elif not line and self._data:
+            self.events.append((self.seconds(), "\n".join(self._data)))
+            self._data = []
+
+
+class ReplyReset(OSError):
+    """The connection broke before the first byte of a reply."""
+
+
 class EngineClient:
-    """The server at ``address``; ``seconds`` limit each of its replies. ``retries``: requests that were sent again."""
+    """The server at ``address``; ``seconds`` limit each of its replies. ``counts``: of requests, for the report."""
 
     def __init__(self, address: UrlAddress, seconds: float):
         self.address, self._seconds = address, seconds
-        self.retries = 0
+        self.counts = RequestCounts()
 
     def open(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
         """A decoder for ``request`` of a model with ``window`` positions; ``noise``: of the precision that it states.
 
         Raises:
             Unsupported: exits, or a source.
-            DecoderFailed: no known server, or one that serves fewer positions.
+            DecoderFailed: no known server, one that serves fewer positions, or a model of another vocabulary.
         """
-        decoder = EngineDecoder(self, request, vocabulary, noise)
-        if 0 < self.interface.window < window:
-            came = f"the server serves {self.interface.window} positions, but the suites ask for {window}"
+        decoder, served = EngineDecoder(self, request, vocabulary, noise), self.interface
+        if 0 < served.window < window:
+            came = f"the server serves {served.window} positions, but the suites ask for {window}"
             raise self._failed("open", came, "serve the model with its whole window")
+        if served.vocabulary not in (0, vocabulary):
+            came = f"the server says that its model has {served.vocabulary} tokens, but the folder has {vocabulary}"
+            raise self._failed("open", came, "serve the model that --emad-model names")
         return decoder
 
     @cached_property
     def interface(self) -> CompletionInterface:
         """Raises DecoderFailed: neither interface answers."""
         properties = self._call("GET", "/props", None, optional=True)
-        if properties is not None and "default_generation_settings" in properties:
-            return LlamaCppInterface(int(properties["default_generation_settings"].get("n_ctx") or 0))
         served = self._call("GET", "/v1/models", None, optional=True)
         try:
             first = served["data"][0]  # type: ignore[index]  # None is caught as the rest
-            return OpenAIInterface(str(first["id"]), int(first.get("max_model_len") or 0))
-        except (KeyError, IndexError, TypeError) as error:
-            came = f"neither /props nor /v1/models names a model ({str(served)[:QUOTED]})"
-            raise self._failed("open", came, SERVED_REMEDY) from error
+            if properties is None or "default_generation_settings" not in properties:
+                return OpenAIInterface(str(first["id"]), int(first.get("max_model_len") or 0))
+            vocabulary = int((first.get("meta") or {}).get("n_vocab") or 0)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            if properties is None or "default_generation_settings" not in properties:
+                came = f"neither /props nor /v1/models names a model ({str(served)[:QUOTED]})"
+                raise self._failed("open", came, SERVED_REMEDY) from error
+            vocabulary = 0  # an older llama.cpp
+        return LlamaCppInterface(int(properties["default_generation_settings"].get("n_ctx") or 0), vocabulary)
 
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
@@ -232,11 +385,52 @@ class EngineClient:
 
         return self._read(body, read)
 
+    def token_arrivals(
+        self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int, stream: bool
+    ) -> TokenArrivals:
+        """One row as it arrives. Raises Unsupported, DecoderFailed."""
+        body, interface = self.interface.body(prompt, max_new, stop, temperature, seed), self.interface
+        received = EventStream()
+        if not stream:
+            reply = self._read(body, lambda reply: (interface.completion(reply, stop), interface.text(reply)))
+            tokens, whole_s = reply[0].tokens, received.seconds()
+            return TokenArrivals(tokens, np.full(len(tokens), whole_s), whole_s, reply[1])
+        answer = self._send("POST", interface.path, body | {"stream": True}, received)
+        if answer.status in NO_STREAM:
+            raise Unsupported(f"the server refuses stream=true (status {answer.status}: {answer.text[:QUOTED]!r})")
+        if answer.status != 200:
+            raise self._bad_status(f"POST {interface.path}", answer)
+        if answer.kind != EVENTS:
+            raise Unsupported(
+                f"the server answers stream=true with {answer.kind or 'no media type'}, and not by events"
+            )
+        whole_s = received.seconds()
+        with self._readable(received.events):
+            return self._joined_arrivals(received.events, stop, whole_s)
+
+    def _joined_arrivals(
+        self, received: Sequence[tuple[float, str]], stop: frozenset[int], whole_s: float
+    ) -> TokenArrivals:
+        """Raises as ``CompletionInterface.joined``."""
+        timed = [(seconds, json.loads(data)) for seconds, data in received if data.strip() != "[DONE]"]
+        for _, event in timed:
+            if "error" in event:
+                raise ValueError(f"an event says error={str(event['error'])[:QUOTED]}")
+        reply = self.interface.joined([event for _, event in timed])
+        tokens = self.interface.completion(reply, stop).tokens
+        held = [len(self.interface.event_tokens(event)) for _, event in timed]
+        seconds = np.repeat([seconds for seconds, _ in timed], held)
+        # a stop token that the server leaves out is known when its last event arrives
+        seconds = np.append(seconds, [timed[-1][0]] * max(0, len(tokens) - len(seconds)))[: len(tokens)]
+        if sum(map(bool, held)) == 1 and len(tokens) >= WHOLE_AT_ONCE:
+            raise Unsupported(f"the server sends all {len(tokens)} tokens of an answer in one event")
+        return TokenArrivals(tokens, seconds, whole_s, self.interface.text(reply))
+
     def draft_counts(self) -> DraftCounts:
         """Counters of drafts as vLLM exports them, summed over its engines. Raises Unsupported: the server has none."""
-        status, text = self._exchange("GET", "/metrics", None, time.monotonic() + self._seconds)
-        drafts, accepted = DRAFTS.findall(text), ACCEPTED.findall(text)
-        if status != 200 or not drafts:
+        reply = self._exchange("GET", "/metrics", None, time.monotonic() + self._seconds)
+        drafts, accepted = DRAFTS.findall(reply.text), ACCEPTED.findall(reply.text)
+        if reply.status != 200 or not drafts:
             raise Unsupported("the server counts no drafts (vllm:spec_decode_num_drafts of /metrics)")
         counts = np.zeros(1 + max((int(at) for at, _ in accepted), default=-1), dtype=np.int64)
         for at, value in accepted:
@@ -247,9 +441,15 @@ class EngineClient:
         """What ``read`` makes of the reply to ``body``."""
         reply = self._call("POST", self.interface.path, body)
         assert reply is not None, "only an optional call may be missing"
-        try:
+        with self._readable(reply):
             return read(reply)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+
+    @contextmanager
+    def _readable(self, reply: Any) -> Iterator[None]:
+        """Inside the block, a reply that lacks a part is a failure of the decoder."""
+        try:
+            yield
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
             came = f"a reply without what was asked ({type(error).__name__}: {error}): {str(reply)[:QUOTED]}"
             raise self._failed("generate", came, SERVED_REMEDY) from error
 
@@ -257,42 +457,77 @@ class EngineClient:
         self, method: str, path: str, body: Mapping[str, Any] | None, *, optional: bool = False
     ) -> dict[str, Any] | None:
         """The JSON object that ``path`` answers; None where an ``optional`` path is not served."""
-        call, deadline = f"{method} {path}", time.monotonic() + self._seconds
-        try:
-            status, text = self._exchange(method, path, body, deadline)
-            for wait in WAITS_S if status in PUT_OFF and not optional else ():
-                self.retries += 1
-                time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
-                status, text = self._exchange(method, path, body, deadline)
-                if status not in PUT_OFF:
-                    break
-        except TimeoutError as error:
-            raise self._failed(call, f"no whole reply within {self._seconds:g} s", TIMEOUT_REMEDY) from error
-        except (OSError, http.client.HTTPException) as error:
-            came = f"no reply ({type(error).__name__}: {error})"
-            raise self._failed(call, came, "is it started, and is this its address?") from error
-        if optional and status in (401, 403):
-            raise self._failed(call, f"status {status}", f"set {TOKEN_VARIABLE} to the server's key")
-        if optional and status != 200:
+        call, answer = f"{method} {path}", self._send(method, path, body)
+        if optional and answer.status in (401, 403):
+            raise self._failed(call, f"status {answer.status}", f"set {TOKEN_VARIABLE} to the server's key")
+        if optional and answer.status != 200:
             return None
-        if status != 200:
-            raise self._failed(call, f"status {status}: {text[:QUOTED]!r}", "the server's log may say why")
+        if answer.status != 200:
+            raise self._bad_status(call, answer)
         try:
-            reply = json.loads(text)
+            reply = json.loads(answer.text)
         except (ValueError, RecursionError) as error:
             reply = error
         if isinstance(reply, dict):
             return reply
         if optional:
             return None
-        raise self._failed(call, f"{text[:QUOTED]!r} where a JSON object was expected", SERVED_REMEDY)
+        raise self._failed(call, f"{answer.text[:QUOTED]!r} where a JSON object was expected", SERVED_REMEDY)
 
-    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> tuple[int, str]:
-        """Status and text. The deadline holds for the whole reply, however slowly it comes."""
-        url, headers = self.address, {"Accept": "application/json"}
+    def _bad_status(self, call: str, answer: HttpReply) -> DecoderFailed:
+        return self._failed(call, f"status {answer.status}: {answer.text[:QUOTED]!r}", "the server's log may say why")
+
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, stream: EventStream | None = None
+    ) -> HttpReply:
+        """The reply to one request; it is sent again as the module says. The time limit holds for all attempts."""
+        call, deadline = f"{method} {path}", time.monotonic() + self._seconds
+        if body is not None:
+            self.counts.count_request()
+        try:
+            for wait in (*WAITS_S, None):
+                try:
+                    answer = self._exchange(method, path, body, deadline, stream)
+                except ReplyReset:
+                    if wait is None:
+                        raise
+                    reason, asked = "connection reset", None
+                else:
+                    if answer.status not in PUT_OFF or wait is None:
+                        return answer
+                    reason, asked = f"status {answer.status}", answer.retry_after_s
+                pause = wait if asked is None else asked
+                if time.monotonic() + pause >= deadline:
+                    came = f"{reason}, to be sent again after {pause:g} s, beyond the limit of {self._seconds:g} s"
+                    raise self._failed(call, came, TIMEOUT_REMEDY)
+                self.counts.count_retry(reason)
+                time.sleep(pause)
+        except TimeoutError as error:
+            came = f"no whole reply within {self._seconds:g} s"
+            if stream is not None and stream.events:
+                came += f", after {len(stream.events)} events of a stream"
+            raise self._failed(call, came, TIMEOUT_REMEDY) from error
+        except (OSError, http.client.HTTPException) as error:
+            came = f"no whole reply ({type(error).__name__}: {error})"
+            raise self._failed(call, came, "is it started, and is this its address?") from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        deadline: float,
+        stream: EventStream | None = None,
+    ) -> HttpReply:
+        """One attempt; a ``stream`` takes each part as it arrives.
+
+        The deadline holds for the whole reply, however slowly it comes.
+        """
+        url, headers = self.address, {"Accept": "application/json" if stream is None else EVENTS}
         if token := os.environ.get(TOKEN_VARIABLE):
             headers["Authorization"] = f"Bearer {token}"
-        seconds = deadline - time.monotonic()
+        seconds = max(deadline - time.monotonic(), 1e-3)
         connection = (
             http.client.HTTPSConnection(url.host, url.port, timeout=seconds, context=ssl.create_default_context())
             if url.secure
@@ -301,9 +536,17 @@ class EngineClient:
         try:
             if body is not None:
                 headers["Content-Type"] = "application/json"
-            connection.request(method, url.path + path, None if body is None else json.dumps(body), headers)
-            socket = connection.sock
-            reply = connection.getresponse()
+            try:
+                connection.connect()
+                if stream is not None:
+                    stream.restart()
+                connection.request(method, url.path + path, None if body is None else json.dumps(body), headers)
+                socket = connection.sock
+                reply = connection.getresponse()
+            except ConnectionRefusedError:
+                raise
+            except ConnectionError as error:
+                raise ReplyReset(str(error) or type(error).__name__) from error
             received = bytearray()
             while True:
                 left = deadline - time.monotonic()
@@ -313,8 +556,13 @@ class EngineClient:
                     socket.settimeout(left)
                 part = reply.read1(1 << 16)
                 if not part:
-                    return reply.status, received.decode("utf-8", "replace")
+                    if stream is not None:
+                        stream.take(b"\n\n")  # the last event may lack its blank line
+                    named = {name.lower(): value for name, value in reply.getheaders()}
+                    return HttpReply(reply.status, named, received.decode("utf-8", "replace"))
                 received += part
+                if stream is not None:
+                    stream.take(part)
                 if len(received) > LARGEST_REPLY:
                     raise http.client.HTTPException(f"a reply of more than {LARGEST_REPLY >> 20} MiB")
         finally:
@@ -327,6 +575,8 @@ class EngineClient:
 class EngineDecoder(TokenDecoder):
     """A decoder at full depth, of which ``client``'s server completes the rows."""
 
+    concurrent = True
+
     def __init__(self, client: EngineClient, request: Request, vocabulary: int, noise: float):
         super().__init__(request)
         self._client, self._vocabulary = client, vocabulary
@@ -337,6 +587,16 @@ class EngineDecoder(TokenDecoder):
         rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]
         with ThreadPoolExecutor(len(rows)) as pool:
             return list(pool.map(lambda row: self._client.log_probs(row, max_new, top), rows))
+
+    def token_arrivals(
+        self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
+    ) -> list[TokenArrivals]:
+        """Raises Unsupported, DecoderFailed."""
+        sampling = [(self.temperature, self.row_seed(row)) for row in range(len(prompts))]
+        rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]
+        ask = self._client.token_arrivals
+        calls = [partial(ask, row, max_new, stop, *given, stream) for row, given in zip(rows, sampling, strict=True)]
+        return run_at_once(calls, len(calls))
 
     def draft_counts(self) -> DraftCounts:
         """Raises Unsupported."""

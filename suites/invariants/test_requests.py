@@ -6,14 +6,26 @@ that offers neither exits nor sessions, such as an engine behind a URL. Cases ``
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from emad_ref.audit.requests import VARIATIONS, batches, endings, interleaved, prefixes, repetitions
+from emad_ref.audit.requests import (
+    VARIATIONS,
+    batches,
+    endings,
+    interleaved,
+    prefixes,
+    repetitions,
+    simultaneous,
+    streams,
+)
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.point import OperatingPoint
+from emad_ref.report.tables import STREAM_TIMES, stream_rows
+from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
@@ -22,6 +34,8 @@ ENDING = 12  # rows of which several end by ids of their own
 TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
+SIMULTANEOUS = 8  # prompts of requests that are sent at once
+STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
 REPEATED = 8  # rows whose order, company and length of prompt vary
 TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
 DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
@@ -81,6 +95,35 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
     lengths = subject.brief(emad_rng, REPEATED, NEW)
     with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(repetitions(under_test, prompts, NEW, emad_rng))
+
+
+def test_requests_at_once_get_the_answers_that_each_gets_alone(
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """Two and eight at once; of a decoder that takes them."""
+    subject = emad_evidence.subject
+    if subject.decoder_is_ours:
+        pytest.skip("the reference decoder takes one request at a time")
+    lengths = subject.brief(emad_rng, SIMULTANEOUS, NEW)
+    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+        emad_audit(simultaneous(under_test, prompts, NEW, emad_rng))
+
+
+def test_streamed_tokens_are_those_of_whole_answers(
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
+) -> None:
+    """One, two and eight streams at once; of a decoder that streams. Their times are reported, and decide nothing."""
+    subject = emad_evidence.subject
+    if subject.decoder_is_ours:
+        pytest.skip("the reference decoder streams nothing")
+    lengths = subject.brief(emad_rng, STREAMED, STREAMED_NEW)
+    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
+        finding, arrivals = streams(under_test, prompts, STREAMED_NEW)
+    emad_audit(finding)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        emad_record.note("streamed answers are not timed under -n, where other tests run beside them")
+    else:
+        emad_record.table(STREAM_TIMES, subject.name, stream_rows(arrivals))
 
 
 @DEPTHS

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from typing import Any, ClassVar
 
 Complete = Callable[[list[int], int, frozenset[int], float, int], tuple[list[int], bool]]
@@ -18,13 +22,14 @@ class Engine:
     """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: requests as they came.
 
     ``score(tokens)`` → log-probabilities [n, V] after each of ``tokens``; None: the server reports none. ``window``:
-    the positions that it says it serves.
+    the positions that it says it serves. ``vocabulary``: tokens of its model, if it says so (llama.cpp).
     """
 
     complete: Complete
     kind: str = "vllm"
     score: Callable[[list[int]], Any] | None = None
     window: int = 256
+    vocabulary: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -33,7 +38,9 @@ class Engine:
         if self.kind == "llama.cpp" and path == "/props":
             return 200, {"default_generation_settings": {"n_ctx": self.window}, "total_slots": 4}
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": "served", "object": "model", "max_model_len": self.window}]}
+            meta = {"meta": {"n_vocab": self.vocabulary}} if self.vocabulary else {}
+            model = {"id": "served", "object": "model", "max_model_len": self.window}
+            return 200, {"object": "list", "data": [model | meta]}
         return 404, {"error": "not found"}
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -44,7 +51,9 @@ class Engine:
                 tokens, _ = self.complete(
                     body["prompt"], body["n_predict"], frozenset(), body["temperature"], body["seed"]
                 )
-                reply = {"content": "", "stop": True, "stop_type": "limit"}
+                if body.get("stream"):
+                    return 200, self.stream(tokens, False)
+                reply = {"content": text_of_tokens(tokens), "stop": True, "stop_type": "limit"}
                 reply |= {"tokens": tokens} if body.get("return_tokens") else {}
                 if self.score is not None and body.get("n_probs"):
                     reply["completion_probabilities"] = [
@@ -59,7 +68,9 @@ class Engine:
             assert path == "/v1/completions", path
             stop = frozenset(body["stop_token_ids"])
             tokens, stopped = self.complete(body["prompt"], body["max_tokens"], stop, body["temperature"], body["seed"])
-        choice = {"index": 0, "text": "", "finish_reason": "stop" if stopped else "length"}
+        if body.get("stream"):
+            return 200, self.stream(tokens, stopped)
+        choice = {"index": 0, "text": text_of_tokens(tokens), "finish_reason": "stop" if stopped else "length"}
         choice |= {"stop_reason": tokens[-1] if stopped else None}
         if self.score is not None and body.get("logprobs"):
             named = [
@@ -74,6 +85,27 @@ class Engine:
             ]
         return 200, {"choices": [choice | ({"token_ids": tokens} if body.get("return_token_ids") else {})]}
 
+    def parts(self, tokens: list[int]) -> Iterator[tuple[list[int], str]]:
+        """(ids, text) of each event of a stream: a token each, and text up to the last whole character."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in tokens:
+            yield [token], decoder.decode(bytes_of_token(token))
+        yield [], decoder.decode(b"", True)
+
+    def stream(self, tokens: list[int], stopped: bool) -> Iterator[bytes]:
+        """Server-sent events, as the kind of server writes them."""
+        llama = self.kind == "llama.cpp"
+        for ids, text in self.parts(tokens):
+            choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": None}
+            yield event({"content": text, "tokens": ids, "stop": False} if llama else {"choices": [choice]})
+        if llama:
+            yield event({"content": "", "tokens": [], "stop": True, "stop_type": "limit"})
+            return
+        ended = {"finish_reason": "stop" if stopped else "length", "stop_reason": tokens[-1] if stopped else None}
+        yield event({"choices": [{"index": 0, "text": "", "token_ids": None} | ended]})
+        yield event({"choices": [], "usage": {"completion_tokens": len(tokens)}})
+        yield b"data: [DONE]\n\n"
+
     def likeliest(self, body: dict[str, Any], tokens: list[int], top: int) -> list[dict[int, float]]:
         """The ``top`` likeliest ids at each new token, the likeliest first."""
         assert self.score is not None, "asked of an engine that scores"
@@ -81,8 +113,70 @@ class Engine:
         return [{int(i): float(row[i]) for i in (-row).argsort(kind="stable")[:top]} for row in scored]
 
 
+@dataclass
+class EachThird(Engine):
+    """Puts off each third request. What is sent again has lost its prompt but for one token, if ``forgets``."""
+
+    forgets: bool = False
+    served: int = 0
+    put_off: list[dict[str, Any]] = field(default_factory=list)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        with self.lock:
+            again = body in self.put_off
+            self.served += not again
+            if not again and self.served % 3 == 0:
+                self.put_off.append(body)
+                return 503, {"error": "busy"}, {"Retry-After": "0"}
+            if again:
+                self.put_off.remove(body)
+        return super().post(path, body | ({"prompt": body["prompt"][:1]} if again and self.forgets else {}))
+
+
+@dataclass
+class NoStream(Engine):
+    """Answers a request for a stream as ``how`` says."""
+
+    how: str = "whole"
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if body.get("stream") and self.how == "refused":
+            return 400, {"error": "stream is not supported"}
+        return super().post(path, body | {"stream": body.get("stream") and self.how != "whole"})
+
+    def parts(self, tokens: list[int]) -> Any:
+        parts = list(super().parts(tokens))
+        return iter([(None if self.how == "text" else tokens, "".join(text for _, text in parts))])
+
+
+class Hanging(Engine):
+    """A stream stops after three events, and the connection stays open."""
+
+    def stream(self, tokens: list[int], stopped: bool) -> Any:
+        yield from islice(super().stream(tokens, stopped), 3)
+        time.sleep(20)
+
+
+def bytes_of_token(token: int) -> bytes:
+    """A letter and half of a character of two bytes: most texts hold characters that two tokens share."""
+    letter = bytes([97 + token % 26])
+    return b"\xa9" + letter if token % 2 else letter + b"\xc3"
+
+
+def text_of_tokens(tokens: list[int]) -> str:
+    return b"".join(map(bytes_of_token, tokens)).decode("utf-8", "replace")
+
+
+def event(value: Any) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+CLOSE = 0  # a status: the connection is closed without a reply
+
+
 class _Handler(BaseHTTPRequestHandler):
     engine: ClassVar[Any]
+    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self.engine.headers.append(dict(self.headers))
@@ -92,13 +186,34 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.reply(*self.engine.post(self.path, body))
 
-    def reply(self, status: int, value: Any) -> None:
+    def reply(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
+        if status == CLOSE:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if isinstance(value, Iterator):
+            self.stream(value)
+            return
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        for name, text in (headers or {}).items():
+            self.send_header(name, text)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    def stream(self, parts: Iterator[bytes]) -> None:
+        """Chunks of HTTP: each event is cut in two, inside a character if it has one."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for part in parts:
+            cut = next((at + 1 for at, byte in enumerate(part) if byte > 0xC0), len(part) // 2)
+            for piece in (part[:cut], part[cut:]):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Tests read no access log."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -98,6 +98,15 @@ def test_refusals_reach_the_test(project: pytest.Pytester, run: Run) -> None:
     run().assert_outcomes(passed=1)
 
 
+def test_a_hook_that_makes_no_decoder_in_time_is_named(project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest("import time\ndef pytest_emad_make_decoder(config, request): time.sleep(20)")
+    guarded = ASK.format(expected=1).replace("request.config,", "request.config, lambda: None,")
+    project.makepyfile(guarded.replace("make_decoder", "make_guarded_decoder"))
+    result = run("--emad-decoder-timeout", "0.3")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*pytest_emad_make_decoder of the plugin gave no answer within 0.3 s*"])
+
+
 def test_the_example_of_the_hook_works_as_printed(project: pytest.Pytester, run: Run) -> None:
     """The docstring's own lines, with a stand-in for the library they import."""
     from pytest_emad import hookspecs
@@ -122,7 +131,7 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
     told: list[object] = []
 
     class StandIn:
-        retries = 0
+        request_counts: ClassVar[dict[str, int]] = {}
 
         def __init__(self, where: object, seconds: float, dtype: str | None) -> None:
             told.append((str(where), seconds, dtype))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,21 @@ class Slow:
     def start(self, prompts: Any) -> Any:
         return Fixed(), "step"
 
+    def token_arrivals(self, prompts: Any, max_new: int, stop: Any, stream: bool) -> Any:
+        return self.generate(prompts, max_new, stop) if stream else ["whole"]
+
+    def generate_at_once(self, requests: Any, at_once: int) -> Any:
+        return self.generate(requests, 1, None)
+
+    def draft_counts(self) -> Any:
+        return self.generate(None, 1, None)
+
 
 class Fixed:
     length = "length"
+
+    def close(self) -> None:
+        time.sleep(20)
 
     def feed(self, tokens: Any, depth: Any = None, last: Any = None) -> Any:
         if depth is not None:
@@ -38,15 +51,28 @@ class Fixed:
 
 
 class Declines(Slow):
+    def token_arrivals(self, prompts: Any, max_new: int, stop: Any, stream: bool) -> Any:
+        raise Unsupported("no streams")
+
     def start(self, prompts: Any) -> Any:
         raise Unsupported("no sessions")
 
 
-def test_a_call_that_hangs_ends_in_time_by_name() -> None:
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "generate": lambda decoder: decoder.generate(PROMPTS, 1),
+    "token_arrivals": lambda decoder: decoder.token_arrivals(PROMPTS, 1, frozenset(), True),
+    "generate_at_once": lambda decoder: decoder.generate_at_once([(PROMPTS, 1, frozenset())], 2),
+    "draft_counts": lambda decoder: decoder.draft_counts(),
+    "close": lambda decoder: decoder.start(PROMPTS)[0].close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_hangs_ends_in_time_by_name(call: str) -> None:
     before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
-    decoder = GuardedDecoder(Slow(), CallLimit("hook of mine", 0.2, None), print)  # type: ignore[arg-type]
-    with pytest.raises(DecoderTooSlowError, match=r"generate of hook of mine gave no answer within 0\.2 s"):
-        decoder.generate(PROMPTS, 1)
+    decoder = GuardedDecoder(Slow(), CallLimit("hook of mine", 0.2, None), lambda *seen: None)  # type: ignore[arg-type]
+    with pytest.raises(DecoderTooSlowError, match=rf"{call} of hook of mine gave no answer within 0\.2 s"):
+        CALLS[call](decoder)
     assert time.monotonic() - began < 10
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
@@ -75,3 +101,28 @@ def test_features_are_counted_where_they_are_answered_or_declined() -> None:
     with pytest.raises(Unsupported):
         GuardedDecoder(Declines(), NO_LIMIT, lambda *seen: counts.append(seen)).start(PROMPTS)  # type: ignore[arg-type]
     assert counts == [("sessions", False), ("forced depths", True), ("sessions", True)]
+
+
+@pytest.mark.parametrize(
+    ("call", "feature"), [("token_arrivals", "streaming"), ("generate_at_once", "requests at once")]
+)
+def test_a_decoder_without_streams_or_threads_declines_by_name(call: str, feature: str) -> None:
+    counts: list[tuple[str, bool]] = []
+    decoder = GuardedDecoder(Fixed(), NO_LIMIT, lambda *seen: counts.append(seen))  # type: ignore[arg-type]
+    with pytest.raises(Unsupported) as refusal:
+        CALLS[call](decoder)
+    assert refusal.value.features == (feature,)
+    assert counts == [(feature, True)]
+    assert not hasattr(decoder, "draft_counts"), "what the decoder lacks is absent"
+
+
+def test_whole_answers_of_a_decoder_that_streams_count_as_no_stream() -> None:
+    counts: list[tuple[str, bool]] = []
+    decoder = GuardedDecoder(Slow(), NO_LIMIT, lambda *seen: counts.append(seen))  # type: ignore[arg-type]
+    assert decoder.token_arrivals(PROMPTS, 1, frozenset(), False) == ["whole"]
+    assert counts == []
+    with pytest.raises(Unsupported):
+        GuardedDecoder(Declines(), NO_LIMIT, lambda *seen: counts.append(seen)).token_arrivals(  # type: ignore[arg-type]
+            PROMPTS, 1, frozenset(), False
+        )
+    assert counts == [("streaming", True)]

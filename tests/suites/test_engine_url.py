@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,22 +19,19 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from tests.decoders.engine_server import Complete, Engine, serve
+from emad_ref.report.tables import STREAM_TIMES
+from tests.decoders.engine_server import Complete, EachThird, Engine, Hanging, NoStream, serve
 from tests.suites.conftest import Run, text_of
 
-FILES = (
-    "fidelity/test_full_depth.py",
-    "fidelity/test_sampling.py",
-    "invariants/test_positions.py",
-    "invariants/test_requests.py",
-)
-GATE: dict[str, Any] = {"gate": "decoder", "inconclusive": "fail", "expect_decoder": "foreign", "report": "report"}
-LIVE = 9  # tests at full depth of generate alone, sampling at two temperatures and the declared noise among them
+SUITES = ("invariants", "fidelity")
+TIER: dict[str, Any] = {"tier": "tokens", "expect_decoder": "foreign", "report": "report", "inconclusive": "fail"}
+MODEL, WINDOW = "emad-nano", 512
+LIVE = 12  # tests of the tier
 
 
-def completing(folder: Path, longest: int) -> Complete:
-    """The model of ``folder``; it reads the last ``longest`` tokens of a prompt."""
-    stepper = load(str(folder)).stepper
+def completing(longest: int = WINDOW) -> Complete:
+    """The bundled model; it reads the last ``longest`` tokens of a prompt."""
+    stepper = load(MODEL).stepper
 
     def complete(
         prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
@@ -45,20 +44,54 @@ def completing(folder: Path, longest: int) -> Complete:
     return complete
 
 
-def test_a_right_server_passes_and_every_test_at_full_depth_is_live(
-    pytester: pytest.Pytester, judge_apart: Run, tiny: Path
+# engine, and what the summary of a run says that passes without a waiver
+RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
+    "vllm": (lambda: Engine(completing(), window=WINDOW), LIVE, r"\d+ requests, 0 retried"),
+    "llama.cpp": (lambda: Engine(completing(), "llama.cpp", window=WINDOW), LIVE, r"first token [\d.]+ \([\d.]+\)"),
+    "each third put off": (
+        lambda: EachThird(completing(), window=WINDOW),
+        LIVE,
+        r"\d{3} requests, \d{3} retried \(\d{3} status 503\)",
+    ),
+    "without streams": (
+        lambda: NoStream(completing(), window=WINDOW),
+        LIVE - 1,
+        "tier tokens \\(streams nothing\\); .*the decoder does not offer streaming: 1 tests do not apply",
+    ),
+}
+
+
+@pytest.mark.parametrize("server", RIGHT)
+def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
+    pytester: pytest.Pytester, judge_apart: Run, server: str
 ) -> None:
-    with serve(Engine(completing(tiny, 96))) as url:
-        result = judge_apart(*FILES, model=tiny, decoder=url, **GATE)
+    make, live, words = RIGHT[server]
+    began = time.monotonic()
+    with serve(make()) as url:
+        result = judge_apart(*SUITES, model=MODEL, decoder=url, **TIER)
     report = json.loads((pytester.path / "report" / "report.json").read_text())
     passed = [test["nodeid"] for test in report["tests"] if test["outcome"] == "passed"]
     assert result.ret == 0, text_of(result)
-    assert len(passed) == LIVE, passed
-    assert f"server {url}" in text_of(result)
+    assert len(passed) == live, passed
+    assert re.search(words, " ".join(text_of(result).split())), text_of(result)
+    assert [table["title"] for table in report["tables"]] == [STREAM_TIMES] * (live == LIVE)
+    assert time.monotonic() - began < 300
 
 
-def test_a_server_that_cuts_prompts_is_red(pytester: pytest.Pytester, judge_apart: Run, tiny: Path) -> None:
-    with serve(Engine(completing(tiny, 64))) as url:
-        result = judge_apart(*FILES, model=tiny, decoder=url, **GATE)
+REQUESTS = "invariants/test_requests.py"
+FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, and what its failed test says
+    "prompts cut": (lambda: Engine(completing(64), window=WINDOW), "invariants/test_positions.py", "emitted"),
+    "forgets at a retry": (lambda: EachThird(completing(), window=WINDOW, forgets=True), REQUESTS, "emitted"),
+    "a stream that hangs": (lambda: Hanging(completing(), window=WINDOW), REQUESTS, "after 3 events of a stream"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_with_a_fault_is_red(judge_apart: Run, fault: str) -> None:
+    make, file, words = FAULTS[fault]
+    with serve(make()) as url:
+        result = judge_apart(file, model=MODEL, decoder=url, decoder_timeout=10, **TIER)
+    said = " ".join(text_of(result).split())
     assert result.ret == 1
-    assert "emitted" in text_of(result)
+    assert re.search(r"FAILED: \d tests? failed", said)
+    assert words in said

@@ -5,7 +5,11 @@ Planted defects are tried in ``tests/suites/test_planted.py``.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +25,15 @@ from emad_ref.audit.requests import (
     interleaved,
     prefixes,
     prompt_variations,
+    simultaneous,
+    streams,
 )
+from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import full_depth
-from emad_ref.protocol import Prompt, Step, Unsupported
+from emad_ref.protocol import ModelRef, Prompt, Request, Step, TokenArrivals, Unsupported
 from emad_ref.record import Ints, Record
+from emad_ref.token_decoder import Completion, TokenDecoder
 from tests.decoders.cached import CachedDecoder, CachedSession
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox, under_test
@@ -149,3 +157,95 @@ def test_a_beginning_is_read_out_of_the_last_answer() -> None:
     remembering(np.arange(1, 7), 3)
     remembering(tokens, 1)
     assert asked == [9, 6, 9]
+
+
+# ---------------------------------------------------------------- decoders in this process that take threads, or stream
+
+
+class Threaded(TokenDecoder):
+    """A right one."""
+
+    concurrent = True
+
+    def __init__(self) -> None:
+        point = full_depth(LAYERS)
+        super().__init__(Request(ModelRef("m", lambda: None), point, max_rows=len(PROMPTS)))
+        self.now: Prompt | None = None
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        record = CachedDecoder(tiny_neox(), full_depth(LAYERS)).generate(list(map(Prompt, prompts)), max_new, stop)
+        return [Completion(row, why == "stop token") for row, why in zip(record.emitted, record.stop, strict=True)]
+
+    def token_arrivals(
+        self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
+    ) -> list[TokenArrivals]:
+        rows = [row.tokens for row in self.complete([prompt.tokens for prompt in prompts], max_new, stop)]
+        return [TokenArrivals(row, np.arange(len(row)) / 100, len(row) / 100) for row in rows]
+
+
+class Racing(Threaded):
+    """A request is kept where the next one finds it."""
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        self.kept = prompts
+        time.sleep(0.005)
+        return super().complete(self.kept, max_new, stop)
+
+
+class Crashing(Racing):
+    """Notices it."""
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        answers = super().complete(prompts, max_new, stop)
+        if self.kept is not prompts:
+            raise RuntimeError("two requests at once")
+        return answers
+
+
+class FallingTimes(Threaded):
+    def token_arrivals(self, *arguments: Any) -> list[TokenArrivals]:
+        return [replace(each, seconds=each.seconds[::-1]) for each in super().token_arrivals(*arguments)]
+
+
+class FewerTimes(Threaded):
+    def token_arrivals(self, *arguments: Any) -> list[TokenArrivals]:
+        return [replace(each, seconds=each.seconds[1:]) for each in super().token_arrivals(*arguments)]
+
+
+@pytest.mark.parametrize(
+    ("made", "check", "words"),
+    [
+        (Threaded, "at once", ""),
+        (Threaded, "streams", ""),
+        (Racing, "at once", r"\d requests at once, request \d+: "),
+        (Crashing, "at once", "RuntimeError: two requests at once"),
+        (FallingTimes, "streams", "times that do not rise"),
+        (FewerTimes, "streams", "5 arrivals for 6 tokens"),
+    ],
+)
+def test_threads_and_streams_of_a_decoder_in_this_process(made: type[Threaded], check: str, words: str) -> None:
+    asked = DecoderUnderTest(made(), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
+    if check == "streams":
+        finding, _ = streams(asked, PROMPTS, NEW)
+    else:
+        finding = simultaneous(asked, PROMPTS, NEW, np.random.default_rng(0))
+    assert finding.passed is not bool(words), finding.detail
+    assert re.search(words, finding.detail), finding.detail
+
+
+def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None:
+    plain = under_test(CachedDecoder, full_depth(LAYERS))
+    rng = np.random.default_rng(0)
+    for decoder in (plain, replace(plain, decoder=GenerateAlone())):
+        with pytest.raises(Unsupported, match="one request at a time"):
+            simultaneous(decoder, PROMPTS, NEW, rng)
+        with pytest.raises(Unsupported, match="streams n"):
+            streams(decoder, PROMPTS, NEW)
+    for prompts, new in ((PROMPTS[:1], NEW), (PROMPTS, 2)):
+        with pytest.raises(BadArgument, match="max_new, prompts"):
+            simultaneous(plain, prompts, new, rng)
+
+
+class GenerateAlone(Threaded):
+    concurrent = False
+    token_arrivals = TokenDecoder.token_arrivals  # type: ignore[assignment]

@@ -9,9 +9,9 @@ import pytest
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.report.deselection import shipped_tests
 from emad_ref.report.gaps import find_gaps
-from emad_ref.report.provenance import merge_providers, not_offered
+from emad_ref.report.provenance import merge_providers, not_offered, request_line
 from emad_ref.report.summary import run_summary
-from emad_ref.report.tiers import judging_tests
+from emad_ref.report.tiers import OPTIONAL, judging_tests
 from pytest_emad.decoder_providers import requested_features
 from tests.unit.report.sample import passed, report_2
 
@@ -77,16 +77,32 @@ def test_what_is_not_offered_is_told():
     assert "the decoder does not offer sampling: 1 tests do not apply" in about
 
 
-def test_features_of_several_processes_are_added_up():
+@pytest.mark.parametrize("gate", ["decoder", "paper"])
+@pytest.mark.parametrize("feature", ["streaming", "requests at once"])
+def test_what_no_decoder_owes_may_be_declined_under_each_gate_but_not_in_places(feature, gate):
+    test, _ = OPTIONAL[feature]
+    tests = [declined(test, "m", feature)]
+    assert gaps(tests, {feature: [0, 2]}, gate) == []
+    assert gaps(tests, {feature: [1, 2]}, gate) == [test]
+    about = run_summary(judged(tests, {feature: [0, 2]}, gate)).about
+    assert f"the decoder does not offer {feature}: 1 tests do not apply" in about
+
+
+def test_features_and_requests_of_several_processes_are_added_up():
     one = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 1, "declined": 1, "none": 0}
     parts = [
-        [one | {"features": {"exits": [0, 1]}}],
-        [one | {"features": {"exits": [2, 0], "sampling": [0, 1]}}],
-        [one],
+        [one | {"features": {"exits": [0, 1]}, "requests": 4}],
+        [one | {"features": {"exits": [2, 0], "sampling": [0, 1]}, "requests": 2}],
+        [one | {"retries": 3, "retry_reasons": {"status 503": 2, "connection reset": 1}}],
+        [one | {"retries": 1, "retry_reasons": {"status 503": 1}, "requests": 1}],
     ]
     (found,) = merge_providers(parts)
     assert found["features"] == {"exits": [2, 1], "sampling": [0, 1]}
     assert not_offered([found]) == {"sampling"}
+    assert request_line(found) == "7 requests, 4 retried (1 connection reset, 3 status 503)"
+    report = judged([], {})
+    report["decoder"]["providers"][0] |= {"requests": 7}
+    assert "mine: 7 requests, 0 retried" in run_summary(report).about
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from emad_ref.report.tables import claims_table, plain_table, points_table, sections
+from emad_ref.protocol import TokenArrivals
+from emad_ref.report.tables import claims_table, plain_table, points_table, sections, stream_rows, stream_words
 from emad_ref.statistics.verdicts import Verdict
 from tests.unit.report.sample import MOVING
 
@@ -209,3 +211,17 @@ def test_many_ids_wrap_between_ids():
 def test_what_is_made_for_the_page_stays_out_of_the_terminal():
     """A row for every token, and lists: the report holds them, and only the page can show them."""
     assert [title for title, _ in sections([], MOVING, [], ["n"])] == ["emad notes"]
+
+
+def test_times_of_streams_are_percentiles_and_tokens_that_arrive_together_share_a_gap() -> None:
+    def arrivals(seconds: list[float], whole_s: float) -> TokenArrivals:
+        return TokenArrivals(np.zeros(len(seconds), dtype=np.int64), np.array(seconds), whole_s)
+
+    single = [arrivals([0.1, 0.2, 0.5, 0.5, 0.5], 0.5)] * 19 + [arrivals([0.9], 1.0)]
+    whole, streamed, one = stream_rows({0: [arrivals([0.4] * 3, 0.4)], 2: single, 8: single[-1:]})
+    assert whole["first token, ms"] is whole["between tokens, ms (95 %)"] is one["between tokens, ms"] is None
+    assert (streamed["first token, ms"], streamed["first token, ms (95 %)"]) == (100.0, 100.0)
+    assert (streamed["between tokens, ms"], streamed["whole answer, ms"]) == (100.0, 500.0)
+    assert one["first token, ms (95 %)"] == 900.0
+    assert stream_words(whole) == "1, unstreamed: whole answer 400 (400)"
+    assert stream_words(one) == "8 at once: first token 900 (900), whole answer 1e+03 (1e+03)"

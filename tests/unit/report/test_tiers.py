@@ -9,7 +9,17 @@ import pytest
 from emad_ref.audit.finding import Tally
 from emad_ref.report.deselection import shipped_tests
 from emad_ref.report.gaps import find_gaps, is_partial, undecided_reasons
-from emad_ref.report.tiers import TIERS, included, judging_tests, live_counts, offered_tiers, shortfalls, tier_line
+from emad_ref.report.tiers import (
+    LIMITS,
+    OPTIONAL,
+    TIERS,
+    included,
+    judging_tests,
+    live_counts,
+    offered_tiers,
+    shortfalls,
+    tier_line,
+)
 from emad_ref.report.verification import faults
 from tests.unit.report.sample import passed, report_2
 
@@ -114,15 +124,19 @@ def test_a_model_of_a_path_is_named_by_its_last_part() -> None:
     assert any("not live for models/m" in line for line in shortfalls(report, "tokens"))
 
 
-def test_a_decoder_that_never_samples_is_told_and_owes_no_samples() -> None:
-    report = whole("tokens", {"exits": [0, 2], "sampling": [0, 2]})
-    del report["audits"][0]["live"]["samples"]
-    report["tests"] = [entry for entry in report["tests"] if "sampling" not in entry["shipped"]]
+@pytest.mark.parametrize("feature", OPTIONAL)
+def test_a_decoder_that_never_offers_a_feature_is_told_and_owes_nothing_of_it(feature: str) -> None:
+    test, count = OPTIONAL[feature]
+    report = whole("tokens", {"exits": [0, 2], feature: [0, 2]})
+    del report["audits"][0]["live"][count]
+    report["tests"] = [entry for entry in report["tests"] if entry["shipped"] != test]
     assert list(shortfalls(report, "tokens")) == []
-    assert "tier tokens (greedy alone)" in tier_line(report)
-    never_asked = whole("tokens", {})
-    del never_asked["audits"][0]["live"]["samples"]
-    assert any("samples" in line for line in shortfalls(never_asked, "tokens"))
+    assert f"tier tokens ({LIMITS[feature]})" in tier_line(report)
+    for counted in ({}, {feature: [1, 1]}):
+        owing = whole("tokens", counted)
+        del owing["audits"][0]["live"][count]
+        owing["tests"] = [entry for entry in owing["tests"] if entry["shipped"] != test]
+        assert {line for line in shortfalls(owing, "tokens") if count in line or test in line}
 
 
 def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
@@ -154,4 +168,6 @@ def test_rows_of_a_request_are_counted_by_what_they_are() -> None:
         "rows_together": 3,
         "stop_hits": 2,
         "samples": 6,
+        "streamed_tokens": 0,
+        "requests_at_once": 0,
     }

@@ -18,7 +18,7 @@ from scipy.special import log_softmax
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.log_probs import log_probs
-from emad_ref.audit.requests import batches, endings, prefixes, repetitions
+from emad_ref.audit.requests import batches, endings, prefixes, repetitions, simultaneous, streams
 from emad_ref.audit.sampling import sampling
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
@@ -28,7 +28,16 @@ from emad_ref.wire.address import UrlAddress, parse_address
 from emad_ref.wire.client import DecoderFailed
 from emad_ref.wire.engine import TOKEN_VARIABLE, EngineClient, EngineDecoder
 from tests.decoders.cached import CachedDecoder
-from tests.decoders.engine_server import Complete, Engine, serve
+from tests.decoders.engine_server import (
+    CLOSE,
+    Complete,
+    EachThird,
+    Engine,
+    Hanging,
+    NoStream,
+    bytes_of_token,
+    serve,
+)
 from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
 
 FULL, NEW, HOT, TOLERANCE = full_depth(LAYERS), 6, 12.0, 1e-9
@@ -51,7 +60,7 @@ def opened(url: str, temperature: float = 0.0, seed: int = 0, seconds: float = 6
     return EngineClient(address, seconds).open(request, VOCABULARY, WINDOW)
 
 
-def checked(check: str, url: str) -> Finding:
+def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
     rng = np.random.default_rng(0)
     if check == "sampling":
         prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[2]]
@@ -59,13 +68,19 @@ def checked(check: str, url: str) -> Finding:
         said = EngineDecoder.capabilities
         lens = lens_of(tiny_neox())
         return sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
-    under_test = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
+    under_test = DecoderUnderTest(opened(url, seconds=seconds), lens_of(tiny_neox()), FULL, TOLERANCE)
     if check == "batches":
         return batches(under_test, PROMPTS, [7, 2], NEW, sessions=False)
     if check == "log-probabilities":
         return log_probs(under_test, PROMPTS, NEW, TOP)
     if check == "endings":
         return endings(under_test, PROMPTS, NEW, rng)
+    if check == "at once":
+        return simultaneous(under_test, PROMPTS, NEW, rng)
+    if check == "streams":
+        finding, arrivals = streams(under_test, PROMPTS, 2 * NEW)
+        assert list(arrivals) == [0, 1, 2, 8] or not finding.passed
+        return finding
     if check == "repetitions":
         return repetitions(under_test, PROMPTS, NEW, rng)
     if check == "generation":
@@ -75,7 +90,9 @@ def checked(check: str, url: str) -> Finding:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
-@pytest.mark.parametrize("check", ["batches", "endings", "prefixes", "repetitions", "generation", "sampling"])
+@pytest.mark.parametrize(
+    "check", ["batches", "endings", "prefixes", "repetitions", "generation", "sampling", "at once", "streams"]
+)
 def test_a_right_server_passes(check: str, kind: str) -> None:
     with serve(Engine(complete, kind)) as url:
         finding = checked(check, url)
@@ -140,7 +157,96 @@ def stale_prefix() -> Complete:
     return answer
 
 
-FAULTS: dict[str, tuple[Callable[[], Complete], str, str]] = {  # fault → engine, the check that refutes it, in words
+def skipped_layer(prompt: list[int], max_new: int, *rest: Any) -> tuple[list[int], bool]:
+    """Another model of the same vocabulary and window."""
+    decoder = CachedDecoder(tiny_neox(), truncated(LAYERS, LAYERS - 1))
+    return decoder.generate([Prompt(np.array(prompt))], max_new, frozenset()).emitted[0].tolist(), False
+
+
+class Crowded(Engine):
+    """``mixed(body, other)``: what a request becomes beside another one, which alone is answered right."""
+
+    def __init__(self) -> None:
+        super().__init__(complete)
+        self.flying: list[dict[str, Any]] = []
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        self.flying.append(body)
+        try:
+            time.sleep(0.02)
+            others = [each for each in list(self.flying) if each is not body]
+            return super().post(path, self.mixed(body, others[0]) if others else body)
+        finally:
+            self.flying.remove(body)
+
+    def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        return body | {"prompt": other["prompt"]}
+
+
+class SharedStops(Crowded):
+    def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        return body | {"stop_token_ids": other["stop_token_ids"]}
+
+
+class SharedPrefix(Crowded):
+    def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        half = len(body["prompt"]) // 2
+        same = [each["prompt"] for each in self.flying if each["prompt"][:half] == body["prompt"][:half]]
+        return body | {"prompt": next((prompt for prompt in same if len(prompt) == 2 * half), body["prompt"])}
+
+
+class Deadlock(Crowded):
+    """Two requests at once wait for each other."""
+
+    def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(20)
+        return body
+
+
+class Dropping(Engine):
+    """Each fourth event of a stream is lost."""
+
+    def parts(self, tokens: list[int]) -> Any:
+        return (part for at, part in enumerate(super().parts(tokens)) if at % 4 != 3)
+
+
+class Doubling(Engine):
+    """What ends one chunk begins the next."""
+
+    def parts(self, tokens: list[int]) -> Any:
+        for at, part in enumerate(super().parts(tokens)):
+            yield from [part] * (2 if at == 5 else 1)
+
+
+class SplitCharacters(Engine):
+    """Each token's bytes are decoded by themselves."""
+
+    def parts(self, tokens: list[int]) -> Any:
+        return (([token], bytes_of_token(token).decode("utf-8", "replace")) for token in tokens)
+
+
+class CutOff(Engine):
+    """A stream ends early, as if it were whole."""
+
+    def stream(self, tokens: list[int], stopped: bool) -> Any:
+        return itertools.islice(super().stream(tokens, stopped), 3)
+
+
+class ErrorEvent(Engine):
+    def stream(self, tokens: list[int], stopped: bool) -> Any:
+        yield next(super().stream(tokens, stopped))
+        yield b'data: {"error": {"message": "out of memory"}}\n\n'
+
+
+class MixedStreams(Crowded):
+    """Only streamed answers go to another client."""
+
+    def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        return super().mixed(body, other) if body.get("stream") else body
+
+
+# fault → engine, the check that refutes it, in words
+FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "prompts cut to 16 tokens": (lambda: cut_prompt, "generation", "row 2, position 25"),
     "padding without a mask": (lambda: padded_without_mask, "repetitions", r"row \d, position \d+, depth 8: emitted"),
     "stop ids ignored": (lambda: ignored_stop, "endings", "stop tokens give"),
@@ -151,14 +257,27 @@ FAULTS: dict[str, tuple[Callable[[], Complete], str, str]] = {  # fault → engi
     "another temperature": (lambda: another_temperature, "sampling", "of all temperatures"),
     "greedy where sampling was asked": (lambda: greedy_always, "sampling", "argmax|same 12 tokens"),
     "seeds ignored": (lambda: ignored_seed, "sampling", "drew other tokens the second time"),
+    "another model": (lambda: skipped_layer, "generation", "but the argmax"),
+    "tokens of another request": (Crowded, "at once", r"2 requests at once, request \d+: "),
+    "stop ids of another request": (SharedStops, "at once", r"2 requests at once, request \d+: .*stop tokens give"),
+    "a beginning of another request": (SharedPrefix, "at once", r"[28] requests at once, .*other tokens than alone"),
+    "a deadlock": (Deadlock, "at once", r"2 requests at once: DecoderFailed: .*no whole reply within 1 s"),
+    "events lost": (lambda: Dropping(complete), "streams", "9 tokens, but 12 in the whole answer; .* new token 3"),
+    "an event sent twice": (lambda: Doubling(complete), "streams", "13 tokens, but 12 in the whole answer"),
+    "characters cut between tokens": (lambda: SplitCharacters(complete), "streams", "the same tokens, but other text"),
+    "a stream that hangs": (lambda: Hanging(complete), "streams", "within 1 s, after 3 events of a stream"),
+    "a stream cut off": (lambda: CutOff(complete), "streams", "the stream ended without a finish_reason"),
+    "an error inside a stream": (lambda: ErrorEvent(complete), "streams", "an event says error=.*out of memory"),
+    "streams mixed up": (MixedStreams, "streams", r"row \d, streamed beside [17]: "),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_refuted(fault: str) -> None:
     make, check, words = FAULTS[fault]
-    with serve(Engine(make())) as url:
-        finding = checked(check, url)
+    made = make()
+    with serve(made if isinstance(made, Engine) else Engine(made)) as url:
+        finding = checked(check, url, seconds=1.0 if isinstance(made, Deadlock | Hanging) else 60.0)
     assert finding.passed is False
     assert re.search(words, finding.detail), finding.detail
 
@@ -230,24 +349,102 @@ def test_a_server_of_a_shorter_window_is_named(kind: str) -> None:
         opened(url)
 
 
-def test_a_request_that_was_put_off_is_sent_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emad_ref.wire.engine.WAITS_S", (0.0, 0.0))
+def test_a_served_vocabulary_of_another_size_is_named() -> None:
+    with serve(Engine(complete, "llama.cpp", vocabulary=VOCABULARY)) as url:
+        opened(url)
+    with (
+        serve(Engine(complete, "llama.cpp", vocabulary=VOCABULARY + 1)) as url,
+        pytest.raises(DecoderFailed, match=f"its model has {VOCABULARY + 1} tokens, but the folder has {VOCABULARY}"),
+    ):
+        opened(url)
 
-    class Busy(Engine):
-        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+
+class Busy(Engine):
+    """``replies``: what the first requests are answered with; afterwards each is served."""
+
+    replies: tuple[Any, ...] = ()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        with self.lock:
             self.bodies.append(body)
-            return (503, {"error": "busy"}) if len(self.bodies) in (1, 3, 4, 5) else (200, {"choices": [DONE]})
-
-    with serve(Busy(complete)) as url:
-        decoder = opened(url)
-        assert decoder.generate(PROMPTS[:1], 2).emitted[0].tolist() == [1, 2]
-        assert decoder._client.retries == 1
-        with pytest.raises(DecoderFailed, match="status 503"):
-            decoder.generate(PROMPTS[:1], 2)
-        assert decoder._client.retries == 3
+            at = len(self.bodies) - 1
+        return self.replies[at] if at < len(self.replies) else (200, {"choices": [DONE]})
 
 
 DONE = {"index": 0, "text": "", "finish_reason": "length", "token_ids": [1, 2]}
+BUSY, SOON, GONE = (503, {"error": "busy"}), (429, {}, {"Retry-After": "0.2"}), (CLOSE, None)
+LATER = (503, {"error": "busy"}, {"Retry-After": "Thu, 01 Jan 2099 00:00:00 GMT"})
+PUT_OFF: dict[str, tuple[tuple[Any, ...], str, dict[str, int]]] = {  # replies, error or "", and retries by reason
+    "busy once": ((BUSY,), "", {"status 503": 1}),
+    "busy, then reset": ((BUSY, GONE), "", {"status 503": 1, "connection reset": 1}),
+    "put off for a while": ((SOON,), "", {"status 429": 1}),
+    "busy three times": ((BUSY,) * 3, "status 503: .*busy", {"status 503": 2}),
+    "reset three times": ((GONE,) * 3, "no whole reply .ReplyReset", {"connection reset": 2}),
+    "put off for too long": ((LATER,), "status 503, to be sent again after .* beyond the limit of 60 s", {}),
+    "failed": (((500, {}),), "status 500", {}),
+}
+
+
+@pytest.mark.parametrize("case", PUT_OFF)
+def test_a_request_that_is_put_off_or_reset_is_sent_again_and_counted(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr("emad_ref.wire.engine.WAITS_S", (0.0, 0.0))
+    replies, error, reasons = PUT_OFF[case]
+    engine = Busy(complete)
+    engine.replies = replies
+    began = time.monotonic()
+    with serve(engine) as url:
+        decoder = opened(url)
+        if error:
+            with pytest.raises(DecoderFailed, match=error):
+                decoder.generate(PROMPTS[:1], 2)
+        else:
+            assert decoder.generate(PROMPTS[:1], 2).emitted[0].tolist() == [1, 2]
+    assert (decoder._client.counts.requests, decoder._client.counts.reasons) == (1, reasons)
+    assert time.monotonic() - began >= (0.2 if SOON in replies else 0)
+
+
+WRONG_AT_FIRST = {"other tokens": (200, {"choices": [DONE | {"token_ids": [3, 3]}]}), "no JSON": (200, b"<html>")}
+
+
+@pytest.mark.parametrize("fault", WRONG_AT_FIRST)
+def test_a_reply_is_never_asked_for_again(fault: str) -> None:
+    """What is right at a second attempt was wrong at the first."""
+    engine = Busy(complete)
+    engine.replies = (WRONG_AT_FIRST[fault],)
+    with serve(engine) as url:
+        decoder = opened(url)
+        if fault == "no JSON":
+            with pytest.raises(DecoderFailed):
+                decoder.generate(PROMPTS[:1], 2)
+        else:
+            assert decoder.generate(PROMPTS[:1], 2).emitted[0].tolist() == [3, 3]
+    assert (len(engine.bodies), decoder._client.counts.retries) == (1, 0)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_another_answer_after_a_retry_is_refuted(forgets: bool) -> None:
+    engine = EachThird(complete, forgets=forgets)
+    with serve(engine) as url:
+        finding = checked("repetitions", url)
+    assert finding.passed is not forgets, finding.detail
+    assert engine.served > 30
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("whole", "answers stream=true with application/json"),
+        ("refused", "refuses stream=true .status 400"),
+        ("text", "streams text without token ids"),
+        ("one event", "sends all 12 tokens of an answer in one event"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_a_server_that_streams_nothing_says_so(kind: str, how: str, words: str) -> None:
+    with serve(NoStream(complete, kind, how=how)) as url, pytest.raises(Unsupported, match=words):
+        checked("streams", url)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
