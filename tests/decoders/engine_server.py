@@ -171,7 +171,7 @@ def event(value: Any) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
-CLOSE = 0  # a status: the connection is closed without a reply
+CLOSE = 0  # a status: the connection is closed without a reply, or in the middle of one that begins with the value
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -189,6 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
     def reply(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         if status == CLOSE:
             self.close_connection = True
+            if value is not None:  # half a reply
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + value)
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         if isinstance(value, Iterator):
