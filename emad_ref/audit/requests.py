@@ -447,6 +447,9 @@ def _judge_arrivals(
     if tokens != wanted:
         at = _shared_length(tokens, wanted)
         where = f"{name}: {len(tokens)} tokens, but {len(wanted)} in the whole answer; they part at new token {at}"
+        if text is not None and found.text is not None:
+            same_text = found.text.rstrip(REPLACEMENT) == text.rstrip(REPLACEMENT)
+            where += f", and the text is {'the same: ids alone are lost' if same_text else 'another, too'}"
         judge.tally.require(len(tokens) == len(wanted) or ends, where)
         same = same_tokens(judge.lens, judge.tolerance, [prompt], [tokens], [wanted], most_ties=1.0)
         judge.tally.require(same.passed is True, f"{name}: {same.detail}")

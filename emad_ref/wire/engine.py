@@ -22,6 +22,7 @@ Streamed replies are server-sent events (``stream: true``). A token arrives when
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import os
@@ -57,6 +58,7 @@ WAITS_S = (0.5, 2.0)  # before a request is sent again, unless the server says h
 PUT_OFF = (429, 503)  # statuses: too many requests, not ready
 NO_STREAM = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses ``stream: true``
 EVENTS = "text/event-stream"
+ALIVE_S = 10.0  # for one token, after a request hung
 WHOLE_AT_ONCE = 8  # tokens from which on an answer in a single event is not streamed
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -336,15 +338,18 @@ class EngineClient:
     def __init__(self, address: UrlAddress, seconds: float):
         self.address, self._seconds = address, seconds
         self.counts = RequestCounts()
+        self._hung = ""  # the call that ran out of its time limit, unless the server has answered since
 
     def open(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
         """A decoder for ``request`` of a model with ``window`` positions; ``noise``: of the precision that it states.
 
         Raises:
             Unsupported: exits, or a source.
-            DecoderFailed: no known server, one that serves fewer positions, or a model of another vocabulary.
+            DecoderFailed: no known server, one that hangs, one that serves fewer positions, or a model of another
+                vocabulary.
         """
         decoder, served = EngineDecoder(self, request, vocabulary, noise), self.interface
+        self._require_alive()
         if 0 < served.window < window:
             came = f"the server serves {served.window} positions, but the suites ask for {window}"
             raise self._failed("open", came, "serve the model with its whole window")
@@ -352,6 +357,19 @@ class EngineClient:
             came = f"the server says that its model has {served.vocabulary} tokens, but the folder has {vocabulary}"
             raise self._failed("open", came, "serve the model that --emad-model names")
         return decoder
+
+    def _require_alive(self) -> None:
+        """Ask for one token after a call hung: a server that is stuck shall not cost every test its time limit."""
+        if not self._hung:
+            return
+        soon = copy.copy(self)
+        soon._seconds = min(ALIVE_S, self._seconds)
+        try:
+            soon.complete(np.zeros(1, dtype=np.int64), 1, frozenset(), 0.0, 0)
+        except DecoderFailed as error:
+            came = f"the server is stuck since {self._hung}: asked for one token, it gave {error.came}"
+            raise self._failed("open", came, "start it anew, and find out what it waits for") from error
+        self._hung = ""
 
     @cached_property
     def interface(self) -> CompletionInterface:
@@ -506,6 +524,7 @@ class EngineClient:
             came = f"no whole reply within {self._seconds:g} s"
             if stream is not None and stream.events:
                 came += f", after {len(stream.events)} events of a stream"
+            self._hung = call
             raise self._failed(call, came, TIMEOUT_REMEDY) from error
         except (OSError, http.client.HTTPException) as error:
             came = f"no whole reply ({type(error).__name__}: {error})"

@@ -225,6 +225,44 @@ class SplitCharacters(Engine):
         return (([token], bytes_of_token(token).decode("utf-8", "replace")) for token in tokens)
 
 
+class WholeCharacters(Engine):
+    """Ids of tokens that end no character are lost, as llama.cpp loses them."""
+
+    def parts(self, tokens: list[int]) -> Any:
+        return (([token for token in ids if token % 2], text) for ids, text in super().parts(tokens))
+
+
+class Stuck(Deadlock):
+    """Two requests at once, and nothing is answered any more."""
+
+    stuck = False
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.stuck:
+            time.sleep(20)
+        return super().post(path, body)
+
+    def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        self.stuck = True
+        return super().mixed(body, other)
+
+
+def test_a_server_that_is_stuck_is_named_by_the_next_test_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emad_ref.wire.engine.ALIVE_S", 0.3)
+    with serve(engine := Stuck()) as url:
+        decoder = opened(url, seconds=1.0)
+        client, began = decoder._client, time.monotonic()
+        request = Request(ModelRef("served", lambda: None), FULL, 0, 2)
+        with pytest.raises(DecoderFailed, match="within 1 s"):
+            decoder.generate(PROMPTS[:2], 2)
+        with pytest.raises(DecoderFailed, match=r"stuck since POST .*one token, .*within 0\.3 s"):
+            client.open(request, VOCABULARY, WINDOW)
+        assert time.monotonic() - began < 10
+        engine.stuck = False
+        engine.flying.clear()
+        client.open(request, VOCABULARY, WINDOW)
+
+
 class CutOff(Engine):
     """A stream ends early, as if it were whole."""
 
@@ -265,6 +303,7 @@ FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "events lost": (lambda: Dropping(complete), "streams", "9 tokens, but 12 in the whole answer; .* new token 3"),
     "an event sent twice": (lambda: Doubling(complete), "streams", "13 tokens, but 12 in the whole answer"),
     "characters cut between tokens": (lambda: SplitCharacters(complete), "streams", "the same tokens, but other text"),
+    "ids of unfinished characters": (lambda: WholeCharacters(complete), "streams", "ids alone are lost"),
     "a stream that hangs": (lambda: Hanging(complete), "streams", "within 1 s, after 3 events of a stream"),
     "a stream cut off": (lambda: CutOff(complete), "streams", "the stream ended without a finish_reason"),
     "an error inside a stream": (lambda: ErrorEvent(complete), "streams", "an event says error=.*out of memory"),
