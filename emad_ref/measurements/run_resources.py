@@ -229,12 +229,15 @@ class RemoteDecoders:
 
     @property
     def request_counts(self) -> dict[str, Any]:
-        """Requests to a server, and how many were sent again, by reason; {} without a server."""
+        """What a server serves, requests to it, and how many were sent again, by reason; {} without a server."""
         if self._engine is None:
             return {}
         counts = self._engine.counts
         again = {"retries": counts.retries, "retry_reasons": dict(counts.reasons)} if counts.retries else {}
-        return {"requests": counts.requests} | again
+        interface = vars(self._engine).get("interface")  # once the server has been asked
+        facts = {name: getattr(interface, name, None) for name in ("path", "model", "window", "vocabulary")}
+        served = {} if interface is None else {"served": {name: value for name, value in facts.items() if value}}
+        return served | {"requests": counts.requests} | again
 
     def _noise(self, loaded: LoadedModel) -> float:
         return 0.0 if self._dtype is None else tolerance(loaded.geometry.family, self._dtype, "cuda")

@@ -83,6 +83,7 @@ def git_describe(folder: Path) -> str | None:
 ANSWERED, DECLINED, NONE = "answered", "declined", "none"
 PROVIDER_OUTCOMES = (ANSWERED, DECLINED, NONE)
 FEATURES = "features"  # feature (anything beyond greedy requests at full depth) → [answered, declined]
+SERVED = "served"  # what a server says of its model: path, model, window, vocabulary
 # of a server: completions that were asked for, and where some were sent again, how many, and reason → how many
 REQUESTS, RETRIES, RETRY_REASONS = "requests", "retries", "retry_reasons"
 EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS = "exits", "sampling", "sessions", "forced depths"
@@ -116,9 +117,12 @@ def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[s
 
 
 def request_line(provider: Mapping[str, Any]) -> str:
-    """``412 requests, 3 retried (2 status 503, 1 connection reset)``, of a server."""
+    """``412 requests, 3 retried (2 status 503, 1 connection reset); it serves …``, of a server."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(provider.get(RETRY_REASONS, {}).items()))
-    return f"{provider[REQUESTS]} requests, {provider.get(RETRIES, 0)} retried" + (f" ({reasons})" if reasons else "")
+    facts = [f"{name} {value}" for name, value in provider.get(SERVED, {}).items() if name != "path"]
+    served = f"; it serves {', '.join(facts)}" if facts else ""
+    sent_again = f"{provider.get(RETRIES, 0)} retried" + (f" ({reasons})" if reasons else "")
+    return f"{provider[REQUESTS]} requests, {sent_again}{served}"
 
 
 def not_offered(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:

@@ -15,7 +15,8 @@ Schema 2 adds the conditions of the results, from the first test on:
                 run as a whole, "asked": the selected shipped tests, "claims_file" with its hash, "project" with its
                 commit}
     decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}; a
-                server's counts are "requests", and "retries" with "retry_reasons" where some were sent again
+                server has "requests", "retries" with "retry_reasons" where some were sent again, and "served": what it
+                says of its model
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
@@ -220,7 +221,7 @@ OBJECT_KEYS: dict[str, dict[str, FieldForm]] = {
 }
 PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "declined": COUNT, "none": COUNT}
 # optional keys of a provider
-PROVIDER_COUNTS = {"features": FEATURES, "requests": COUNT, "retries": COUNT, "retry_reasons": COUNTS}
+PROVIDER_COUNTS = {"features": FEATURES, "requests": COUNT, "retries": COUNT, "retry_reasons": COUNTS, "served": OBJECT}
 # optional settings that decide what fails a run or what is shown of it
 SETTINGS = {"models": TEXTS, "budget": TEXT, "gate": TEXT, "gate_claims": TEXTS, "inconclusive": TEXT}
 # part → optional keys of an entry

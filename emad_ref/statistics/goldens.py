@@ -427,7 +427,7 @@ def _index_error(entry: Any) -> str:
 
 
 def _verified_path(folder: Path, entry: dict[str, Any]) -> Path:
-    path = folder / entry["file"]
+    path: Path = folder / entry["file"]
     if not path.is_file():
         raise DamagedGolden(f"golden {entry['id']!r} is listed in {folder / INDEX}, but {path} is missing; restore it")
     try:

@@ -72,12 +72,14 @@ Reading = TypeVar("Reading")
 
 
 class CompletionInterface(Protocol):
-    """How one kind of server is asked. ``path``: of completions; ``window``: positions it serves, 0 if it says none.
+    """How one kind of server is asked, and what it says of its model.
 
-    ``vocabulary``: tokens of the served model, 0 if it does not say.
+    ``path``: of completions. ``model``: the server's name for it. ``window``: positions that it serves, ``vocabulary``:
+    its tokens; 0 if it does not say.
     """
 
     path: str
+    model: str
     window: int
     vocabulary: int
 
@@ -115,17 +117,17 @@ def _sorted_log_probs(
 
 
 class OpenAIInterface:
-    """``/v1/completions`` of vLLM, SGLang and others. ``model``: the name that the server gives its model."""
+    """``/v1/completions`` of vLLM, SGLang and others."""
 
     path = "/v1/completions"
     vocabulary = 0
 
     def __init__(self, model: str, window: int):
-        self._model, self.window = model, window
+        self.model, self.window = model, window
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         return UNFILTERED | {
-            "model": self._model,
+            "model": self.model,
             "prompt": prompt.tolist(),
             "max_tokens": max_new,
             "temperature": temperature,
@@ -193,8 +195,8 @@ class LlamaCppInterface:
 
     path = "/completion"
 
-    def __init__(self, window: int, vocabulary: int = 0):
-        self.window, self.vocabulary = window, vocabulary
+    def __init__(self, model: str, window: int, vocabulary: int):
+        self.model, self.window, self.vocabulary = model, window, vocabulary
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         return UNFILTERED | {
@@ -374,19 +376,21 @@ class EngineClient:
     @cached_property
     def interface(self) -> CompletionInterface:
         """Raises DecoderFailed: neither interface answers."""
-        properties = self._call("GET", "/props", None, optional=True)
+        properties = self._call("GET", "/props", None, optional=True) or {}
         served = self._call("GET", "/v1/models", None, optional=True)
+        llama = properties.get("default_generation_settings")
         try:
             first = served["data"][0]  # type: ignore[index]  # None is caught as the rest
-            if properties is None or "default_generation_settings" not in properties:
-                return OpenAIInterface(str(first["id"]), int(first.get("max_model_len") or 0))
+            name, window = str(first["id"]), int(first.get("max_model_len") or 0)
             vocabulary = int((first.get("meta") or {}).get("n_vocab") or 0)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            if properties is None or "default_generation_settings" not in properties:
+            if llama is None:
                 came = f"neither /props nor /v1/models names a model ({str(served)[:QUOTED]})"
                 raise self._failed("open", came, SERVED_REMEDY) from error
-            vocabulary = 0  # an older llama.cpp
-        return LlamaCppInterface(int(properties["default_generation_settings"].get("n_ctx") or 0), vocabulary)
+            name, window, vocabulary = "", 0, 0  # an older llama.cpp
+        if llama is None:
+            return OpenAIInterface(name, window)
+        return LlamaCppInterface(name, int(llama.get("n_ctx") or 0), vocabulary)
 
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""

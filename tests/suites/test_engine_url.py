@@ -50,7 +50,7 @@ RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
     "llama.cpp, each third request put off": (
         lambda: EachThird(completing(), "llama.cpp", window=WINDOW),
         LIVE,
-        r"\d{3} requests, \d{3} retried \(\d{3} status 503\)",
+        r"\d{3} requests, \d{3} retried \(\d{3} status 503\); it serves model served, window 512",
     ),
     "without streams": (
         lambda: NoStream(completing(), window=WINDOW),

@@ -101,8 +101,8 @@ def test_features_and_requests_of_several_processes_are_added_up():
     assert not_offered([found]) == {"sampling"}
     assert request_line(found) == "7 requests, 4 retried (1 connection reset, 3 status 503)"
     report = judged([], {})
-    report["decoder"]["providers"][0] |= {"requests": 7}
-    assert "mine: 7 requests, 0 retried" in run_summary(report).about
+    report["decoder"]["providers"][0] |= {"requests": 7, "served": {"path": "/completion", "model": "x", "window": 64}}
+    assert "mine: 7 requests, 0 retried; it serves model x, window 64" in run_summary(report).about
 
 
 @pytest.mark.parametrize(
