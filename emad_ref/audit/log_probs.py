@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.tolerances import first_excess
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge
 from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
@@ -52,11 +53,13 @@ def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: 
         tally.require(len(rows) == len(prompts), f"{len(rows)} rows for {len(prompts)} prompts")
         divergence, agreeing = [], 0
         for row, (prompt, shown) in enumerate(zip(prompts, rows, strict=True)):
-            expected = _expected(under_test, prompt, shown.tokens)
+            history = np.concatenate([prompt.tokens, shown.tokens[:-1]]).astype(np.int64)
+            expected = log_softmax(under_test.lens(history).last, axis=-1)
             new = expected[len(prompt.tokens) - 1 :]
             _require_shape(judge, row, shown, max_new, top)
             known = np.take_along_axis(new, shown.ids, axis=-1)
-            _require_close(judge, f"row {row}, new token", shown.log_probs, known, allowed)
+            started = len(prompt.tokens) - 1
+            _require_close(judge, f"row {row}, new token", shown.log_probs, known, history, started)
             kth = -np.partition(-new, top - 1, axis=-1)[:, top - 1]
             missing = np.flatnonzero(known.min(axis=-1) < kth - 2 * allowed)
             tally.require(
@@ -75,7 +78,7 @@ def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: 
                     shown.prompt.shape == told.shape,
                     f"row {row}: {shown.prompt.shape} log-probabilities of a prompt of {len(prompt.tokens)} tokens",
                 )
-                _require_close(judge, f"row {row}, prompt token", shown.prompt[:, None], told[:, None], allowed)
+                _require_close(judge, f"row {row}, prompt token", shown.prompt[:, None], told[:, None], history)
                 tally.live["prompt_log_probs"] += len(told)
             tally.live["log_probs"] += shown.log_probs.size
             tally.discriminating += int((known.max(axis=-1) - known.min(axis=-1) > allowed).sum())
@@ -99,13 +102,6 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
     return total
 
 
-def _expected(under_test: DecoderUnderTest, prompt: Prompt, tokens: Ints) -> Floats:
-    """[n, V] log-probabilities after each position of the prompt and of all ``tokens`` but the last."""
-    history = np.concatenate([prompt.tokens, tokens[:-1]]).astype(np.int64)
-    expected: Floats = log_softmax(under_test.lens(history).last, axis=-1)
-    return expected
-
-
 def _require_shape(judge: Judge, row: int, shown: TokenLogProbs, max_new: int, top: int) -> None:
     shapes = shown.tokens.shape, shown.ids.shape, shown.log_probs.shape
     wanted = (max_new,), (max_new, top), (max_new, top)
@@ -114,11 +110,13 @@ def _require_shape(judge: Judge, row: int, shown: TokenLogProbs, max_new: int, t
     judge.tally.require(bool(inside.all()), f"row {row}: an emitted token is not among the {top} likeliest")
 
 
-def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, allowed: float) -> None:
+def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, tokens: Ints, first: int = 0) -> None:
+    """``shown`` [m, k] after the positions ``first`` … of ``tokens``: a logit and the normaliser may both be off."""
+    assert judge.lens is not None, "only replay is judged without a lens"
     off = np.abs(shown - expected).max(axis=-1)
-    at = int(np.argmax(~(off <= allowed)))
+    excess = first_excess(judge.lens, tokens, first, off / 2, [judge.point.layers], judge.tolerance)
+    at, allowed = excess or (0, judge.tolerance)
     judge.tally.require(
-        bool((off <= allowed).all()),
-        f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {allowed:g}",
+        excess is None, f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {2 * allowed:g}"
     )
     judge.tally.n += shown.size

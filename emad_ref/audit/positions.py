@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from emad_ref.audit.finding import WINDOW_END, Finding, Tally
+from emad_ref.audit.tolerances import first_excess
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
@@ -76,7 +77,7 @@ def positions(
     tokens more. ``own``: the model's own logits [window, V] after each token of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
-    depth, tolerance = under_test.point.ceiling, tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
+    tolerance = tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
     with tally:
         readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
@@ -86,8 +87,8 @@ def positions(
             readings += _read_prompts(decoder, texts, ends[place : place + rows])
         for row, text in enumerate(texts):
             right = own(text)
-            for _, first, logits in (each for each in readings if each[0] == row):
-                _compare_logits(tally, row, first, logits, right, depth, tolerance)
+            for reading in (each for each in readings if each[0] == row):
+                _compare_logits(tally, under_test, text, reading, right, tolerance)
     return tally.finding()
 
 
@@ -141,18 +142,20 @@ def _rows_of_step(step: Step, rows: Sequence[int], first: Ints) -> Iterator[Posi
 
 
 def _compare_logits(
-    tally: Tally, row: int, first: int, logits: Floats, right: Floats, depth: int, tolerance: float
+    tally: Tally, under_test: DecoderUnderTest, text: Ints, reading: PositionLogits, right: Floats, tolerance: float
 ) -> None:
+    (row, first, logits), depth = reading, under_test.point.ceiling
     expected = right[first : first + len(logits)]
     tally.require(
         logits.shape == expected.shape,
         f"row {row}, position {first}: logits of shape {logits.shape}, but {expected.shape} were asked for",
     )
     off = np.abs(logits - expected).max(axis=-1)
-    at = int(np.argmax(~(off <= tolerance)))
+    excess = first_excess(under_test.lens, text, first, off, [depth], tolerance)
+    at, allowed = excess or (0, tolerance)
     tally.require(
-        bool((off <= tolerance).all()),
-        f"row {row}, position {first + at}, depth {depth}: logits off by {off[at]:.2g}, more than {tolerance:g}",
+        excess is None,
+        f"row {row}, position {first + at}, depth {depth}: logits off by {off[at]:.2g}, more than {allowed:g}",
     )
     tally.n += len(logits)
     tally.live["session_positions"] += len(logits)

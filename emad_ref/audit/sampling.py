@@ -27,12 +27,12 @@ may part where rounding moved a probability; more rows than that explains are re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
 from scipy import stats
-from scipy.special import log_softmax
+from scipy.special import log_softmax, logsumexp
 
 from emad_ref.audit.decoding_checks import count_answer, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
@@ -66,11 +66,13 @@ class SampledRow:
     row: int
     emitted: Ints
     logits: Floats
+    _known: dict[float, Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def log_p(self, temperature: float) -> Floats:
-        """[m, V] log softmax(logits / temperature)."""
-        log_p: Floats = log_softmax(self.logits / temperature, axis=-1)
-        return log_p
+        """[m, V] log softmax(logits / temperature), computed once."""
+        if temperature not in self._known:
+            self._known[temperature] = log_softmax(self.logits / temperature, axis=-1)
+        return self._known[temperature]
 
     def p(self, temperature: float) -> tuple[Floats, Floats]:
         """Probabilities [m, V], and those of its own tokens [m]."""
@@ -79,7 +81,9 @@ class SampledRow:
 
     def likelihood(self, temperature: float) -> float:
         """log-probability of all its tokens, in nats."""
-        return float(self.log_p(temperature)[np.arange(len(self.emitted)), self.emitted].sum())
+        scaled = self.logits / temperature
+        own = scaled[np.arange(len(self.emitted)), self.emitted]
+        return float((own - logsumexp(scaled, axis=-1)).sum())
 
 
 def sampling(
@@ -159,14 +163,15 @@ def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[
             one.seed != other.seed or not np.array_equal(prompts[one.row].tokens, prompts[other.row].tokens)
         ):
             continue
+        if not np.array_equal(one.emitted, other.emitted):
+            continue
         chance = one.likelihood(temperature)
-        same = np.array_equal(one.emitted, other.emitted) and chance < np.log(CHANCE)
         repeated = (
             f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
             if one.seed == other.seed
             else f"row {one.row}: seeds {one.seed} and {other.seed} drew the same {len(one.emitted)} tokens"
         )
-        tally.require(not same, f"{repeated}, which chance does once in {np.exp(-chance):.0e} times")
+        tally.require(chance >= np.log(CHANCE), f"{repeated}, which chance does once in {np.exp(-chance):.0e} times")
 
 
 def _first_difference(one: SampledRow, other: SampledRow) -> str:
@@ -185,9 +190,11 @@ def _require_distributed(
     factor = np.exp(2 * noise / temperature)
     nearest = np.clip(counts, even / factor, even * factor)
     p = float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), BINS - 1))
+    if p >= LEVEL:
+        return
     fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
-        p >= LEVEL,
+        False,
         f"{len(placed)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
         f"they take in it, {counts.tolist()} in {BINS} equal parts; of all temperatures {fits:.2f} fits them best",
     )

@@ -19,7 +19,7 @@ from emad_ref.audit.finding import Finding
 from emad_ref.audit.lens import Lens
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import row_of
-from emad_ref.record import Ints
+from emad_ref.record import Floats, Ints
 
 # (float32 inside, dtype) → (on the CPU, on an accelerator). "Seen": largest difference between token-by-token cached
 # decoding and one pass, small random models of 8 and 24 layers with logits up to 10, six families.
@@ -65,6 +65,21 @@ ROUNDING_FACTORS: dict[str, float] = {"float64": 4.0, "float32": 4.0, "float16":
 def measured_tolerance(lens: Lens, tokens: Ints, layers: Sequence[int], tolerance: float) -> float:
     """``tolerance``, or what rounding allows of the logits of the last of ``tokens`` after ``layers``, if larger."""
     return max(tolerance, lens.rounding(tokens, layers))
+
+
+def first_excess(
+    lens: Lens, tokens: Ints, first: int, off: Floats, layers: Sequence[int], tolerance: float
+) -> tuple[int, float] | None:
+    """The first position whose difference exceeds ``tolerance`` and the rounding measured there; None if none does.
+
+    ``off`` float64 [m]: differences of logits after one of ``layers`` at positions ``first`` … of ``tokens``; NaN
+    exceeds everything. Returns the index into ``off`` and the allowed difference.
+    """
+    for at in np.flatnonzero(~(off <= tolerance)).tolist():
+        allowed = measured_tolerance(lens, tokens[: first + at + 1], layers, tolerance)
+        if not off[at] <= allowed:
+            return at, allowed
+    return None
 
 
 MAX_ROUNDINGS = 16

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace, concatenate_traces, stepwise_logits, take_trace, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
@@ -74,23 +75,27 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
         seed: of the tokens, which are drawn from the whole vocabulary.
 
     Returns:
-        [1 + len(falls)] of the prompt's last position, at full depth, and of each forced one.
+        [1 + len(falls)] of the prompt's last position, at full depth, and of each forced one. Where the measured
+        rounding of a position allows more than the tolerance, its difference is divided by as much.
 
     Raises:
         Unsupported: the decoder under test declines full depth or a depth from outside.
     """
     subject, depths = evidence.subject, np.minimum.accumulate(np.asarray(falls))
     tokens = np.random.default_rng(seed).integers(0, subject.stepper.vocabulary, PROMPT + len(depths))
-    reference = (
-        subject.lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(np.append(subject.stepper.layers, depths))
-    )
+    at_depths = np.append(subject.stepper.layers, depths)
+    reference = subject.lens(tokens).between(PROMPT - 1, len(tokens)).at_depth(at_depths)
     with subject.open(subject.full) as decoder:
         session, step = decoder.start([Prompt(tokens[:PROMPT])])
         seen = [step.logits[0, 0]]
         for token, depth in zip(tokens[PROMPT:], depths, strict=True):
             seen.append(session.feed(token[None, None], np.array([[depth]])).logits[0, 0])
         session.close()
+        tolerance = subject.allowed(decoder.capabilities)
     differences: Floats = np.abs(np.array(seen) - reference).max(axis=1)
+    for at in np.flatnonzero(differences > tolerance).tolist():
+        allowed = measured_tolerance(subject.lens, tokens[: PROMPT + at], [int(at_depths[at])], tolerance)
+        differences[at] *= tolerance / allowed
     return differences
 
 

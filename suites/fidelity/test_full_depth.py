@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.tolerances import check_declared_noise
+from emad_ref.audit.tolerances import check_declared_noise, first_excess
 from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
@@ -29,14 +29,18 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasu
     subject = emad_evidence.subject
     (prompt,) = subject.prompts(1, LENGTH)
     own = subject.own_logits(prompt.tokens)
-    difference = np.abs(subject.lens(prompt.tokens).last - own).max()
-    assert difference <= subject.tolerance, f"the last layer's lens is off by {difference:.2e}"
+    tokens, layers = prompt.tokens, [subject.stepper.layers]
+    off = np.abs(subject.lens(tokens).last - own).max(axis=-1)
+    excess = first_excess(subject.lens, tokens, 0, off, layers, subject.tolerance)
+    assert excess is None, f"the last layer's lens is off by {off.max():.2e}"
     with subject.open(subject.full) as decoder:
         _, step = decoder.start([prompt])
         allowed = subject.allowed(decoder.capabilities)
-    difference = np.abs(step.logits[0, -1] - own[-1]).max()
-    detail = f"the decoder's full-depth logits are off by {difference:.2g}, {allowed:g} allowed"
-    emad_audit(Finding("full-depth logits", bool(difference <= allowed), detail, n=own.shape[-1], ties=0))
+    off = np.abs(step.logits[0, -1:] - own[-1:]).max(axis=-1)
+    excess = first_excess(subject.lens, tokens, len(tokens) - 1, off, layers, allowed)
+    _, allowed = excess or (0, allowed)
+    detail = f"the decoder's full-depth logits are off by {off[0]:.2g}, {allowed:g} allowed"
+    emad_audit(Finding("full-depth logits", excess is None, detail, n=own.shape[-1], ties=0))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])

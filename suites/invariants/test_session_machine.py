@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from numpy.typing import NDArray
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.tolerances import measured_tolerance
+from emad_ref.audit.tolerances import first_excess
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.protocol import Decoder, Prompt, Session, Step
@@ -210,12 +210,10 @@ class SessionMachine(RuleBasedStateMachine):
         first = min(row.shown)
         reference = self.subject.lens(np.array(row.history), first)
         for position, (depth, logits, after) in sorted(row.shown.items()):
-            off, allowed = np.abs(logits - reference.after(depth)[position - first]).max(), self.tolerance
-            if off > allowed:
-                history = np.array(row.history[: position + 1])
-                allowed = measured_tolerance(self.subject.lens, history, [depth], allowed)
-            at = f"row {index}, position {position}, depth {depth}"
-            assert off <= allowed, f"{at}: logits off by {off:.2g} after {after}, more than {allowed:g}"
+            off = np.abs(logits - reference.after(depth)[[position - first]]).max(axis=-1)
+            excess = first_excess(self.subject.lens, np.array(row.history), position, off, [depth], self.tolerance)
+            at, (_, allowed) = f"row {index}, position {position}, depth {depth}", excess or (0, 0.0)
+            assert excess is None, f"{at}: logits off by {off[0]:.2g} after {after}, more than {allowed:g}"
         row.shown.clear()
 
     @invariant()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.audit.oracle import ModelLens
 from emad_ref.calibration.trace import concatenate_traces, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims import entropy_premises, identities
@@ -79,6 +80,15 @@ def test_one_wrong_position_falsifies(nano: LoadedModel):
     answer = answered(question_of("EMAD-E2"), nano, host)
     assert answer.verdict.verdict == "falsified"
     assert f"{STUDY.budget.examples} of {answer.verdict.n} comparisons" in answer.verdict.reason
+
+
+@pytest.mark.parametrize(("rounding", "outcome"), [(0.02, "survived"), (0.005, "falsified")])
+def test_a_difference_that_the_rounding_of_its_position_explains_does_not_falsify(
+    nano: LoadedModel, monkeypatch: pytest.MonkeyPatch, rounding: float, outcome: str
+):
+    monkeypatch.setattr(ModelLens, "rounding", lambda self, tokens, layers: rounding)
+    host = RunResources(make_decoder=lambda request: Gapped(nano.stepper, request.point))
+    assert answered(question_of("EMAD-E2"), nano, host).verdict.verdict == outcome
 
 
 def test_depth_sequences_may_come_from_elsewhere(nano: LoadedModel):
