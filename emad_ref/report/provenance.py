@@ -108,6 +108,8 @@ def merge_providers(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[s
                 entry[what] += provider[what]
             for what in {REQUESTS, RETRIES} & provider.keys():
                 entry[what] = entry.get(what, 0) + provider[what]
+            if SERVED in provider:  # the controller of several processes asks no server
+                entry[SERVED] = provider[SERVED]
             if RETRY_REASONS in provider:
                 entry[RETRY_REASONS] = dict(Counter(entry.get(RETRY_REASONS, {})) + Counter(provider[RETRY_REASONS]))
             for feature, counts in provider.get(FEATURES, {}).items():

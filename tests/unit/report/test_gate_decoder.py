@@ -92,14 +92,14 @@ def test_features_and_requests_of_several_processes_are_added_up():
     one = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 1, "declined": 1, "none": 0}
     parts = [
         [one | {"features": {"exits": [0, 1]}, "requests": 4}],
-        [one | {"features": {"exits": [2, 0], "sampling": [0, 1]}, "requests": 2}],
+        [one | {"features": {"exits": [2, 0], "sampling": [0, 1]}, "requests": 2, "served": {"model": "x"}}],
         [one | {"retries": 3, "retry_reasons": {"status 503": 2, "connection reset": 1}}],
         [one | {"retries": 1, "retry_reasons": {"status 503": 1}, "requests": 1}],
     ]
     (found,) = merge_providers(parts)
     assert found["features"] == {"exits": [2, 1], "sampling": [0, 1]}
     assert not_offered([found]) == {"sampling"}
-    assert request_line(found) == "7 requests, 4 retried (1 connection reset, 3 status 503)"
+    assert request_line(found) == "7 requests, 4 retried (1 connection reset, 3 status 503); it serves model x"
     report = judged([], {})
     report["decoder"]["providers"][0] |= {"requests": 7, "served": {"path": "/completion", "model": "x", "window": 64}}
     assert "mine: 7 requests, 0 retried; it serves model x, window 64" in run_summary(report).about
