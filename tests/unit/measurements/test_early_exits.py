@@ -216,7 +216,7 @@ def test_audits_read_one_fixed_source_and_tasks_their_own(evidence: ModelMeasure
     assert np.abs(other.logits - fixed.logits).max() > 0.01
 
 
-TABLE_ITEMS = 4
+TABLE_ITEMS = 2
 
 
 @pytest.fixture(scope="module")
