@@ -26,7 +26,7 @@ from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import shipped_name
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.statistics.verdicts import DASH_VARIANTS
-from pytest_emad.options import DEFAULT_MODEL, settings
+from pytest_emad.options import settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -160,21 +160,22 @@ def check_waivers(config: pytest.Config) -> None:
 def check_models(config: pytest.Config) -> None:
     """Refuse models that cannot be loaded, before anything is collected or imported to load them.
 
-    A worker of xdist leaves that to its controller; a run of other tests may load no model at all.
+    A worker of xdist leaves that to its controller.
 
     Raises:
-        pytest.UsageError: an unknown name, a model that was not fetched, one of a hub that is out of reach.
+        pytest.UsageError: an unknown name, a model that is not installed or was not fetched, one of a hub that is out
+            of reach.
     """
     if hasattr(config, "workerinput") or config.option.collectonly or not requested_suites(config):
         return
     from emad_ref.models.names import require_available  # it brings NumPy: not at the start of every run
 
     given = settings(config)
-    names = [name for name in given.models if name != DEFAULT_MODEL]
-    names += given.pair if given.pair is not None and given.pair_named else ()
+    names = [("--emad-model", name) for name in given.models]
+    names += [("--emad-pair", name) for name in given.pair or () if given.pair_named]
     try:
-        for name in names:
-            require_available(name)
+        for option, name in names:
+            require_available(name, option)
     except EmadError as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -132,7 +132,8 @@ OPTIONS: tuple[PluginOption, ...] = (
         option_values.two_models,
         None,
         "small and large model for the claims about a pair; they share a tokenizer (default: "
-        f"{','.join(BUNDLED_PAIR)} if every --emad-model is bundled; else none, and no claim about a pair is judged)",
+        f"{','.join(BUNDLED_PAIR)} if both are installed and every --emad-model is bundled; else none, and no claim "
+        "about a pair is judged)",
         "SMALL,LARGE",
     ),
     PluginOption(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the process that forks must not have imported pytest
     import pytest
 
 IMPORTED = (
-    "numpy", "scipy.stats", "sklearn.isotonic", "torch", "torch._dynamo", "torch.distributed.fsdp", "transformers",
+    "numpy", "scipy.stats", "scipy.optimize", "torch", "torch._dynamo", "torch.distributed.fsdp", "transformers",
     "transformers.generation", "transformers.models.auto.modeling_auto",
     "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.models.llama.modeling_llama", "tokenizers",
     "safetensors.torch",

@@ -276,7 +276,7 @@ MINIMUM_TOKENS = (
 )
 
 DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields computed from the statistics
-DERIVED_AGREEMENT = 1e-6  # relative, and nats: versions of scikit-learn sum in other orders
+DERIVED_AGREEMENT = 1e-6  # relative, and nats: versions of SciPy sum in other orders, and scikit-learn did
 
 ONE_BIN = BinSpec()
 
@@ -618,7 +618,7 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
 
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that affect a profile's numbers."""
-    return {name: version(name) for name in ("torch", "transformers", "numpy", "scikit-learn")}
+    return {name: version(name) for name in ("torch", "transformers", "numpy", "scipy")}
 
 
 def _joined_versions(profiles: Sequence[Profile]) -> dict[str, str]:

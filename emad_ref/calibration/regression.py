@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from sklearn.isotonic import IsotonicRegression
+from scipy import optimize
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
@@ -38,8 +38,9 @@ def isotonic_targets(probes: Sequence[int], mean_nats: Floats, tokens: Ints) -> 
         raise BadArgument("mean_nats", np.asarray(mean_nats).tolist(), "finite entropies", "take the trace again")
     if len(probes) == 0:
         return np.empty(0)
-    fit = IsotonicRegression(increasing=False)
-    return fit.fit_transform(np.asarray(probes, dtype=float), np.asarray(mean_nats, dtype=float), sample_weight=tokens)
+    nats, weights = (np.asarray(values, dtype=float) for values in (mean_nats, tokens))
+    targets: Floats = optimize.isotonic_regression(nats, weights=weights, increasing=False).x
+    return targets
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume
 from emad_ref.errors import BadArgument
 from emad_ref.files import remove_file, require_writable
+from emad_ref.models.bundled import weights_folder
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
 
@@ -323,7 +323,7 @@ def train(args: argparse.Namespace) -> None:
     from emad_ref.training.loop import train as run
 
     recipe = recipe_named(args.name)
-    out = args.out or Path(str(files("emad_ref.models") / "weights")) / args.name
+    out = args.out or weights_folder() / args.name
     loss = run(recipe, out, resume=args.resume)
     print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")
 

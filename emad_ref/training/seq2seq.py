@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.bundled import weights_folder
 from emad_ref.text.seq2seq_pairs import (
     COLOURS,
     LARGEST_NUMBER,
@@ -92,7 +92,7 @@ RECIPES = {
 
 def bundled_folder(name: str) -> Path:
     """The folder of a bundled model."""
-    return Path(str(files("emad_ref.models") / "weights")) / name
+    return weights_folder() / name
 
 
 @cache

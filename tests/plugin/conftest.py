@@ -17,6 +17,7 @@ import pytest
 
 import emad_ref
 import pytest_emad.plugin  # noqa: F401  # the same
+from emad_ref.models.bundled import weights_folder
 
 INSTALLED = any(point.name == "emad" for point in entry_points(group="pytest11"))
 
@@ -114,6 +115,7 @@ def wheel_layout(project: pytest.Pytester, few_plugins: None, monkeypatch: pytes
         source = Path(emad_ref.__file__).parents[1] / package
         ignored = shutil.ignore_patterns("weights", "suites", "golden")  # bytecode serves the copies, too
         shutil.copytree(source, site / package, ignore=ignored)
+    (site / "emad_ref" / "models" / "weights").symlink_to(weights_folder())
     suites = site / "pytest_emad" / "suites"
     for folder in (suites, suites / "claims", suites / "cost"):
         folder.mkdir()

@@ -45,7 +45,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def imported_for_good(tiny: Path) -> None:
     """pytester takes every module back out that was imported while it was in force; torch's cannot come in twice."""
     for module in (
-        *("hypothesis.stateful", "scipy.stats", "sklearn.isotonic", "torch._dynamo", "torch.distributed.fsdp"),
+        *("hypothesis.stateful", "scipy.stats", "scipy.optimize", "torch._dynamo", "torch.distributed.fsdp"),
         *(
             "pytest_emad.suite_support",
             "emad_ref.measurements.model",

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import Ridge
 
 from emad_ref.calibration.regression import (
@@ -45,6 +46,8 @@ def test_targets_are_the_pooled_means_weighted_by_tokens(pairs):
     assert np.abs(targets - pooled(means, weights)).max() < POOLED
     assert (np.diff(targets) <= POOLED).all()
     assert np.average(targets, weights=weights) == pytest.approx(np.average(means, weights=weights), abs=1e-6)
+    theirs = IsotonicRegression(increasing=False).fit_transform(range(len(means)), means, sample_weight=weights)
+    assert np.abs(targets - theirs).max() < POOLED, "scikit-learn's, with which profiles were made before"
 
 
 def test_means_that_fall_already_are_their_own_targets():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
@@ -64,6 +65,14 @@ def test_auroc_is_the_share_of_pairs_that_low_entropy_puts_in_order(echoing):
     assert agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
     blind = replace(echoing, signals={ENTROPY.name: np.ones_like(echoing.entropy_nats)})
     assert agreement_auroc(blind)[:2].tolist() == [0.5, 0.5]
+
+
+def test_auroc_is_scikit_learns_also_among_ties():
+    rng = np.random.default_rng(0)
+    entropy, top1 = rng.integers(0, 9, (200, LAYERS)) / 4, rng.integers(0, 2, (200, LAYERS))
+    agrees = top1 == top1[:, -1:]
+    theirs = [roc_auc_score(agrees[:, layer], -entropy[:, layer]) for layer in range(LAYERS - 1)]
+    assert agreement_auroc(trace_of(entropy, top1, [0] * 200, [200]))[:-1] == pytest.approx(theirs, abs=1e-12)
 
 
 def test_auroc_is_undefined_and_not_a_half_where_all_agree(echoing):
