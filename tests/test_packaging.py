@@ -1,4 +1,4 @@
-"""The distributions: sdist → wheel → fresh environment → the suites inside the wheel. ``tox -e wheel`` runs this file.
+"""The distributions: sdist → wheels → fresh environment → the suites inside the wheel. ``tox -e wheel`` runs this file.
 
 Slow and in need of an index or wheel folder: the fresh environment installs every dependency from constraints.txt.
 """
@@ -6,6 +6,7 @@ Slow and in need of an index or wheel folder: the fresh environment installs eve
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,22 +17,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+WEIGHTS = "emad_ref/models/weights"  # also the project whose wheel holds all of them
+LARGEST = 3_000_000  # bytes of the plugin's wheel
 
 pytestmark = pytest.mark.slow
 
 
-def check(*command: object, cwd: Path) -> str:
-    """Run a command without the outer run's Python settings; its output, in the error too if it fails."""
+def check(*command: object, cwd: Path, status: int = 0, **settings: str) -> str:
+    """Run a command without the outer run's Python settings, but with ``settings``; its output, also in the error."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "TOX"))}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=environment,
+        env=environment | settings,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == status, done.stdout[-6000:]
     return done.stdout
 
 
@@ -44,25 +47,61 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the unpacked sdist, so that a file missing there is missed here."""
-    source, out = tmp_path_factory.mktemp("unpacked"), tmp_path_factory.mktemp("wheel")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The content of the sdist, from which both wheels are built: a file missing there is missed here."""
+    source = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(source, filter="data")
     (folder,) = source.iterdir()
-    check(sys.executable, "-m", "build", "--wheel", "--outdir", out, folder, cwd=out)
+    return folder
+
+
+def build_wheel(project: Path, out: Path) -> Path:
+    check(sys.executable, "-m", "build", "--wheel", "--outdir", out, project, cwd=out)
     (path,) = out.glob("*.whl")
     return path
 
 
 @pytest.fixture(scope="session")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(unpacked, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def models_wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(unpacked / WEIGHTS, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds the wheel, its dependencies and pytest-xdist."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     interpreter = folder / "bin" / "python"
     constraints = ROOT / "constraints.txt"
     check(interpreter, "-m", "pip", "install", "-c", constraints, f"pytest-emad[test] @ {wheel.as_uri()}", cwd=folder)
+    return interpreter
+
+
+@pytest.fixture(scope="session")
+def missing(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the wheel says of its default model where pytest-emad-models is not installed."""
+    suites = ("-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites")
+    return check(bare, "-m", "pytest", *suites, cwd=tmp_path_factory.mktemp("run"), status=4)
+
+
+@pytest.fixture(scope="session")
+def python(bare: Path, missing: str, models_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that sees ``bare``, and in which the command that ``missing`` names was run."""
+    folder = tmp_path_factory.mktemp("with_models")
+    venv.create(folder, with_pip=True)
+    interpreter = folder / "bin" / "python"
+    places = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    below, own = (Path(check(each, "-c", places, cwd=folder).strip()) for each in (bare, interpreter))
+    (own / "below.pth").write_text(f"{below}\n")
+    (command,) = re.findall(r"`pip (install [^`]+)`", missing)
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(models_wheel.parent)}
+    check(interpreter, "-m", "pip", *command.split(), cwd=folder, **index)
     return interpreter
 
 
@@ -85,14 +124,41 @@ def test_the_sdist_has_all_that_the_wheel_is_made_of(sdist: Path) -> None:
     assert expected <= names, sorted(expected - names)
 
 
-def test_the_wheel_carries_suites_goldens_and_weights_once(wheel: Path) -> None:
+def test_the_wheel_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size <= LARGEST
+
+
+def test_an_index_would_take_and_show_both_projects(sdist: Path, wheel: Path, models_wheel: Path) -> None:
+    check(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel, models_wheel, cwd=wheel.parent)
+
+
+def test_the_wheel_carries_suites_goldens_and_the_smallest_model_once(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     expected = tracked("emad_ref") | tracked("pytest_emad")
+    expected -= tracked(WEIGHTS) - tracked(f"{WEIGHTS}/emad-nano")
     expected |= {f"pytest_emad/{name}" for name in tracked("suites") | tracked("golden")}
     packaged = {name for name in names if ".dist-info/" not in name}
     assert packaged == expected, sorted(packaged ^ expected)
     assert len(names) == len(set(names))
+
+
+def test_the_models_wheel_carries_every_model(models_wheel: Path) -> None:
+    with zipfile.ZipFile(models_wheel) as archive:
+        packaged = {name for name in archive.namelist() if ".dist-info/" not in name}
+    models = {name for name in tracked(WEIGHTS) if name.count("/") > WEIGHTS.count("/") + 1}
+    assert packaged == {name.replace(WEIGHTS, "pytest_emad_models", 1) for name in models}
+
+
+def test_without_the_models_the_wheel_names_the_command(missing: str) -> None:
+    (line,) = missing.strip().splitlines()
+    assert line.startswith("ERROR: --emad-model='emad-tiny', but emad-tiny comes with pytest-emad-models")
+
+
+def test_without_the_models_the_wheel_judges_its_own(bare: Path, tmp_path: Path) -> None:
+    suites = ("--pyargs", "pytest_emad.suites.invariants", "pytest_emad.suites.fidelity", "--emad-model", "emad-nano")
+    text = check(bare, "-m", "pytest", "-p", "no:cacheprovider", *suites, "--emad-gate", "known", cwd=tmp_path)
+    assert "PASSED" in text
 
 
 def test_the_installed_suites_pass(python: Path, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_the_workflow_is_one_that_github_reads() -> None:
         assert "uses" not in step or re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"]), "pinned by hash"
     assert WORKFLOW["concurrency"]["group"] == "gate-${{ github.ref }}"
     assert STEPS[0]["with"]["persist-credentials"] is False
-    assert f"pytest-emad[report,suites]=={emad_ref.__version__}" in RUNS["Install"]["run"]
+    assert f"pytest-emad[models,report,suites]=={emad_ref.__version__}" in RUNS["Install"]["run"]
     assert [*RUNS] == ["Install", "Judge", "Verify", "Find or make the report of the base branch", "Compare"]
     (kept,) = [step["with"] for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact")]
     assert kept["path"] == "report"
