@@ -57,13 +57,12 @@ def agreement_auroc(trace: Trace) -> Floats:
 
 
 def _auroc(labels: Bools, scores: NDArray[np.floating]) -> float:
-    """P(a positive scores above a negative) + ½ P(they tie), by Mann and Whitney's rank sum; NaN without both."""
-    positives = int(labels.sum())
-    pairs = positives * (len(labels) - positives)
-    if not pairs:
+    """P(a positive scores above a negative) + ½ P(they tie): Mann and Whitney's U, as a share; NaN without both."""
+    positives, negatives = scores[labels], scores[~labels]
+    if not len(positives) or not len(negatives):
         return math.nan
-    above = float(stats.rankdata(scores)[labels].sum()) - positives * (positives + 1) / 2
-    return above / pairs
+    statistic = stats.mannwhitneyu(positives, negatives, method="asymptotic").statistic
+    return float(statistic) / (len(positives) * len(negatives))
 
 
 def agreement_rate(trace: Trace) -> Floats:
