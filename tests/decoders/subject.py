@@ -6,6 +6,7 @@ Weights are drawn wide (0.3 instead of 0.02), so that every layer changes the ar
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,17 @@ from emad_ref.signals import ENTROPY
 VOCABULARY, LAYERS, PROBES = 101, 8, (2, 4, 6)
 
 
-@functools.cache
+_BUILDING = threading.Lock()
+
+
 def tiny_neox(seed: int = 0) -> GPTNeoXForCausalLM:
+    """Built once. Threads of a stand-in server that built it together would share one generator: other weights."""
+    with _BUILDING:
+        return _built_neox(seed)
+
+
+@functools.cache
+def _built_neox(seed: int) -> GPTNeoXForCausalLM:
     torch.manual_seed(seed)  # transformers initialises from the global generator
     config = GPTNeoXConfig(
         vocab_size=VOCABULARY,
