@@ -10,7 +10,7 @@ The only module of this package that runs a model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -85,25 +85,24 @@ class ModelLens:
                 return to_host(shown[layer])
             return to_host(watch.emit(states[layer - 1], layer, Work.none(point.layers)))
 
-        def macs_within(error: float) -> tuple[Ints, Ints]:
+        def sizes(error: float) -> Ints:
+            """int64 [n, L] tokens of adaptive readouts if every confidence were higher by ``error``; 0 elsewhere."""
             assert shrink is not None, "only adaptive readouts have a size that a confidence determines"
-            return self._macs(macs, sizing, shrink, error), self._macs(macs, sizing, shrink, -error)
+            kept: Ints = np.zeros((n, point.layers), dtype=np.int64)
+            smallest = np.full(n, self.stepper.vocabulary)
+            for layer, confidence in sizing.items():
+                certain = np.clip(confidence + error, 0, 1).tolist()
+                wanted = [adaptive_size(self.stepper.vocabulary, shrink, c) for c in certain]
+                kept[:, layer - 1] = smallest = np.minimum(smallest, wanted)
+            return kept
+
+        def macs_within(error: float) -> tuple[Ints, Ints]:
+            width, own = self.stepper.geometry.embedding_width, sizes(0.0)
+            return macs + (sizes(error) - own) * width, macs + (sizes(-error) - own) * width
 
         ahead = lens_macs(point_lens(self.stepper, point), point.layers)
         readouts = ProbeReadouts(heads, shows, macs, ahead, macs_within if sizing else None)
         return RuleReadings(signal, LayerLogits(n, point.layers, emitted), readouts)
-
-    def _macs(self, macs: Ints, sizing: Mapping[int, Floats], shrink: float, error: float) -> Ints:
-        """``macs`` [n, L] if every confidence in ``sizing`` were higher by ``error``."""
-        vocabulary, width = self.stepper.vocabulary, self.stepper.geometry.embedding_width
-        moved, own, other = macs.copy(), np.full(len(macs), vocabulary), np.full(len(macs), vocabulary)
-        for layer, confidence in sizing.items():
-            own, other = (
-                np.minimum(sizes, [adaptive_size(vocabulary, shrink, float(np.clip(c, 0, 1))) for c in confidence + by])
-                for sizes, by in ((own, 0.0), (other, error))
-            )
-            moved[:, layer - 1] += (other - own) * width
-        return moved
 
     @torch.inference_mode()
     def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:

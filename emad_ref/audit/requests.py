@@ -18,7 +18,7 @@ from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.lens import PrefixLens, ProbeReadouts
-from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.audit.token_comparison import first_difference, same_tokens
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, GenerateArguments, Prompt, TokenArrivals, Unsupported
@@ -445,7 +445,7 @@ def _judge_arrivals(
     tokens, wanted = found.tokens.tolist(), expected.tolist()
     judge.tally.n += len(wanted)
     if tokens != wanted:
-        at = _shared_length(tokens, wanted)
+        at = first_difference(tokens, wanted)
         where = f"{name}: {len(tokens)} tokens, but {len(wanted)} in the whole answer; they part at new token {at}"
         if text is not None and found.text is not None:
             same_text = found.text.rstrip(REPLACEMENT) == text.rstrip(REPLACEMENT)
@@ -456,7 +456,7 @@ def _judge_arrivals(
         judge.tally.ties += 1
     elif text is not None and found.text is not None:
         shown, told = found.text.rstrip(REPLACEMENT), text.rstrip(REPLACEMENT)
-        at = _shared_length(shown, told)
+        at = first_difference(shown, told)
         judge.tally.require(
             shown == told,
             f"{name}: the same tokens, but other text from character {at} on: {shown[at : at + SHOWN]!r}, and "
@@ -467,12 +467,6 @@ def _judge_arrivals(
         len(seconds) == len(tokens) + 1 and seconds[0] >= 0 and seconds == sorted(seconds),
         f"{name}: {len(seconds) - 1} arrivals for {len(tokens)} tokens, or times that do not rise",
     )
-
-
-def _shared_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Length of the beginning that both have."""
-    shared = min(len(one), len(other))
-    return next((at for at in range(shared) if one[at] != other[at]), shared)
 
 
 # ---------------------------------------------------------------- sessions and decoders side by side

@@ -44,9 +44,9 @@ def same_tokens(
     limit = limit if most_ties is None else most_ties
     ties, total = 0, sum(map(len, actual))
     for row, prompt in enumerate(prompts):
-        at = _first_difference(actual[row], expected[row])
+        at = first_difference(actual[row], expected[row])
         if found_depths is not None and wanted_depths is not None:
-            at = min(at, _first_difference(found_depths[row], wanted_depths[row]))
+            at = min(at, first_difference(found_depths[row], wanted_depths[row]))
         if at == min(len(actual[row]), len(expected[row])):
             if len(actual[row]) != len(expected[row]):
                 complaint = f"row {row}: {len(actual[row])} tokens, but {len(expected[row])} expected"
@@ -92,7 +92,8 @@ def _gap(logits: Floats) -> float:
     return float(best[1] - best[0])
 
 
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
+    """Index of the first difference; the shorter length if one begins with the other."""
     shared = min(len(a), len(b))
     return next((i for i in range(shared) if a[i] != b[i]), shared)
 

@@ -153,23 +153,20 @@ class Judge:
         """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
         reference = self.consult(trajectory)
         self.tally.n += len(reference.logits)
-        return self._settle(trajectory, reference, self._decisions)
+        return self._settle(trajectory, reference, lambda settled: self._decisions(trajectory, settled))
 
     def _decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
         self.depths(trajectory, reference.signal, reference.rows, reference.tolerance)
         self.logits(trajectory, reference)
 
     def _settle(
-        self,
-        trajectory: Trajectory,
-        reference: LensReference,
-        judged: Callable[[Trajectory, LensReference], None],
+        self, trajectory: Trajectory, reference: LensReference, judged: Callable[[LensReference], None]
     ) -> LensReference:
         """Run ``judged``, again after each complaint that the measured rounding of its position may explain."""
         while True:
             ties, near = self.tally.ties, self.tally.near
             try:
-                judged(trajectory, reference)
+                judged(reference)
             except RefutedPositionError as refuted:
                 widened = self.widened(trajectory, reference, refuted.at)
                 if widened is reference:
@@ -292,11 +289,7 @@ class Judge:
 
     def tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         """Judge tokens: each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
-
-        def judged(trajectory: Trajectory, reference: LensReference) -> None:
-            self._emissions(trajectory, emitted, reference)
-
-        self._settle(trajectory, reference, judged)
+        self._settle(trajectory, reference, lambda settled: self._emissions(trajectory, emitted, settled))
 
     def _emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         emitted_from, allowed = emitted_logits(reference, trajectory), tied_gap(self.point, reference.tolerance)
