@@ -97,14 +97,18 @@ AROUND: dict[str, tuple[Callable[[], None], str]] = {
 }
 
 
-def meddling(change: Callable[[Any], None]) -> type[CachedDecoder]:
-    """An honest decoder that does ``change`` to every model of the process but its own."""
+def meddling(change: Callable[[Any], None], only: nn.Module | None = None) -> type[CachedDecoder]:
+    """An honest decoder that does ``change`` to every model of the process but its own, or to ``only`` of them.
+
+    Without ``only``, models that other tests of the process share are changed for good.
+    """
 
     class Meddling(CachedDecoder):
         def __init__(self, model: GPTNeoXForCausalLM, point: OperatingPoint):
             super().__init__(model, point)
             for other in other_models(model):
-                change(other)
+                if only is None or other is only:
+                    change(other)
 
     return Meddling
 

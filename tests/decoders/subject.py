@@ -6,7 +6,6 @@ Weights are drawn wide (0.3 instead of 0.02), so that every layer changes the ar
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,18 +23,8 @@ from emad_ref.signals import ENTROPY
 VOCABULARY, LAYERS, PROBES = 101, 8, (2, 4, 6)
 
 
-_BUILDING = threading.Lock()
-
-
-def tiny_neox(seed: int = 0) -> GPTNeoXForCausalLM:
-    """Built once. Threads of a stand-in server that built it together would share one generator: other weights."""
-    with _BUILDING:
-        return _built_neox(seed)
-
-
 @functools.cache
-def _built_neox(seed: int) -> GPTNeoXForCausalLM:
-    torch.manual_seed(seed)  # transformers initialises from the global generator
+def tiny_neox(seed: int = 0) -> GPTNeoXForCausalLM:
     config = GPTNeoXConfig(
         vocab_size=VOCABULARY,
         hidden_size=48,
@@ -43,9 +32,12 @@ def _built_neox(seed: int) -> GPTNeoXForCausalLM:
         num_attention_heads=4,
         intermediate_size=96,
         max_position_embeddings=256,
-        initializer_range=0.3,
     )
-    return GPTNeoXForCausalLM(config).double().eval()
+    model, rng = GPTNeoXForCausalLM(config).double().eval(), np.random.default_rng(seed)
+    for weight in model.parameters():
+        if weight.dim() > 1:  # not by torch's generator, which threads of a stand-in server share
+            weight.data = torch.from_numpy(rng.normal(0, 0.3, weight.shape))
+    return model
 
 
 def readout(model: torch.nn.Module, tokens: Ints) -> torch.Tensor:
