@@ -11,6 +11,7 @@ import numpy as np
 
 from emad_ref.audit.finding import Finding, tie_allowance
 from emad_ref.audit.lens import Lens, consult, headroom, is_tied, tied_gap
+from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -76,14 +77,21 @@ def _is_tie(
     point: OperatingPoint | None,
     depth: int | None,
 ) -> bool:
+    """Whether tokens may differ after ``emitted`` [m]: by the tolerance, or by the rounding measured there."""
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
         logits = lens(history, len(history) - 1)
-        return _gap(logits.after(depth or logits.layers)[-1]) < 2 * tolerance
+        last = depth or logits.layers
+        gap = _gap(logits.after(last)[-1])
+        return gap < 2 * tolerance or gap < 2 * measured_tolerance(lens, history, [last], tolerance)
     reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
-    gap = _gap(reference.emitted.after(depth or point.layers)[-1])
-    near = is_tied(point, reference.signal, reference.rows, tolerance)
-    return gap < tied_gap(point, tolerance) or bool(near.any())
+    last = depth or point.layers
+    gap = _gap(reference.emitted.after(last)[-1])
+    if gap < tied_gap(point, tolerance) or is_tied(point, reference.signal, reference.rows, tolerance).any():
+        return True
+    allowed = measured_tolerance(lens, history, sorted({*point.readout_layers, last}), tolerance)
+    rows = tuple(one[-1:] for one in reference.rows)
+    return gap < tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, allowed).any())
 
 
 def _gap(logits: Floats) -> float:

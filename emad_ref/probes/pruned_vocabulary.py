@@ -179,9 +179,9 @@ def _inner_products(stepper: Stepper, normed: Tensor, ids: Tensor) -> Tensor:
             some = ids[row : row + together, first : first + tokens]
             gathered = buffer[: some.numel() * width].view(-1, width)
             torch.index_select(weight.detach(), 0, some.flatten(), out=gathered)
-            logits[row : row + together, first : first + tokens] = torch.bmm(
-                gathered.view(*some.shape, width), states
-            )[..., 0]
+            logits[row : row + together, first : first + tokens] = torch.bmm(gathered.view(*some.shape, width), states)[
+                ..., 0
+            ]
     if stepper.unembedding_bias is not None:
         logits = logits + stepper.unembedding_bias[ids]
     return capped(logits, stepper.softcap)

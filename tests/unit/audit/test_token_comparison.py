@@ -119,6 +119,25 @@ def test_a_signal_near_its_threshold_is_a_tie_where_depth_is_decided(off, passed
     assert compared(rows(7), rows(), oracle, full_depth(LAYERS)).passed is False, "full depth compares no signal"
 
 
+class LensThatRoundsCoarsely(LogitLens):
+    """Rounding moves a logit by up to 5 after ``tokens`` tokens, and no other."""
+
+    def __init__(self, at: int):
+        super().__init__(lens().logits)
+        object.__setattr__(self, "at", at)
+
+    def rounding(self, tokens, layers):
+        return 5.0 if len(tokens) == self.at else 0.0  # type: ignore[attr-defined]  # two leads of 9 may be off by 5 each
+
+
+@pytest.mark.parametrize(
+    "point", [None, full_depth(LAYERS), OperatingPoint("p", "quantile", LAYERS, LAYERS, (1,), ((-1.0,),))]
+)
+@pytest.mark.parametrize(("at", "passed"), [(10, True), (9, False)])
+def test_two_logits_within_the_rounding_measured_there_excuse_the_rest_of_the_row(at, passed, point) -> None:
+    assert compared(rows(7), rows(), LensThatRoundsCoarsely(at), point).passed is passed
+
+
 GOLDEN_TOLERANCE = 1e-3
 GOLDEN = GoldenTokens(
     np.array([[5, 6, 7], [8, 9, 1]]),
