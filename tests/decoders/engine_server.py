@@ -5,14 +5,14 @@ from __future__ import annotations
 import codecs
 import json
 import socket
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 Complete = Callable[[list[int], int, frozenset[int], float, int], tuple[list[int], bool]]
 
@@ -22,7 +22,8 @@ class Engine:
     """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: requests as they came.
 
     ``score(tokens)`` → log-probabilities [n, V] after each of ``tokens``; None: the server reports none. ``window``:
-    the positions that it says it serves. ``vocabulary``: tokens of its model, if it says so (llama.cpp).
+    the positions that it says it serves. ``vocabulary``: tokens of its model, if it says so (llama.cpp). ``closed``:
+    set when its server closes.
     """
 
     complete: Complete
@@ -33,6 +34,12 @@ class Engine:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    def hang(self) -> NoReturn:
+        """Answer nothing until the server closes. A thread that slept on would run torch while the interpreter ends."""
+        self.closed.wait()
+        raise ConnectionAbortedError("the server is closed")
 
     def get(self, path: str) -> tuple[int, Any]:
         if self.kind == "llama.cpp" and path == "/props":
@@ -154,7 +161,7 @@ class Hanging(Engine):
 
     def stream(self, tokens: list[int], stopped: bool) -> Any:
         yield from islice(super().stream(tokens, stopped), 3)
-        time.sleep(20)
+        self.hang()
 
 
 def bytes_of_token(token: int) -> bytes:
@@ -222,19 +229,28 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads = False  # closing joins them
     request_queue_size = 128  # rows of one call connect at once; five, the default, may be reset on a busy machine
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no error of the server."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextmanager
 def serve(engine: Any) -> Iterator[str]:
-    """The URL of a server that answers as ``engine`` (``get``, ``post``, ``headers``), until the block ends."""
+    """The URL of a server that answers as ``engine`` does, until the block ends. Then no thread of it is left.
+
+    ``engine`` has ``get``, ``post``, ``headers`` and ``closed``.
+    """
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": engine}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
+        engine.closed.set()
         server.shutdown()
         server.server_close()
         thread.join()

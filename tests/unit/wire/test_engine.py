@@ -168,16 +168,16 @@ class Crowded(Engine):
 
     def __init__(self) -> None:
         super().__init__(complete)
-        self.flying: list[dict[str, Any]] = []
+        self.flying: dict[int, dict[str, Any]] = {}
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        self.flying.append(body)
+        self.flying[id(body)] = body
         try:
             time.sleep(0.02)
-            others = [each for each in list(self.flying) if each is not body]
+            others = [each for each in list(self.flying.values()) if each is not body]
             return super().post(path, self.mixed(body, others[0]) if others else body)
         finally:
-            self.flying.remove(body)
+            self.flying.pop(id(body), None)
 
     def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return body | {"prompt": other["prompt"]}
@@ -191,7 +191,7 @@ class SharedStops(Crowded):
 class SharedPrefix(Crowded):
     def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         half = len(body["prompt"]) // 2
-        same = [each["prompt"] for each in self.flying if each["prompt"][:half] == body["prompt"][:half]]
+        same = [each["prompt"] for each in list(self.flying.values()) if each["prompt"][:half] == body["prompt"][:half]]
         return body | {"prompt": next((prompt for prompt in same if len(prompt) == 2 * half), body["prompt"])}
 
 
@@ -199,8 +199,7 @@ class Deadlock(Crowded):
     """Two requests at once wait for each other."""
 
     def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(20)
-        return body
+        self.hang()
 
 
 class Dropping(Engine):
@@ -239,7 +238,7 @@ class Stuck(Deadlock):
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if self.stuck:
-            time.sleep(20)
+            self.hang()
         return super().post(path, body)
 
     def mixed(self, body: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -317,6 +316,7 @@ def test_a_planted_fault_is_refuted(fault: str) -> None:
     made = make()
     with serve(made if isinstance(made, Engine) else Engine(made)) as url:
         finding = checked(check, url, seconds=1.0 if isinstance(made, Deadlock | Hanging) else 60.0)
+    assert not [each.name for each in threading.enumerate() if "process_request" in each.name], "left by the server"
     assert finding.passed is False
     assert re.search(words, finding.detail), finding.detail
 
