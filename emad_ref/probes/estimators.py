@@ -210,8 +210,27 @@ class LowRankFactors:
     mean: Tensor
 
 
-def low_rank_factors(unembedding: Tensor, rank: int) -> LowRankFactors:
+@dataclass(frozen=True, eq=False)
+class PrincipalAxes:
+    """``mean`` μ [E] of an unembedding's rows, and ``axes`` [E, E] of the rows less μ, the longest first; float64."""
+
+    mean: Tensor
+    axes: Tensor
+
+
+def principal_axes(unembedding: Tensor) -> PrincipalAxes:
+    """Of ``unembedding`` [V, E]; they serve factors of every rank."""
+    width, mean = unembedding.shape[1], unembedding.mean(dim=0, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64, device=unembedding.device)
+    for rows in torch.split(unembedding, CHUNK):
+        gram += (rows - mean).T @ (rows - mean)
+    return PrincipalAxes(mean, torch.linalg.eigh(gram).eigenvectors.flip(-1))
+
+
+def low_rank_factors(unembedding: Tensor, rank: int, principal: PrincipalAxes | None = None) -> LowRankFactors:
     """The best rank-``rank`` factors of ``unembedding`` [V, E] less its mean row, in least squares.
+
+    ``principal``: its principal axes, if known.
 
     Raises:
         BadArgument: a rank outside 1…E.
@@ -219,11 +238,8 @@ def low_rank_factors(unembedding: Tensor, rank: int) -> LowRankFactors:
     width = unembedding.shape[1]
     if not 1 <= rank <= width:
         raise BadArgument("estimator.rank", rank, f"1–{width}, the width of the unembedding")
-    mean = unembedding.mean(dim=0, dtype=torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64, device=unembedding.device)
-    for rows in torch.split(unembedding, CHUNK):
-        gram += (rows - mean).T @ (rows - mean)
-    inner = torch.linalg.eigh(gram).eigenvectors.flip(-1)[:, :rank]
+    principal = principal_axes(unembedding) if principal is None else principal
+    mean, inner = principal.mean, principal.axes[:, :rank]
     outer = torch.cat([((rows - mean) @ inner).T.to(rows.dtype) for rows in torch.split(unembedding, CHUNK)], dim=1)
     return LowRankFactors(inner.to(unembedding.dtype).contiguous(), outer, mean.to(unembedding.dtype))
 
@@ -328,10 +344,10 @@ def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) 
 
 
 UNKNOWN_TOKEN = -1
-SEARCHES: dict[str, Callable[[Tensor, Tensor | None, Estimator], RowIndex]] = {
-    "exact": lambda rows, bias, _: ExactIndex(rows, bias),
-    "faiss": lambda rows, bias, _: FaissIndex(rows, bias),
-    "lowrank": lambda rows, bias, estimator: LowRankIndex(rows, low_rank_factors(rows, estimator.rank), bias),
+SEARCHES: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # of a model, its unembedding and a rank
+    "exact": lambda stepper, rows, _: ExactIndex(rows, _bias(stepper)),
+    "faiss": lambda stepper, rows, _: FaissIndex(rows, _bias(stepper)),
+    "lowrank": lambda stepper, rows, rank: LowRankIndex(rows, _factors(stepper, rank), _bias(stepper)),
 }
 
 Built = TypeVar("Built")
@@ -468,7 +484,7 @@ def _full_reader(stepper: Stepper, estimator: Estimator, probes: int) -> Entropy
 def _topk_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
     search = SEARCHES[estimator.search]
     key = ("index", estimator.search, estimator.rank)
-    index = _cached(stepper, key, lambda rows: search(rows, _bias(stepper), estimator))
+    index = _cached(stepper, key, lambda rows: search(stepper, rows, estimator.rank))
     estimate = TopKEntropy(index, estimator.k, len(stepper.unembedding), stepper.softcap)
     return LogitEstimateReader(
         stepper, "topk", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
@@ -476,8 +492,7 @@ def _topk_reader(stepper: Stepper, estimator: Estimator, probes: int) -> Entropy
 
 
 def _lowrank_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
-    parts = _cached(stepper, ("factors", estimator.rank), lambda rows: low_rank_factors(rows, estimator.rank))
-    estimate = LowRankEntropy(parts, estimator.k, _bias(stepper), stepper.softcap)
+    estimate = LowRankEntropy(_factors(stepper, estimator.rank), estimator.k, _bias(stepper), stepper.softcap)
     return LogitEstimateReader(
         stepper, "lowrank", estimate, _with_projection(stepper, estimate.macs_per_row), estimator.correction
     )
@@ -507,6 +522,11 @@ def _cached(stepper: Stepper, key: Hashable, build: Callable[[Tensor], Built]) -
             cache[key] = build(stepper.unembedding.detach())
     built: Built = cache[key]
     return built
+
+
+def _factors(stepper: Stepper, rank: int) -> LowRankFactors:
+    principal = _cached(stepper, "principal axes", principal_axes)
+    return _cached(stepper, ("factors", rank), lambda rows: low_rank_factors(rows, rank, principal))
 
 
 def _bias(stepper: Stepper) -> Tensor | None:

@@ -131,12 +131,15 @@ def test_the_projection_in_front_of_the_head_is_charged(stepper):
 
 
 def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
-    built, compute = [], estimators.low_rank_factors
-    monkeypatch.setattr(estimators, "low_rank_factors", lambda rows, rank: built.append(rank) or compute(rows, rank))
+    built = []
+    for name in ("low_rank_factors", "principal_axes"):
+        compute = getattr(estimators, name)
+        monkeypatch.setattr(estimators, name, lambda *given, of=compute: built.append(given[1:2]) or of(*given))
     stepper = CausalStepper(small_model("gpt_neox"))
     for rank, k in ((4, 8), (4, 16), (6, 8), (4, 8)):
         entropy_reader(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
-    assert built == [4, 6]
+        entropy_reader(stepper, Estimator("topk", k=k, rank=rank, search="lowrank"), PROBES)
+    assert built == [(), (4,), (6,)], "the axes once, and the factors of each rank once"
     alive = weakref.ref(stepper)
     del stepper
     gc.collect()
