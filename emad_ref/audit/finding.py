@@ -23,7 +23,7 @@ from emad_ref.errors import EmadError
 
 TIE_LIMIT = 0.01
 WINDOW_END = 8  # positions from the end of the window that still count as its end
-MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no power (DESIGN, "Four black-box checks")
+MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no power
 
 
 @dataclass(frozen=True)
