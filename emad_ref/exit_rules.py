@@ -187,7 +187,7 @@ def planned_exits(
     """The first layer between ``point.probes[probe]`` and the next at which extrapolation meets its threshold; 0: none.
 
     Ĥ_ℓ continues the line through the readings ``before`` and ``here`` at the last two probes, τ_ℓ lies on the line
-    between the thresholds of this probe and the next (EMAD, "Exit to non-probe layers"; METHODS, "Non-probe exits").
+    between the thresholds of this probe and the next (EMAD, "Exit to non-probe layers").
     After the last probe there is no next threshold, and after the first there is no line.
     """
     none = np.zeros(here.shape, dtype=np.int64)

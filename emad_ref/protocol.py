@@ -3,7 +3,7 @@
 A *decoder* belongs to one model and one operating point. ``start`` opens a *session* over several prompts, each a
 row; ``feed`` advances all its rows; ``generate`` is the path that is timed. No padding crosses this boundary.
 
-The rules a decoder signs (METHODS, "Depth and documents"):
+The rules a decoder signs:
 
 - The prompt but its last position runs at the point's ceiling; its last position is the first decoding step.
 - Under the monotone schedule D_t ≤ D_{t-1}; the cap of a fresh row is the ceiling.

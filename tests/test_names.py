@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,11 @@ def test_no_class_is_named_by_a_participle() -> None:
 
 def test_a_module_is_named_by_a_noun() -> None:
     assert not [source for source in PRODUCT if source.stem in BANNED_MODULES]
+
+
+def test_no_source_cites_a_document_that_is_not_here() -> None:
+    cited = re.compile(r"\b(?:DESIGN|METHODS)\b")
+    assert not [source for source in PRODUCT if cited.search(source.read_text(encoding="utf-8"))]
 
 
 def test_no_module_is_longer_than_850_lines() -> None:

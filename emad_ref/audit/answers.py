@@ -5,7 +5,7 @@ timed. So code that reads answers for a verdict uses ``AuditedDecoder``, which k
 Outputs from a timed run are judged unchanged; nothing is decoded again. The operating system's entropy selects answers
 and rows once the answers are there, so no seed predicts them.
 
-Ties are excused, however many: a few hundred tokens cannot show a share of 1 % (METHODS, "Tolerances").
+Ties are excused, however many: a few hundred tokens cannot show a share of 1 %.
 """
 
 from __future__ import annotations

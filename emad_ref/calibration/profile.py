@@ -335,7 +335,7 @@ class Profile:
     def point(
         self, margin_nats: float = 0.0, schedule: str = "monotone", *, quantile: float | None = None
     ) -> OperatingPoint:
-        """The EMAD operating point τ = targets − margin; with ``quantile``, τ = that quantile of H (METHODS, "EMAD").
+        """The EMAD operating point τ = targets − margin; with ``quantile``, τ = that quantile of H.
 
         Raises:
             BadArgument: a margin that makes every threshold negative: such a point can never exit; a margin together

@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Ints
 from emad_ref.text.corpora import LongDocument
 
-LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
+LONGEST_WINDOW = 512
 # Windows per document in a judged split: documents are the resampled unit, and a sample with a few long ones beside
 # many short ones says little. Calibration text is not judged, so it has no such limit.
 MOST_WINDOWS = 4

@@ -269,7 +269,7 @@ def agreement_rows(evidence: ModelMeasurements, full: Floats, read: Mapping[Esti
 
 
 HARD_LEG = "hard tokens that come after depth has fallen below what they would take"
-EXERCISED = 0.05  # share of blocks that must be left out for depth to have fallen at all (METHODS: a task counts)
+EXERCISED = 0.05  # share of blocks that must be left out for depth to have fallen at all, as for a task to count
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ continues across a switch: it holds the last w tokens, whichever model emitted t
 are, so it affects decisions from token t + 1 on, and no computed distribution is discarded.
 
 The starting model reads the prompt. A model that takes over first processes every token it has not seen, in one chunked
-forward (``catch_up`` in the record; METHODS, "EAD"); the last of them is its decoding step, and the only one whose
+forward (``catch_up`` in the record); the last of them is its decoding step, and the only one whose
 logits are computed. The output is neither model's own: EAD promises no exactness. Cost is only recorded here, not
 judged.
 """

@@ -168,7 +168,7 @@ class ModelUnderTest:
 
     @cached_property
     def corpus(self) -> str:
-        """The study's corpus, else METHODS' default for this kind of model."""
+        """The study's corpus, else the default for this kind of model."""
         if not self.loaded.trained or self.seq2seq:
             return "random tokens"
         if self.study.corpus is not None:

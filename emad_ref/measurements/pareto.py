@@ -51,7 +51,7 @@ CONFIDENCES = RULES | {
     for signal in SIGNALS.values()
     if signal.early_exit and signal.name not in dict(RULES.values())
 }
-# documents of either split for confidence rules; METHODS requires 30 for perplexity
+# documents of either split for confidence rules; perplexity needs 30
 WINDOWS: dict[str, dict[Of, int]] = {
     "smoke": {"validate": 16, "evaluate": 30},
     "standard": {"validate": 60, "evaluate": 100},
@@ -350,7 +350,7 @@ MarginGain = tuple[str, float, float]  # name of a margin; net share of FLOPs sa
 
 
 def margin_gain(rivals: BaselineComparison) -> MarginGain:
-    """Gain of the margin that saves most within METHODS' bounds on validation; "no margin" without one."""
+    """Gain of the margin that saves most within F1's bounds on validation; "no margin" without one."""
     best = cheapest_within_bounds(rivals.validated(EMAD_FAMILY), rivals.validated_full.perplexity)
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
         return "no margin", 0.0, 0.0

@@ -21,7 +21,7 @@ class Budget:
     """Amount of work of one run; larger budgets run more tests on more data.
 
     ``examples``: Hypothesis examples per property. ``calibrate``, ``validate``, ``evaluate``: documents per split (30
-    evaluated ones are METHODS' minimum). ``items``: scored examples per task (100). ``pairs``: timed pairs per batch
+    evaluated ones at least, to falsify). ``items``: scored examples per task (100). ``pairs``: timed pairs per batch
     size without warm-up (30). ``batch_sizes``: legs of the timing claims. ``prompt_tokens``, ``new_tokens``: of a timed
     request; ``new_tokens`` also bounds generation elsewhere. ``processes``: fresh ones over which the pairs are
     divided. With ratios that differ by 1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), 20
@@ -66,7 +66,7 @@ class Budget:
         return ", ".join(parts)
 
 
-# of each split documents on which claims are still decided; to judge on, twice METHODS' 30
+# of each split documents on which claims are still decided; to judge on, twice the 30 that falsify
 FEWEST = {"examples": 4, "calibrate": 30, "validate": 30, "evaluate": 60}
 
 BUDGETS: dict[str, Budget] = {
@@ -91,7 +91,7 @@ FLOP_EVIDENCE = (
 class Study:
     """Settings of all measurements. Equal studies of equal weights give equal results, times excepted.
 
-    ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
+    ``corpus``   a name or path; None: chosen per model.
     ``walk``     ``models.families.BACKENDS``: by fused steps, captured or not, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
@@ -194,7 +194,7 @@ def select_pair(
 class PairSizes:
     """Items per task on which models are ``compared``, rules ``tried`` and verdicts ``judged``.
 
-    No rule is chosen on fewer than 60 (METHODS, "EAD rules"); 100 judged items are the fewest that falsify.
+    No rule is chosen on fewer than 60; 100 judged items are the fewest that falsify.
     ``thresholds``: tried with either model first. ``calibrate``: documents of either model. ``reported``: timed pairs
     of a row that decides nothing.
     """

@@ -135,7 +135,7 @@ class LensTraces:
         return profile
 
     def calibrated(self, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
-        """The profile of the calibration text at ``probes`` (default: METHODS'), thresholds by ``features``."""
+        """The profile of the calibration text at ``probes`` (``default_probes``), thresholds by ``features``."""
         frequency = b""
         probes = default_probes(self.subject.stepper.layers) if probes is None else probes
         read = set(probes) <= set(self.calibration.layers_read)

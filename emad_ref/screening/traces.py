@@ -36,7 +36,7 @@ from emad_ref.text.corpora import DistinctDocuments
 from emad_ref.text.documents import Documents, Split
 from emad_ref.tuning import windows_of
 
-MIN_DOCUMENTS = 30  # documents, to recommend anything (METHODS: to falsify)
+MIN_DOCUMENTS = 30  # documents, to recommend anything, as many as falsify a claim about perplexity
 ENOUGH_DOCUMENTS = 200  # documents, to let a claim about perplexity survive
 
 

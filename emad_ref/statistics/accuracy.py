@@ -7,7 +7,7 @@
 
 A model that does not solve a task cannot lose accuracy on it. A point that does not exercise a task answers it at full
 depth in both arms. Either would let a claim about quality survive untested, so neither takes part, and both are listed
-with the numbers (METHODS, "Decision rules": "A task counts at a point"). The honest guess is the best accuracy without
+with the numbers. The honest guess is the best accuracy without
 solving the task: from the input's own symbols, or the most frequent answer elsewhere.
 
 An exact binomial test compares with the guess. With items in clusters it uses the effective number of items, n / deff

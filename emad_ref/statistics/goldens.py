@@ -1,6 +1,6 @@
 """Known verdicts and golden data: results of earlier runs, so that a change is noticed.
 
-METHODS, "Goldens and known verdicts". ``verdicts.json`` of a folder of goldens::
+``verdicts.json`` of a folder of goldens::
 
     {"schema": 2, "verdicts": [
       {"claim": "EMAD-F1", "model": "283b…", "name": "emad-tiny", "corpus": "world:premise", "budget": "smoke",

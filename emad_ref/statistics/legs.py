@@ -1,7 +1,7 @@
 """Legs: estimates become legs, Holm corrects falsifications, and legs become a verdict.
 
 ``leg_test`` gives a leg its two p-values, ``decide_legs`` decides it, ``combine_verdict`` combines legs. These rules
-bind every claim (METHODS, "Level"):
+bind every claim:
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
   shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.

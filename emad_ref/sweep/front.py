@@ -1,4 +1,4 @@
-"""Fronts of loss over saving, and mixtures of two points that save exactly a given share (METHODS, "Equal FLOPs").
+"""Fronts of loss over saving, and mixtures of two points that save exactly a given share.
 
 A decoder that uses point A for a document with probability w and point B otherwise is itself a decoder. Its saving and
 loss are the weighted ones of A and B. So the reachable set of a family is the lower convex hull of

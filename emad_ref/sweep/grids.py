@@ -2,9 +2,9 @@
 
 A family is a sweep of one parameter, and families are compared at equal FLOPs. So all have equally many points, spaced
 evenly in the net saving that they achieve on the validation split, from full depth to the largest saving of the sweep
-(METHODS, "Equal FLOPs"). Settings at even steps would not do: under the monotone schedule one confident token decides
-for all later ones, and half of a sweep's savings may lie between thresholds of 1e-6 and 1e-4 nats. Fixed truncation and
-positional depth have all their points.
+grid. Settings at even steps would not do: under the monotone schedule one confident token decides for all later ones,
+and half of a sweep's savings may lie between thresholds of 1e-6 and 1e-4 nats. Fixed truncation and positional depth
+have all their points.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from emad_ref.schedule.derived_work import derive_flops, probe_costs
 from emad_ref.schedule.schedules import TokenPositions, schedule_of
 from emad_ref.signals import at_least_float32, perplexity_of, relative_rise
 
-POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
+POSITIONS = ((1, 32), (33, 128), (129, None))
 
 
 @dataclass(frozen=True, eq=False)  # holds arrays: rows compare by identity

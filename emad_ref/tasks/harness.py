@@ -6,7 +6,7 @@
 
 The second command is that of lm-eval. Importing this module registers the model ``emad`` with it.
 
-Depth applies to the three requests of lm-eval as in METHODS, "Depth and documents": context positions before the last
+Depth applies to the three requests of lm-eval thus: context positions before the last
 run at the ceiling, and the rule decides from the last context position on.
 
 ``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t

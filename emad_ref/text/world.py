@@ -7,7 +7,7 @@ Documents consist of *passages*:
             that no token of it is easy at any layer), then pairs x, f²(x) (two look-ups, certain once done).
 ``tales``   routine prose from templates.
 
-Two corpora consist of them (METHODS, "Corpus"):
+Two corpora consist of them:
 
 ``world:premise``  charts first, tales after: uncertainty falls along a document, as EMAD assumes.
 ``world:mixed``    tales, charts, tales: demanding tokens anywhere.

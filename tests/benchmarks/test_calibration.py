@@ -2,7 +2,7 @@
 
 Run on request: ``pytest --run-slow -s tests/benchmarks/test_calibration.py``.
 
-Thresholds need a readout at each probe and no layer above the last: with the probes that METHODS names, a calibration
+Thresholds need a readout at each probe and no layer above the last: with the default probes, a calibration
 does less than a plain forward unless a head costs several layers, as it does at Pythia-410M's shape. The curve of all
 layers takes L heads where a plain forward runs one. Both are arithmetic; what a calibration adds to its heads
 (entropies, histograms, sums) is held beside. An entropy reads V logits, a head makes each of them from D products: what

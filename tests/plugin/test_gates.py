@@ -1,4 +1,4 @@
-"""Which verdict fails a test, under which options: the rules of METHODS, "Decision rules"."""
+"""Which verdict fails a test, under which options: every rule of decision."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def fewest(p_value, tolerance, level):
 
 
 def test_without_loss_one_percent_at_95_percent_takes_299_sequences():
-    """METHODS' numbers decide which letter is which: δ = 1 % is the risk tolerated, ε = 0.05 the level of the test."""
+    """The published numbers decide which letter is which: δ = 1 % is the tolerated risk, ε = 0.05 the test's level."""
     assert fewest(hoeffding_bentkus, tolerance=0.01, level=0.05) == 299 == needed_sequences(0.01, 0.05)
     assert fewest(hoeffding_bentkus, tolerance=0.05, level=0.01) == 90  # the letters swapped
 
