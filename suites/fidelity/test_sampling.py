@@ -10,8 +10,8 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 
-DIFFERENT, NEW = 5, 24  # prompts, one of them twice; new tokens
-SEEDS = {"hot": 6, "cold": 3, "cold, full": 6}  # at full depth a cold distribution leaves fewer tokens open
+DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
+SEEDS = {"hot": 4, "cold": 2, "cold, full": 4}  # at full depth a cold distribution leaves fewer tokens open
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
