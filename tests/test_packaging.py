@@ -23,6 +23,19 @@ LARGEST = 3_000_000  # bytes of the plugin's wheel
 pytestmark = pytest.mark.slow
 
 
+def description_of(archive: Path) -> str:
+    """The long description in the metadata of a wheel or an sdist."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            return wheel.read(name).decode().partition("\n\n")[2]
+    with tarfile.open(archive) as sdist:
+        name = next(name for name in sdist.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO"))
+        member = sdist.extractfile(name)
+        assert member is not None
+        return member.read().decode().partition("\n\n")[2]
+
+
 def check(*command: object, cwd: Path, status: int = 0, **settings: str) -> str:
     """Run a command without the outer run's Python settings, but with ``settings``; its output, also in the error."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "TOX"))}
@@ -132,12 +145,29 @@ def test_an_index_would_take_and_show_both_projects(sdist: Path, wheel: Path, mo
     check(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel, models_wheel, cwd=wheel.parent)
 
 
+def test_no_link_of_a_long_description_leads_nowhere(sdist: Path, wheel: Path, models_wheel: Path) -> None:
+    for archive in (sdist, wheel, models_wheel):
+        links = re.findall(r"\]\(([^)]+)\)", description_of(archive))
+        assert [link for link in links if not link.startswith("https://")] == []
+    assert "Install (docs/install.md)" in description_of(wheel)
+
+
+def test_the_wheel_holds_every_page_that_its_description_and_messages_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        sources = [archive.read(name).decode() for name in names if name.endswith(".py")]
+    named = {page for text in (*sources, description_of(wheel)) for page in re.findall(r"docs/[\w-]+\.\w+", text)}
+    assert len(named) > 20
+    assert [page for page in sorted(named) if f"pytest_emad/{page}" not in names] == []
+
+
 def test_the_wheel_carries_suites_goldens_and_the_smallest_model_once(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     expected = tracked("emad_ref") | tracked("pytest_emad")
     expected -= tracked(WEIGHTS) - tracked(f"{WEIGHTS}/emad-nano")
     expected |= {f"pytest_emad/{name}" for name in tracked("suites") | tracked("golden")}
+    expected |= {f"pytest_emad/{name}" for name in tracked("docs") if name.endswith((".md", ".ipynb"))}
     packaged = {name for name in names if ".dist-info/" not in name}
     assert packaged == expected, sorted(packaged ^ expected)
     assert len(names) == len(set(names))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import metadata
+
 import pytest
 
 from tests.pages.blocks import ROOT, blocks
@@ -15,6 +18,21 @@ LONGEST = 10 * 1024  # bytes: read in one sitting; what is longer stands in docs
 
 def test_it_is_read_in_one_sitting() -> None:
     assert len(TEXT.encode()) <= LONGEST
+
+
+def test_an_index_shows_paths_where_the_page_has_relative_links() -> None:
+    """Built from the sources where hatchling is installed; else that of the installation, made from them."""
+    try:
+        from hatchling.metadata.core import ProjectMetadata
+        from hatchling.plugin.manager import PluginManager
+    except ImportError:
+        shown = str(metadata("pytest-emad").get_payload())
+    else:
+        shown = ProjectMetadata(str(ROOT), PluginManager()).core.readme
+    assert "Install (docs/install.md)" in shown
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_the_first_command_and_the_tests_are_marked_for_ci() -> None:

@@ -32,6 +32,7 @@ from emad_ref.console import print_error, run_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
 from emad_ref.models.names import require_available
+from emad_ref.report.deselection import PAGES
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
@@ -88,7 +89,8 @@ COMPLETIONS = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``emad`` with all verbs."""
-    top = EmadParser(prog="emad", description="Adaptive-depth decoding on the command line.")
+    pages = "".join(f" The pages docs/… that messages name are in {folder}." for folder in PAGES if folder.is_dir())
+    top = EmadParser(prog="emad", description=f"Adaptive-depth decoding on the command line.{pages}")
     top.add_argument("--version", action=VersionAction, help="print versions and exit")
     shtab.add_argument_to(top, "--print-completion", help="print a completion script of this shell and exit")
     add_examples(

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import emad_ref
+from emad_ref.statistics.gate import name_claims
+from emad_ref.statistics.verdicts import load_register
 
 ABOVE_BUDGET = "above the budget"
 NO_PAIR = "no pair was named"
@@ -18,7 +20,6 @@ NO_EXIT = "no exit was brought"  # not printed: most runs have no exit
 LEFT_OUT = "left out by --emad-only"
 NOT_OF_TIER = "not of the tier that --emad-tier names"  # not printed: the tier's list is what was asked for
 
-MAX_CLAIMS = 12  # claims to name; further claims are counted
 REASON_TEXTS = {
     LEFT_OUT: LEFT_OUT,
     NO_PAIR: "no pair was named; name one by --emad-pair SMALL,LARGE",
@@ -33,8 +34,7 @@ def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         left = [entry for entry in entries if entry["why"] == why]
         claims = list(dict.fromkeys(entry["claim"] for entry in left if entry["claim"]))
         others = sum(not entry["claim"] for entry in left)
-        named = ", ".join(claims) if len(claims) <= MAX_CLAIMS else f"{len(claims)} claims"
-        parts = [named] if claims else []
+        parts = [name_claims(claims, load_register())] if claims else []
         other = "other " if claims else ""
         parts += [f"{others} {other}test{'s' if others > 1 else ''}"] if others else []
         if parts:
@@ -43,6 +43,7 @@ def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 HOME = Path(emad_ref.__file__).resolve().parents[1]
 SUITES = (HOME / "suites", HOME / "pytest_emad" / "suites")  # checkout, wheel
+PAGES = (HOME / "pytest_emad" / "docs", HOME / "docs")  # wheel, checkout: beside a wheel others may have left `docs`
 PREFIX = "suites"
 
 

@@ -14,7 +14,7 @@ Standard library only.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,22 @@ def title_of(claim: Mapping[str, Any], register: Mapping[str, Claim]) -> str:
     """The claim in plain words: the report's own, else the register's; "" if neither has the row."""
     row = register.get(claim["id"])
     return str(claim.get("title") or (row and row.words) or "")
+
+
+MAX_TITLES, MAX_IDS = 2, 12  # claims to name in a sentence by title, and by id beside their number
+
+
+def name_claims(ids: Sequence[str], register: Mapping[str, Claim]) -> str:
+    """Claims for a sentence: titles with ids, of more than ``MAX_TITLES`` their number and ids.
+
+    >>> name_claims(["MY-1", "MY-2", "MY-3"], {})
+    '3 claims (MY-1, MY-2, MY-3)'
+    """
+    if len(ids) > MAX_TITLES:
+        return f"{len(ids)} claims" + (f" ({', '.join(ids)})" if len(ids) <= MAX_IDS else "")
+    titles = [title_of({"id": name}, register) for name in ids]
+    named = [f'"{title}" ({name})' if title else f"claim {name}" for name, title in zip(ids, titles, strict=True)]
+    return " and ".join(named)
 
 
 def measurement(claim: Mapping[str, Any]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,12 @@ def words_of(line):
 def test_the_walk_finds_every_verb():
     assert {run.__name__ for run, _ in cli.VERBS} == set(VERBS.choices)
     assert all(choice.help for choice in VERBS._choices_actions)
+
+
+def test_the_help_names_the_folder_of_the_pages_that_messages_name():
+    words = " ".join(TOP.format_help().split())
+    folder = Path(re.search(r"that messages name are in (.+?)\. ", words)[1])
+    assert (folder / "claims.md").is_file()
 
 
 def test_the_help_shows_each_verb_once_under_its_purpose():
