@@ -7,6 +7,7 @@ capture starts, shows progress bars live. Elsewhere bars stay in the captured ou
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
@@ -105,7 +106,7 @@ def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:
 
 
 def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
-    """One line of at most ``width`` characters per claim that a test decided: id, verdict, estimate; "" without any.
+    """Each claim that a test decided, in lines of ``width`` characters: id, claim, verdict, estimate; "" without any.
 
     Claims without a verdict (``not applicable``, ``unmeasured``) get no line.
     """
@@ -115,12 +116,11 @@ def claim_lines(claims: Sequence[Mapping[str, Any]], width: int) -> str:
     for claim in claims:
         if claim["verdict"] not in UNDECIDED:
             found = quantity(claim["estimate"], claim["unit"], claim["interval"])
-            line = f"  {claim['id']:15}  {claim['verdict']:12}  {found}"
+            title = f"{claim['title']}: " if claim.get("title") else ""
             pair = f" ({claim['model']})" if " + " in claim["model"] else ""
-            lines.append(
-                line + pair if len(line + pair) <= width else line
-            )  # a pair's name is said whole or not at all
-    return "\n".join(printable(line) if len(line) <= width else f"{printable(line[: width - 1])}…" for line in lines)
+            text = printable(f"  {claim['id']:8}  {title}{claim['verdict']}, {found}{pair}")
+            lines += textwrap.wrap(text, max(width, 40), subsequent_indent=" " * 12, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def verdict_colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:

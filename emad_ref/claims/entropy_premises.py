@@ -7,7 +7,7 @@ steeper profile gains more (E11). One matrix embeds and unembeds (E13).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,13 +147,16 @@ def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
     legs = [leg for own in by_geometry for leg in own]
     if not legs:
         return asked.unmeasured("no geometry was counted")
-    return combine_verdict(asked.claim, asked.model, legs, headline=by_geometry[0])
+    verdict = combine_verdict(asked.claim, asked.model, legs, headline=by_geometry[0])
+    if by_geometry[0]:
+        return verdict
+    return replace(verdict, reason=f"{asked.model} is too shallow for a probe at these strides; {verdict.reason}")
 
 
 def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """The model under test beside small models of the papers."""
     geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
-    geometries |= {name: geometry_named(name) for name in GEOMETRIES}
+    geometries |= {f"geometry of {name}": geometry_named(name) for name in GEOMETRIES}
     found = {name: probe_shares(geometry) for name, geometry in geometries.items()}
     estimators = dict.fromkeys(name for shares in found.values() for name in shares)
     rows = [

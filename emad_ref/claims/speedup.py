@@ -221,8 +221,13 @@ def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[Oper
     f1 = asked.verdict_of("EMAD-F1", evidence)
     standing = [loss for loss in evidence.points.losses if is_usable(f1, loss.point.name)]
     if not standing:
-        return evidence.latency.point, f"no usable point: {f1.id} is {f1.verdict} ({f1.reason})"
+        return evidence.latency.point, f"no usable point: {_refuted(f1, asked)}"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""
+
+
+def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
+    """``"claim" (id) is falsified``: its own row gives the reasons, which are too long to repeat here."""
+    return f'"{asked.row_of(verdict.id).words}" ({verdict.id}) is {verdict.verdict}'
 
 
 def legs_of(study: Study) -> int:
@@ -247,7 +252,7 @@ def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         verdict = asked.not_applicable(f"no exit to time: {evidence.learned_exit.exit.why_none}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = asked.verdict_of("EMAD-X1", evidence)
-    unusable = "" if x1.verdict == "survived" else f"no usable exit: {x1.id} is {x1.verdict} ({x1.reason})"
+    unusable = "" if x1.verdict == "survived" else f"no usable exit: {_refuted(x1, asked)}"
     found = speedup_evidence_at(evidence, point, unusable)
     return Answer(
         decide_speedup(found, asked),

@@ -29,7 +29,7 @@ from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair
 from emad_ref.models.names import require_available
 from emad_ref.report.deselection import NO_PAIR
 from emad_ref.report.schema import SCHEMA
-from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, gate_result
+from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, gate_result, name_claims
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
     RunConditions,
@@ -225,7 +225,7 @@ def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str
         verb = "need" if len(skipped) > 1 else "needs"
         raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(skipped)} {verb} a pair of models")
     if skipped:
-        print_error(f"skipped {', '.join(skipped)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
+        print_error(f"skipped {name_claims(skipped, plan.register)}: {NO_PAIR}; name one by --pair SMALL,LARGE")
     names = [name for name in questions if name not in skipped]
     return sorted(names, key=lambda name: SUBJECTS.index(questions[name].about))
 

@@ -532,6 +532,7 @@ def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason
             named = "; ".join(f"{title} ({id})" if title else id for id, title in claims)
         else:
             named = id_ranges([id for id, _ in claims])
+            named = f"{len(claims)} claims ({named})" if titles else named
         parts.append(f"{named}: {why}" if why else named)
     return "; ".join(parts)
 

@@ -222,7 +222,8 @@ def combine_verdict(claim: Claim, model: str, legs: Sequence[Leg], *, headline: 
     here = sum(other.outcome == leg.outcome for other in part)  # the deciding leg may be unmeasured in an open row
     reason = deciding_reason = leg.reason or leg.name
     if len(part) > 1:
-        count = f"{f'all {here}' if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
+        every = "both" if here == 2 else f"all {here}"
+        count = f"{every if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
         near = {"falsified": "worst leg", "survived": "leg nearest to the threshold"}.get(outcome, "open leg")
         deciding_reason = leg.name + (f" ({leg.reason})" if leg.reason else "")
         reason = f"{count}; {near}: {deciding_reason}"

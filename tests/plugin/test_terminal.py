@@ -69,9 +69,11 @@ def test_workers_of_xdist_share_a_terminal_and_so_leave_it_alone(monkeypatch: py
         terminal_module.close_stream()
 
 
-def test_a_pairs_name_stands_beside_its_number_whole_or_not_at_all() -> None:
+def test_a_decided_claim_is_told_in_words_and_whole() -> None:
     claim = {"id": "EAD-H1", "verdict": "survived", "estimate": 0.0005, "interval": None, "unit": "saving"}
-    claim |= {"model": "emad-nano + emad-tiny"}
-    wide, narrow = (terminal_module.claim_lines([claim], width) for width in (80, 50))
-    assert wide.endswith("saving (emad-nano + emad-tiny)")
-    assert narrow.endswith(" saving")
+    claim |= {"model": "emad-nano + emad-tiny", "title": "The paper's token shares give the savings it states"}
+    wide, narrow = (terminal_module.claim_lines([claim], width) for width in (160, 50))
+    told = "The paper's token shares give the savings it states: survived, 0.1 % saving (emad-nano + emad-tiny)"
+    assert wide == f"  EAD-H1    {told}"
+    assert " ".join(narrow.split()) == f"EAD-H1 {told}"
+    assert max(map(len, narrow.split("\n"))) <= 50

@@ -181,9 +181,9 @@ def test_a_tie_is_inconclusive_and_says_so_whatever_its_interval():
     [
         (("survived", "unmeasured"), "1 of 2 legs unmeasured"),
         (("survived", "inconclusive", "unmeasured"), "1 of 3 legs inconclusive"),
-        (("inconclusive", "inconclusive"), "all 2 legs inconclusive"),
+        (("inconclusive", "inconclusive"), "both legs inconclusive"),
         (("falsified", "survived", "inconclusive"), "1 of 3 legs falsified"),
-        (("survived", "survived", "measured"), "all 2 legs survived"),
+        (("survived", "survived", "measured"), "both legs survived"),
     ],
 )
 def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
