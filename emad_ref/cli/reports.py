@@ -45,6 +45,7 @@ ALL_SUITES = "all"
 FAULTY = 1  # exit status of verify
 GOT_WORSE, NOT_COMPARABLE = 1, 2  # exit statuses of compare
 WIDTH, MOST_LINES = 80, 40
+NOTE_LINES, GATE_LINES = 3, 8  # of a note and of all gates together
 MISSING = "missing"
 
 FAIL_ON: dict[str, Callable[[ReportChange], bool]] = {
@@ -236,12 +237,11 @@ def _report_places(arguments: Sequence[Path]) -> list[Path]:
 
 
 def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
-    """A table with one row per claim, as plain text or Markdown; ``reports`` are sorted, oldest first."""
+    """Each claim of ``reports``, oldest first: two lines in a terminal, a row of a table in Markdown."""
     from tabulate import tabulate
 
     from emad_ref.report.comparison import history_rows, run_label
     from emad_ref.report.markdown import escape_markdown
-    from emad_ref.report.tables import plain_table
 
     rows = history_rows(reports)
     yield f"{len(reports)} reports, from {run_label(reports[0])} to {run_label(reports[-1])}"
@@ -250,7 +250,9 @@ def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
         escaped = [{key: escape_markdown(text) for key, text in row.items()} for row in rows]
         yield tabulate(escaped, headers="keys", tablefmt="github", disable_numparse=True)
     else:
-        yield plain_table(rows, WIDTH)
+        for row in rows:
+            yield from _wrap(f"{row['claim']:8}  {row['in words']}")
+            yield from _wrap(f"    {row['history']}  {row['verdicts']}, {row['first → last']} ({row['unit']})")
 
 
 def _exit_line(failing: Sequence[ReportChange], fail_on: str) -> str:
@@ -280,7 +282,7 @@ def comparison_text(result: ReportComparison, verbose: bool) -> list[str]:
     labels = [_cut(f"{name}: {label}") for name, label in (("old", result.old), ("new", result.new))]
     head = [*labels, *unlike, "", *_wrap(_headline(result))]
     named = [] if verbose else [line for sentence in _one_sided_lines(result) for line in _wrap(sentence, 2)]
-    tail = ["", *named, *_wrap(_gates_line(result), None if verbose else 2)]
+    tail = ["", *named, *_wrap(_gates_line(result), None if verbose else GATE_LINES)]
     room = MOST_LINES - len(head) - len(tail) - 2  # for the line about omitted rows, and the exit line
     body: list[str] = []
     blocks = list(_blocks(result, verbose))
@@ -301,9 +303,10 @@ def _one_sided_lines(result: ReportComparison) -> Iterator[str]:
 
 
 def _gates_line(result: ReportComparison) -> str:
-    """The verdict of every gating claim in the new report."""
+    """Every gating claim in words, and its verdict in the new report."""
     gates = [change for change in result.changes if change.gate and change.kind == "claim"]
-    return f"Gates now: {', '.join(f'{gate.name} {gate.new.verdict or MISSING}' for gate in gates) or 'none'}"
+    named = [(f"{gate.words} ({gate.name})" if gate.words else gate.name, gate.new.verdict) for gate in gates]
+    return f"Gates now: {'; '.join(f'{name}: {verdict or MISSING}' for name, verdict in named) or 'none'}"
 
 
 def _blocks(result: ReportComparison, verbose: bool) -> Iterator[list[str]]:
@@ -315,13 +318,15 @@ def _blocks(result: ReportComparison, verbose: bool) -> Iterator[list[str]]:
 
 
 def _change_lines(change: ReportChange, verbose: bool) -> Iterator[str]:
-    """Title and verdicts, numbers, and a note, which is cut to one line without ``verbose``."""
+    """Title and verdicts, the claim in words, numbers, and a note, cut to ``NOTE_LINES`` without ``verbose``."""
     model = f" on {change.model}" if change.model else ""
     yield _cut(f"  {change.title}{model}", f": {change.verdicts}" if change.verdicts else "")
+    if change.words:
+        yield from _wrap(f"    {change.words}")
     if change.numbers:
         yield from _wrap(f"    {change.numbers}")
     if change.note:
-        yield from _wrap(f"    {change.note}", None if verbose else 1)
+        yield from _wrap(f"    {change.note}", None if verbose else NOTE_LINES)
 
 
 def _wrap(line: str, max_lines: int | None = None) -> list[str]:

@@ -30,7 +30,8 @@ from typing import Any, Literal
 from emad_ref.report.schema import BadReport, Report
 from emad_ref.report.tables import ABSENT, claim_rows, point_rows
 from emad_ref.statistics import number_format
-from emad_ref.statistics.gate import UNDECIDED
+from emad_ref.statistics.gate import UNDECIDED, title_of
+from emad_ref.statistics.verdicts import Claim, load_register
 
 # options that select what is judged, where results go and what fails a run, not how anything is measured
 NOT_MEASUREMENT_OPTIONS = frozenset(
@@ -62,20 +63,28 @@ def history_rows(reports: Sequence[Report]) -> list[dict[str, str]]:
         key: found for key, found in by_claim.items() if any(one and one["verdict"] not in UNDECIDED for one in found)
     }
     ids = [id for id, _ in decided]
+    register = load_register()
     return [
-        {"claim": f"{id} on {short_name(model)}" if ids.count(id) > 1 else id} | _history_cells(found)
+        {"claim": f"{id} on {short_name(model)}" if ids.count(id) > 1 else id} | _history_cells(found, register)
         for (id, model), found in decided.items()
     ]
 
 
-def _history_cells(found: Sequence[Mapping[str, Any] | None]) -> dict[str, str]:
-    unit = next(claim["unit"] for claim in reversed(found) if claim is not None)
+def _history_cells(found: Sequence[Mapping[str, Any] | None], register: Mapping[str, Claim]) -> dict[str, str]:
+    newest = next(claim for claim in reversed(found) if claim is not None)
+    unit, words = str(newest["unit"]), title_of(newest, register)
     numbers = [None if claim is None or claim["unit"] != unit else claim["estimate"] for claim in found]
     known = [number for number in numbers if number is not None]
     ends = " → ".join(number_format.value(number, unit) for number in dict.fromkeys((known[:1] + known[-1:]) or [None]))
     verdicts = ["–" if claim is None else str(claim["verdict"]) for claim in found]
     runs = " → ".join(verdict for place, verdict in enumerate(verdicts) if place == 0 or verdict != verdicts[place - 1])
-    return {"history": _sparkline(numbers), "verdicts": runs, "first → last": ends, "unit": unit}
+    return {
+        "in words": words,
+        "history": _sparkline(numbers),
+        "verdicts": runs,
+        "first → last": ends,
+        "unit": unit,
+    }
 
 
 def _sparkline(numbers: Sequence[float | None]) -> str:
@@ -237,7 +246,10 @@ ABSENT_SIDE = ComparisonSide(there=False)
 
 @dataclass(frozen=True)
 class ReportChange:
-    """One row of both reports. ``unit`` belongs to the new number; ``note`` qualifies the numbers."""
+    """One row of both reports. ``words`` is the claim in plain words, ``unit`` that of the new number.
+
+    ``note`` qualifies the numbers.
+    """
 
     kind: RowKind
     name: str
@@ -249,6 +261,7 @@ class ReportChange:
     turn: VerdictTurn
     move: NumberMove
     note: str = ""
+    words: str = ""
 
     @property
     def status(self) -> str:
@@ -434,6 +447,7 @@ def _claim_change(old: Entry | None, new: Entry | None) -> ReportChange:
         turn=_verdict_turn(old, new, gate),
         move="" if old is None or new is None else _claim_move(old, new),
         note="; ".join(_claim_notes(old, new)),
+        words=title_of(row, load_register()),
     )
 
 

@@ -352,7 +352,8 @@ def test_what_changed_is_shown_with_both_numbers(tmp_path, capsys):
     assert "  EMAD-F1* on m: survived → falsified\n" in text
     assert "    +0.20 % [+0.10 %, +0.30 %] → +0.50 % [+0.40 %, +0.60 %]  relative rise\n" in text
     assert "    1 of 2 legs falsified\n" in text
-    assert "Gates now: EMAD-F1 falsified\n" in text
+    assert "    Saving 15 % of FLOPs leaves quality as it was\n" in text
+    assert "Gates now: Saving 15 % of FLOPs leaves quality as it was (EMAD-F1): falsified\n" in text
     assert "EMAD-E1" not in text
     assert "EMAD-E1" in "\n".join(compared(tmp_path, capsys, old, new, "-v")[1])
 
@@ -394,9 +395,8 @@ def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(t
     assert cli.main(["compare", str(tmp_path)]) == 0, "falsified before and now"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 reports, from ")
-    (row,) = [line for line in lines if line.startswith(F1)]
-    assert "▁·█" in row
-    assert "+20.00 % → +40.00 %" in " ".join(" ".join(lines[2:8]).split())
+    place = lines.index(f"{F1}   Saving 15 % of FLOPs leaves quality as it was")
+    assert lines[place + 1] == "    ▁·█  survived → falsified, +20.00 % → +40.00 % (relative rise)"
     assert lines[-1] == "Passes by --fail-on verdict: nothing got worse."
     assert not [line for line in lines if line.startswith(E1)], "what no report decides is no history"
     assert cli.main(["compare", *(str(tmp_path / name) for name in "amz")]) == 0, "as given: better at last"
