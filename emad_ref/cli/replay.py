@@ -16,16 +16,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from emad_ref.cli.arguments import add_examples
 from emad_ref.cli.reports import read_report_with_tests
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.report.schema import Report
+from emad_ref.report.schema import BadReport, Report
 from emad_ref.statistics.gate import deciding_leg, heading, measurement
 
 NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that are not allowed in an expression of pytest's -k
+DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # each takes a value, and fails a run that selects one test
 XDIST_OPTIONS = ("-n", "--numprocesses")  # of pytest-xdist, which cannot open a debugger
 
 
@@ -38,7 +40,10 @@ def replay(args: argparse.Namespace) -> int:
         words = replay_words(report, test, Path(folder))
         words += ["--pdb"] if args.pdb else []
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
-        return subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
+        status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
+        with suppress(BadReport):  # a run that broke off wrote none, and has said why
+            print("\n".join(replayed_lines(report, read_report_with_tests(Path(folder)), test)))
+        return status
 
 
 def find_test(report: Report, row: str) -> str:
@@ -81,13 +86,51 @@ def recorded_lines(report: Report, test: str) -> Iterator[str]:
             yield f"recorded: {entry['outcome']}: {entry['reason'].splitlines()[0]}"
 
 
+def replayed_lines(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
+    """For each claim of ``test``, and else for the test: what was recorded, what the replay found, whether they agree.
+
+    Claims are compared by verdict, tests by outcome and the first line of their reason.
+    """
+    claims = [claim for claim in recorded["claims"] if claim.get("test") == test]
+    found = {claim["id"]: claim for claim in replayed["claims"] if claim.get("test") == test}
+    for claim in claims:
+        now = found.get(claim["id"])
+        yield _agreement(
+            f"{claim['id']}, {claim['verdict']}: {measurement(claim)}",
+            f"{now['verdict']}: {measurement(now)}" if now else "not decided",
+            now is not None and now["verdict"] == claim["verdict"],
+        )
+    for entry in recorded["tests"] if not claims else ():
+        if entry["nodeid"] == test:
+            outcomes = [_outcome(entry), *(_outcome(now) for now in replayed["tests"] if now["nodeid"] == test)]
+            yield _agreement(outcomes[0], outcomes[-1] if outcomes[1:] else "did not run", outcomes[1:] == outcomes[:1])
+
+
+def _outcome(entry: Mapping[str, Any]) -> str:
+    reason = str(entry["reason"]).partition("\n")[0]
+    return f"{entry['outcome']}: {reason}" if reason else str(entry["outcome"])
+
+
+def _agreement(recorded: str, replayed: str, same: bool) -> str:
+    return f"{'As recorded' if same else 'Not as recorded'}.\n  recorded: {recorded}\n  replayed: {replayed}"
+
+
 def replay_words(report: Mapping[str, Any], test: str, folder: Path) -> list[str]:
-    """Arguments of pytest that run only ``test``, with the options of the run, and write its report to ``folder``."""
-    words: Sequence[str] = report["run"]["command"][1:]
+    """Arguments of pytest that run only ``test``, with the options of the run, and write its report to ``folder``.
+
+    Options that demand all tests are left out.
+    """
+    words: Sequence[str] = list(_without_demands(report["run"]["command"][1:]))
     parts = [part for part in NOT_IN_KEYWORDS.split(test.rpartition("::")[2]) if part not in ("", "and", "or", "not")]
     selection = ["-k", " and ".join(parts), "--emad-report", str(folder)]
     is_parallel = any(word.startswith(XDIST_OPTIONS) for word in words)
     return [*words, *selection, *(["-n", "0"] if is_parallel else [])]
+
+
+def _without_demands(words: Sequence[str]) -> Iterator[str]:
+    for before, word in zip(["", *words], words, strict=False):
+        if before not in DEMANDS and word.partition("=")[0] not in DEMANDS:
+            yield word
 
 
 def replay_arguments(sub: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from emad_ref.audit.finding import AuditRefutedError, Tally
 from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.cli.replay import find_test, recorded_lines, replay_words
+from emad_ref.cli.replay import find_test, recorded_lines, replay_words, replayed_lines
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from tests.unit.report.test_summary import claim, report
@@ -65,6 +66,37 @@ def test_the_run_is_repeated_for_this_test_alone_and_its_report_is_left_as_it_is
         "import pytest\n@pytest.mark.parametrize('x', ['full depth', 'least depth'])\ndef test_forced(x): pass"
     )
     pytester.runpytest(*words[5:7]).assert_outcomes(passed=1, deselected=1)
+
+
+def test_a_replay_demands_no_other_test(judged: dict[str, Any]) -> None:
+    judged["run"]["command"] = [
+        "pytest",
+        "--emad-expect-decoder",
+        "foreign",
+        "s",
+        "--emad-tier=depth",
+        "--emad-seed",
+        "3",
+    ]
+    assert replay_words(judged, FORCED, Path("new"))[:3] == ["s", "--emad-seed", "3"]
+
+
+def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) -> None:
+    repaired = deepcopy(judged)
+    assert list(replayed_lines(judged, repaired, FORCED)) == [
+        "As recorded.\n  recorded: failed: Failed: logits off\n  replayed: failed: Failed: logits off"
+    ]
+    repaired["tests"][0] |= {"outcome": "passed", "reason": ""}
+    repaired["claims"][0] |= {"verdict": "survived", "estimate": 0.002, "interval": None}
+    assert list(replayed_lines(judged, repaired, FORCED)) == [
+        "Not as recorded.\n  recorded: failed: Failed: logits off\n  replayed: passed"
+    ]
+    (told,) = replayed_lines(judged, repaired, F1)
+    assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.50 % [48.60 %, 58.30 %]")
+    assert "\n  replayed: survived: found 0.20 % accuracy drop" in told
+    repaired["tests"], repaired["claims"] = [], []
+    assert "replayed: did not run" in next(replayed_lines(judged, repaired, FORCED))
+    assert "replayed: not decided" in next(replayed_lines(judged, repaired, F1))
 
 
 def test_a_complaint_keeps_the_shortest_history_on_which_it_holds() -> None:
