@@ -89,7 +89,7 @@ COMPLETIONS = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``emad`` with all verbs."""
-    pages = "".join(f" The pages docs/… that messages name are in {folder}." for folder in PAGES if folder.is_dir())
+    pages = "".join(f"\nThe pages docs/… that messages name are in {folder}." for folder in PAGES if folder.is_dir())
     top = EmadParser(prog="emad", description=f"Adaptive-depth decoding on the command line.{pages}")
     top.add_argument("--version", action=VersionAction, help="print versions and exit")
     shtab.add_argument_to(top, "--print-completion", help="print a completion script of this shell and exit")
