@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report.depth_explorer import depth_explorers, pair_texts
+from emad_ref.report.depth_explorer import depth_explorers, pair_texts, with_stated_intervals
 from emad_ref.report.figures import EMBEDDED, FIGURES, FORWARD
 from emad_ref.report.schema import Report
 from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, plain_rows, point_rows
@@ -107,7 +107,10 @@ def report_contents(reports: Sequence[Report], figures: PageFigures) -> ReportCo
         title=f"Verdicts on {', '.join(dict.fromkeys(names))}",
         counts=[_outcome_counts(name, report) for name, report in zip(names, reports, strict=True)],
         overview=_claims_by_run(names, reports) if len(reports) > 1 else [],
-        runs=[_page_run(*each) for each in zip(names, reports, figures, strict=True)],
+        runs=[
+            _page_run(name, with_stated_intervals(report), drawn)
+            for name, report, drawn in zip(names, reports, figures, strict=True)
+        ],
     )
 
 

@@ -13,6 +13,7 @@ from emad_ref.report.schema import Report
 from emad_ref.statistics.number_format import ABSENT, interval, number, percent, value
 
 SHADES = 5  # shades of depth; 0 is the shallowest
+MARGINS_ON = "margins on "  # then the corpus: the title of the table of margins
 STOP_NUMBERS = ("mean depth", "net FLOPs saved", "perplexity", "rise of perplexity", "95 % interval")
 VISIBLE_SIGNS = {"\n": "↵\n", "\t": "→\t", "\r": "␍"}
 TableRows = Sequence[Mapping[str, Any]]
@@ -30,6 +31,26 @@ def depth_explorers(report: Report) -> list[dict[str, Any]]:
         if texts and has_matching_lists(table["rows"], texts[0]["rows"]):
             explorers.append(_depth_explorer(table, texts[0]["rows"]))
     return explorers
+
+
+def with_stated_intervals(report: Report) -> Report:
+    """``report`` whose margins have the intervals of its operating points: a page states each point's once.
+
+    A margin that is an operating point was resampled twice, for the table and for its claim.
+    """
+    stated = {(point["model"], point.get("corpus"), point["name"]): point.get("interval") for point in report["points"]}
+
+    def row_of(row: Mapping[str, Any], model: str, title: str) -> Mapping[str, Any]:
+        bounds = stated.get((model, title.removeprefix(MARGINS_ON), row["point"]))
+        return {**row, "rise low %": bounds[0], "rise high %": bounds[1]} if bounds else row
+
+    tables = [
+        {**table, "rows": [row_of(row, table["model"], table["title"]) for row in table["rows"]]}
+        if table.get("figure") == "depth by margin"
+        else table
+        for table in report["tables"]
+    ]
+    return {**report, "tables": tables}  # type: ignore[typeddict-item]  # tables as they were, but for numbers
 
 
 def pair_texts(report: Report) -> list[dict[str, Any]]:

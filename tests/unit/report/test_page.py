@@ -289,6 +289,19 @@ def test_the_page_holds_every_margin_and_every_depth_as_the_table_has_them():
     assert data["stops"][0]["dials"][-1] == "–", "full depth has no interval"
 
 
+def test_a_margin_that_is_an_operating_point_has_the_interval_of_that_point():
+    point = {"model": "m", "corpus": "text", "name": MARGINS[2]["point"], "interval": (0.021, 0.043)}
+    found = report(tables=MOVING)
+    found["points"] = [
+        {**found["points"][0], **point},
+        {**found["points"][0], **point, "corpus": "other", "interval": (0, 1)},
+    ]
+    (data,) = parsed_page(found).data
+    assert [stop["dials"][-1] for stop in data["stops"]] == ["–", "[+0.40 %, +0.60 %]", "[+2.10 %, +4.30 %]"]
+    (margins,) = (rows for title, rows, _ in report_contents([found], [{}]).runs[0].tables if "margins" in title)
+    assert margins[2]["rise high %"].text == "4.30"
+
+
 def test_the_script_shows_what_the_table_says_at_every_stop():
     """Run as a browser runs it: the same file, and the data of a page."""
     if shutil.which("node") is None:
