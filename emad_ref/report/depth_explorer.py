@@ -50,7 +50,7 @@ def with_stated_intervals(report: Report) -> Report:
         else table
         for table in report["tables"]
     ]
-    return {**report, "tables": tables}  # type: ignore[typeddict-item]  # tables as they were, but for numbers
+    return {**report, "tables": tables}
 
 
 def pair_texts(report: Report) -> list[dict[str, Any]]:
