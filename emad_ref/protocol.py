@@ -305,9 +305,11 @@ class Decoder(Protocol):
     One that speculates may have ``draft_counts()``, which returns ``DraftCounts`` or raises Unsupported.
 
     One that streams has ``token_arrivals(prompts, max_new, stop, stream)``, which sends each prompt in a request of its
-    own, all at once, and returns ``TokenArrivals`` for each; ``stream`` False asks for whole answers. One that takes
-    several calls at once has ``generate_at_once(requests, at_once)``, which answers all ``requests``
-    (``GenerateArguments``), ``at_once`` at a time, by a ``Record`` each. Both may raise Unsupported.
+    own, all at once, and returns ``TokenArrivals`` for each; ``stream`` False asks for whole answers. It may have
+    ``abort_stream(prompt, max_new, after)``, which begins a stream and gives it up when ``after`` tokens have arrived.
+    One that takes several calls at once, those of other decoders of its kind included, has
+    ``generate_at_once(requests, at_once)``, which answers all ``requests`` (``GenerateArguments``), ``at_once`` at a
+    time, by a ``Record`` each. Both may raise Unsupported.
     """
 
     @property

@@ -83,12 +83,12 @@ class GuardedDecoder:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._decoder, name)
-        return self._limited(name, value) if name == "draft_counts" else value
+        return self._limited(name, value) if name in ("draft_counts", "abort_stream") else value
 
-    def _limited(self, name: str, call: Callable[[], Any]) -> Callable[[], Any]:
-        def limited() -> Any:
+    def _limited(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def limited(*arguments: Any) -> Any:
             with self._limit(name):
-                return call()
+                return call(*arguments)
 
         return limited
 

@@ -7,8 +7,10 @@ judged in one pass of the lens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,6 +20,7 @@ from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.lens import PrefixLens, ProbeReadouts
+from emad_ref.audit.sampling import SampledRequest, judge_samples_at_once
 from emad_ref.audit.token_comparison import first_difference, same_tokens
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument
@@ -27,9 +30,12 @@ from emad_ref.record import Ints, Record
 MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 9  # variations of it, itself included
+VARIATIONS = 12  # variations of it, itself included
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent beside others
+BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than sampled ones beside them
+OPEN_TOKENS = 20 * MIN_DISCRIMINATING  # sampled tokens that leave something to draw
+ABORTED_NEW, ABORTED_AFTER = 64, 2  # new tokens of a stream that is aborted, and those that arrive before
 REPLACEMENT = "\ufffd"  # what stands for an incomplete character
 SHOWN = 20  # characters of a text that a complaint shows
 MIN_ENDING_IDS = 3  # different ids of the largest stop set that must end a row
@@ -194,9 +200,10 @@ def prefixes(
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``.
 
-    Each is requested alone, in random order and from one array that is overwritten between requests, then all together,
-    then by simultaneous sessions, unless ``sessions`` is False. Discriminating are variations whose signals or tokens
-    differ from those of ``text``: for the others a cached answer for ``text`` would be right.
+    Each is requested alone, in random order, right after a token of ``text``, from one array that is overwritten
+    between requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
+    variations whose signals or tokens differ from those of ``text``: for the others a cached answer for ``text`` would
+    be right.
 
     Raises:
         BadArgument: too few tokens to vary.
@@ -208,10 +215,11 @@ def prefixes(
     varied = prompt_variations(text, others)
     with judge.tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
-        for index in [0, *rng.permutation(len(varied)).tolist()]:
+        order = [ask for index in rng.permutation(len(varied)).tolist() for ask in ((0, 1), (index, max_new))]
+        for index, new in order:
             tokens = varied[index]
             buffers[len(tokens)][:] = tokens
-            answer = generate_answer(decoder, [Prompt(buffers[len(tokens)])], max_new)
+            answer = generate_answer(decoder, [Prompt(buffers[len(tokens)])], new)
             answers.append(replace(answer, prompts=[Prompt(tokens)]))
         prompts = [Prompt(tokens) for tokens in varied]
         answers.append(generate_answer(decoder, prompts, max_new))
@@ -225,7 +233,9 @@ def prefixes(
 def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """Variations of ``text``: itself twice, ``others``, and edited copies.
 
-    Edits replace the last, a middle or the first token, exchange two tokens, shorten, and continue the text.
+    Edits replace the last, a middle or the first token, exchange two distant or two adjacent tokens (a hash that adds
+    tokens up cannot tell these apart), shorten, and continue the text. Two are shorter and longer than the text and
+    part from it in the middle: a prefix that is kept by its beginning, whatever the length of its prompt, shows there.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
@@ -233,10 +243,15 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         changed = text.copy()
         changed[at] = next((token for token in others if token != text[at]), text[at])
         varied.append(changed)
-    exchanged = text.copy()
     later = next((at for at in range(n - 2, 0, -1) if text[at] != text[1]), 1)
-    exchanged[[1, later]] = exchanged[[later, 1]]
-    return [*varied, exchanged, text[:middle].copy(), np.concatenate([text, others[:middle]])]
+    adjacent = next((at for at in range(1, n - 2) if text[at] != text[at + 1]), 1)
+    for one, other in ((1, later), (adjacent, adjacent + 1)):
+        exchanged = text.copy()
+        exchanged[[one, other]] = exchanged[[other, one]]
+        varied.append(exchanged)
+    parted = varied[4]
+    longer = [np.concatenate([each, others[:middle]]) for each in (text, parted)]
+    return [*varied, text[:middle].copy(), parted[: n - 1].copy(), *longer]
 
 
 def _in_open_sessions(
@@ -330,6 +345,85 @@ def simultaneous(
     return judge.tally.finding()
 
 
+def sampled_at_once(
+    open_sampled: Callable[[int], AbstractContextManager[Decoder]],
+    seeds: Sequence[int],
+    greedy: DecoderUnderTest,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    temperature: float,
+    rng: np.random.Generator,
+    *,
+    needed: int = OPEN_TOKENS,
+) -> Finding:
+    """Check that requests sampled at once, beside greedy ones, draw what each draws alone, and as stated.
+
+    ``open_sampled``: a decoder at ``temperature`` > 0 under a seed. Request i holds all ``prompts``, the i-th first.
+    Under the first of ``seeds`` each is answered alone, then at once with the others for each number of ``AT_ONCE``;
+    under other seeds at once alone. Meanwhile ``greedy`` answers the same requests, and must emit what it emits alone.
+
+    Raises:
+        Unsupported: the decoder takes one request at a time, or none at a temperature.
+    """
+    judge = Judge.of("sampled at once", greedy, needed)
+    turned = [[*prompts[first:], *prompts[:first]] for first in range(len(prompts))]
+    requests: list[GenerateArguments] = [(rows, max_new, NO_STOP) for rows in turned * SENT]
+    with judge.tally:
+        certain = [generate_answer(greedy.decoder, rows, max_new) for rows in turned]
+        judge_answers(judge, certain)
+        alone, beside = list[SampledRequest](), list[SampledRequest]()
+        for seed in seeds:
+            with open_sampled(seed) as decoder:
+                first = seed == seeds[0]
+                records = [decoder.generate(rows, max_new, NO_STOP) for rows in turned] if first else []
+                alone += [SampledRequest(at, seed, turned[at], record) for at, record in enumerate(records)]
+                for threads in AT_ONCE if first else AT_ONCE[-1:]:
+                    with (
+                        _refuted_by_errors(f"{threads} sampled requests at once"),
+                        _answered_beside(greedy.decoder, requests) as greedy_records,
+                    ):
+                        records = list(decoder.generate_at_once(requests, threads))  # type: ignore[attr-defined]
+                    answered = len(records), len(greedy_records)
+                    judge.tally.require(
+                        answered == (len(requests),) * 2, f"{answered} answers to {len(requests)} requests each"
+                    )
+                    for number, record in enumerate(greedy_records):
+                        at = number % len(turned)
+                        name = f"greedy request {at} beside {threads} sampled ones"
+                        _judge_beside_others(judge, certain[at], record, name)
+                    beside += [
+                        SampledRequest(number % len(turned), seed, turned[number % len(turned)], record)
+                        for number, record in enumerate(records)
+                    ]
+        judge_samples_at_once(judge, alone, beside, max_new, temperature, rng)
+    return judge.tally.finding()
+
+
+@contextmanager
+def _answered_beside(decoder: Decoder, requests: Sequence[GenerateArguments]) -> Iterator[list[Record]]:
+    """Inside the block, a thread sends ``requests`` to ``decoder``, two at once; then the list holds their answers.
+
+    Raises AuditRefutedError: an error, or far more time than the block took.
+    """
+    records, errors = list[Record](), list[Exception]()
+
+    def work() -> None:
+        try:
+            records.extend(decoder.generate_at_once(requests, AT_ONCE[0]))  # type: ignore[attr-defined]
+        except Exception as error:  # raised below, in the caller's thread
+            errors.append(error)
+
+    thread, began = threading.Thread(target=work, daemon=True), time.monotonic()
+    thread.start()
+    yield records
+    seconds = BESIDE_S + BESIDE_FACTOR * (time.monotonic() - began)
+    thread.join(seconds)
+    if thread.is_alive():
+        raise AuditRefutedError(f"greedy requests beside sampled ones: no answer within {seconds:.0f} s")
+    if errors:
+        raise errors[0]
+
+
 def _various_requests(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> list[GenerateArguments]:
     """A request for each prompt, the longest first; before the first two, one each that shares their first half."""
     longest = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
@@ -384,9 +478,9 @@ def streams(
 ) -> tuple[Finding, dict[int, list[TokenArrivals]]]:
     """Check that streamed tokens and text are those of whole answers, with each of ``at_once`` requests side by side.
 
-    Whole answers are held against the lens. A streamed token that differs must be a tie, and no stream may be shorter
-    or longer. Text is compared without incomplete characters at its end, which a stream need not send. Discriminating
-    are answers that differ from the next.
+    Whole answers are held against the lens, also those that follow an aborted stream. A streamed token that differs
+    must be a tie, and no stream may be shorter or longer. Text is compared without incomplete characters at its end,
+    which a stream need not send. Discriminating are answers that differ from the next.
 
     Also returns the answers by the number of requests at once; 0: unstreamed.
 
@@ -420,11 +514,32 @@ def streams(
                     _judge_arrivals(judge, prompts[row], each, emitted[row], name, whole[row].text)
                     judge.tally.live["streamed_tokens"] += len(each.tokens)
                 arrivals[count] += streamed
+        _judge_after_abort(judge, decoder, prompts, max_new, emitted)
         (ended,) = ask(prompts[:1], max_new, frozenset({middle}), True)
         expected = alone[-1].record.emitted[0]
         _judge_arrivals(judge, prompts[0], ended, expected, "row 0, streamed to a stop token", ends=True)
         judge.tally.discriminating += sum(one.tolist() != other.tolist() for one, other in pairwise(emitted))
     return judge.tally.finding(), arrivals
+
+
+def _judge_after_abort(
+    judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], max_new: int, emitted: Sequence[Ints]
+) -> None:
+    """Abort a stream, then require whole and streamed answers as before: each row in the place of an aborted one.
+
+    Of a decoder that can close a stream (``abort_stream``).
+    """
+    abort, ask = getattr(decoder, "abort_stream", None), decoder.token_arrivals  # type: ignore[attr-defined]
+    if abort is None:
+        judge.tally.notes.append("no stream was aborted: the decoder closes none")
+        return
+    for row, prompt in enumerate(prompts):
+        with _refuted_by_errors(f"row {row}, after an aborted stream"):
+            abort(prompts[row - 1], max(ABORTED_NEW, max_new), ABORTED_AFTER)
+            for streamed in (False, True):
+                (found,) = ask([prompt], max_new, NO_STOP, streamed)
+                _judge_arrivals(judge, prompt, found, emitted[row], f"row {row}, after an aborted stream")
+        judge.tally.live["aborted_streams"] += 1
 
 
 def _judge_arrivals(

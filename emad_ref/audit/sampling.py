@@ -4,9 +4,10 @@ If a token is drawn from p = softmax(z / T), z the lens' logits at its depth, it
 
     u = Σ_{p_i > p_token} p_i + v·p_token        v ~ U(0, 1)
 
-whatever the history was; so all tokens of all rows count in one test, χ² over ``BINS`` equal bins. Greedy decoding
-crowds towards 0, too high a temperature towards 1. Noise of at most ε in a logit changes the density of u by a factor
-within e^(±2ε/T): the statistic is taken at the nearest frequencies in that range.
+whatever the history was; so all tokens of all rows count in one test, χ² over ``BINS`` equal bins, and first tokens,
+which many engines draw elsewhere than the others, in another one. Greedy decoding crowds towards 0, too high a
+temperature towards 1. Noise of at most ε in a logit changes the density of u by a factor within e^(±2ε/T): the
+statistic is taken at the nearest frequencies in that range.
 
 A histogram does not show repetition. So the check first looks for a decoder that repeats itself against chance, or that
 fails to repeat itself under an equal seed. A repetition is chance unless its probability is below ``CHANCE``.
@@ -20,8 +21,9 @@ tokens of the event are counted against the probability m_t of each, given all b
 has mean 1 under an honest decoder, whatever the dependence, so that E ≥ 1/p happens with probability p at most (Ville's
 inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent).
 
-Rows that end early do not change the others: with the same seed and a stop set these draw the same tokens again. A row
-may part where rounding moved a probability; more rows than that explains are refuted.
+Rows that end early do not change the others: with the same seed and a stop set these draw the same tokens again. Nor do
+requests that are answered at the same time. A row may part where rounding moved a probability; more rows than that
+explains are refuted.
 """
 
 from __future__ import annotations
@@ -34,17 +36,18 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax, logsumexp
 
-from emad_ref.audit.decoding_checks import count_answer, read_record
+from emad_ref.audit.decoding_checks import NO_STOP, count_answer, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import Lens, emission_noise
+from emad_ref.audit.token_comparison import first_difference
 from emad_ref.audit.trajectory import Judge, emitted_logits
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Floats, Ints, Record
 
-BINS = 10
+BINS, EACH_BIN = 10, 8  # bins of places at most, and the fewest tokens expected in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
-LEVEL = 1e-4  # level of each of three tests: an honest decoder fails one in ten thousand, and always the same
+LEVEL = 1e-4  # level of each of four tests: an honest decoder fails one in ten thousand, and always the same
 OPEN = 0.9  # a token with a likelier alternative than this shows little of its draw
 FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
@@ -183,20 +186,29 @@ def _first_difference(one: SampledRow, other: SampledRow) -> str:
 def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """χ² test of the places of all tokens."""
+    """χ² tests of the places of all tokens, and of the first of each row."""
+    _require_even(tally, rows, temperature, rng, noise, "tokens")
+    firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
+    _require_even(tally, firsts, temperature, rng, noise, "first tokens of rows")
+
+
+def _require_even(
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float, what: str
+) -> None:
     placed = np.concatenate([places(row, temperature, rng) for row in rows])
-    counts = np.bincount((placed * BINS).astype(int).clip(0, BINS - 1), minlength=BINS)
-    even = len(placed) / BINS
+    bins = min(BINS, max(2, len(placed) // EACH_BIN))
+    counts = np.bincount((placed * bins).astype(int).clip(0, bins - 1), minlength=bins)
+    even = len(placed) / bins
     factor = np.exp(2 * noise / temperature)
     nearest = np.clip(counts, even / factor, even * factor)
-    p = float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), BINS - 1))
+    p = float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), bins - 1))
     if p >= LEVEL:
         return
     fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
         False,
-        f"{len(placed)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
-        f"they take in it, {counts.tolist()} in {BINS} equal parts; of all temperatures {fits:.2f} fits them best",
+        f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
+        f"they take in it, {counts.tolist()} in {bins} equal parts; of all temperatures {fits:.2f} fits them best",
     )
 
 
@@ -267,15 +279,78 @@ def _require_undisturbed(
         stopped += length < len(alone.emitted)
         if not np.array_equal(row.emitted, alone.emitted[:length]):
             parted.append(row.row)
-        chances.append(min(1.0, SPREAD * 2 * noise * length))
+        chances.append(rounding_chance(noise, length))
     tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
-    p = float(stats.binom.sf(len(parted) - 1, len(chances), max(chances)))
+    p = _parting_chance(len(parted), chances)
     early = [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
     tally.require(
         p >= LEVEL,
         f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows {early} ended early: "
         f"p = {p:.1g} that rounding moved so many draws",
     )
+
+
+def rounding_chance(noise: float, length: int) -> float:
+    """Largest probability that rounding changes a draw of a row; ``noise``: of a logit, at the temperature."""
+    return min(1.0, SPREAD * 2 * noise * length)
+
+
+def _parting_chance(parted: int, chances: Sequence[float]) -> float:
+    """Probability that rounding changes draws of ``parted`` rows or more."""
+    return float(stats.binom.sf(parted - 1, len(chances), max(chances)))
+
+
+@dataclass(frozen=True)
+class SampledRequest:
+    """The answer to request number ``at`` of those sent at once, drawn under ``seed``."""
+
+    at: int
+    seed: int
+    prompts: Sequence[Prompt]
+    record: Record
+
+
+def judge_samples_at_once(
+    judge: Judge,
+    alone: Sequence[SampledRequest],
+    beside: Sequence[SampledRequest],
+    max_new: int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> None:
+    """Require that requests ``beside`` others draw what each draws ``alone``, and from the distribution.
+
+    Row r of two requests draws by the same numbers under one seed. So of each seed only row i of request i is placed in
+    the distribution: those rows are independent. Discriminating as in ``sampling``.
+    """
+    tally, noise = judge.tally, judge.tolerance * emission_noise(judge.point) / temperature
+    own = {(one.seed, one.at): one.record.emitted for one in alone}
+    diagonal: dict[tuple[int, int], SampledRow] = {}
+    parted, chances = [], []
+    for one in beside:
+        trajectories = read_record(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
+        count_answer(tally, one.record, one.prompts, drawn=True)
+        tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
+        for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
+            chances.append(rounding_chance(noise, max_new))
+            if not np.array_equal(tokens, wanted):
+                at = first_difference(tokens.tolist(), wanted.tolist())
+                parted.append(f"row {row} of request {one.at}, from new token {at} on")
+        if one.at < len(one.prompts) and (one.seed, one.at) not in diagonal:
+            trajectory, emitted = trajectories[one.at], one.record.emitted[one.at]
+            logits = emitted_logits(judge.trajectory(trajectory), trajectory)
+            diagonal[one.seed, one.at] = SampledRow(one.seed, one.at, emitted, logits)
+    p = _parting_chance(len(parted), chances)
+    tally.require(
+        p >= LEVEL,
+        f"{len(parted)} of {len(chances)} rows of requests at once draw other tokens than alone under the same seed: "
+        f"p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
+    )
+    rows = list(diagonal.values())
+    _require_drawn(tally, rows, temperature)
+    tally.discriminating += sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
+    _require_distributed(tally, rows, temperature, rng, noise * temperature)
+    _require_rare_tokens(tally, rows, temperature, rng, noise * temperature)
 
 
 def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:

@@ -15,6 +15,7 @@ A test counts as live if its audit passed. ``live_counts`` adds up what the deco
     samples          tokens drawn at a temperature above 0, if the decoder offers sampling at all
     streamed_tokens  tokens that were streamed, if the decoder streams
     requests_at_once requests sent beside others, from threads of their own, if the decoder takes them
+    samples_at_once  tokens drawn in such requests, if the decoder offers both
     log_probs, prompt_log_probs   log-probabilities of new tokens and their rivals, and of prompt tokens
     session_positions, rollbacks, dropped_rows   of sessions, in tokens and rows
     forced_positions tokens that sessions were fed at a depth of the judge's choice
@@ -92,6 +93,7 @@ TIERS: dict[str, Tier] = {
             "samples": 1500,
             "streamed_tokens": 400,
             "requests_at_once": 32,
+            "samples_at_once": 1500,
         },
     ),
     "logprobs": Tier(
@@ -128,11 +130,11 @@ TIERS: dict[str, Tier] = {
 }
 
 
-# features that a decoder may decline in every request, and then owes neither their test nor their count
+# features that a decoder may decline in every request, and then owes neither their test nor their counts
 OPTIONAL = {
-    SAMPLING: (_SAMPLING, "samples"),
+    SAMPLING: (_SAMPLING, "samples", "samples_at_once"),
     STREAMING: (_STREAMS, "streamed_tokens"),
-    CONCURRENCY: (_AT_ONCE, "requests_at_once"),
+    CONCURRENCY: (_AT_ONCE, "requests_at_once", "samples_at_once"),
 }
 LIMITS = {SAMPLING: "greedy alone", STREAMING: "streams nothing", CONCURRENCY: "one request at a time"}
 

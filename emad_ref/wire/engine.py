@@ -98,6 +98,9 @@ class CompletionInterface(Protocol):
     def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The reply that ``events`` of a stream make together. Raises as ``completion``, also for a stream cut off."""
 
+    def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a reply counts, if anything: ``prompt_tokens`` and ``completion_tokens``."""
+
     def log_probs_body(self, top: int) -> dict[str, Any]:
         """What a body has besides, so that the reply holds the ``top`` likeliest tokens."""
 
@@ -170,7 +173,11 @@ class OpenAIInterface:
         tokens = [token for event in events for token in self.event_tokens(event)]
         ended = {name: reasons[-1].get(name) for name in ("finish_reason", "stop_reason")}
         text = "".join(choice.get("text") or "" for choice in choices)
-        return {"choices": [{"token_ids": tokens, "text": text} | ended]}
+        usages = [event["usage"] for event in events if event.get("usage")]
+        return {"choices": [{"token_ids": tokens, "text": text} | ended], "usage": usages[-1] if usages else None}
+
+    def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+        return reply.get("usage") or {}
 
     def log_probs_body(self, top: int) -> dict[str, Any]:
         return {"logprobs": top, "prompt_logprobs": 1, "return_tokens_as_token_ids": True}
@@ -235,6 +242,9 @@ class LlamaCppInterface:
         if text and not tokens:
             raise Unsupported("the server streams text without token ids (tokens)")
         return {"tokens": tokens, "content": text}
+
+    def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {}  # of prompts, releases count what was cached or what was not
 
     def log_probs_body(self, top: int) -> dict[str, Any]:
         return {"n_probs": top, "post_sampling_probs": False}
@@ -302,10 +312,18 @@ class HttpReply:
 
 
 class EventStream:
-    """Server-sent events of one reply, as its bytes arrive. ``events``: (seconds since ``restart``, data)."""
+    """Server-sent events of one reply, as its bytes arrive. ``events``: (seconds since ``restart``, data).
 
-    def __init__(self) -> None:
+    ``most``: events after which the reader gives the reply up; None: it reads all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self.restart()
+
+    @property
+    def is_enough(self) -> bool:
+        return self._most is not None and len(self.events) >= self._most
 
     def restart(self) -> None:
         """Forget everything: the request is sent now."""
@@ -395,17 +413,28 @@ class EngineClient:
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
         body = self.interface.body(prompt, max_new, stop, temperature, seed)
-        return self._read(body, lambda reply: self.interface.completion(reply, stop))
+        return self._read(body, lambda reply: self._completion(reply, prompt, stop))
 
     def log_probs(self, prompt: Ints, max_new: int, top: int) -> TokenLogProbs:
         """One greedy row with log-probabilities. Raises Unsupported, DecoderFailed."""
         body = self.interface.body(prompt, max_new, frozenset(), 0.0, 0) | self.interface.log_probs_body(top)
 
         def read(reply: Mapping[str, Any]) -> TokenLogProbs:
-            tokens = self.interface.completion(reply, frozenset()).tokens
+            tokens = self._completion(reply, prompt, frozenset()).tokens
             return self.interface.log_probs(reply, prompt, tokens, top)
 
         return self._read(body, read)
+
+    def _completion(self, reply: Mapping[str, Any], prompt: Ints, stop: frozenset[int]) -> Completion:
+        """``interface.completion``; raises ValueError, too, if the reply counts other tokens than there are."""
+        completion, usage = self.interface.completion(reply, stop), self.interface.usage(reply)
+        new = len(completion.tokens)
+        # a stop token that the reply leaves out may be counted or not
+        counts = {"prompt_tokens": {len(prompt)}, "completion_tokens": {new, new - 1} if completion.stopped else {new}}
+        for name, right in counts.items():
+            if name in usage and usage[name] not in right:
+                raise ValueError(f"usage.{name} is {usage[name]}, but there are {max(right)}")
+        return completion
 
     def token_arrivals(
         self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int, stream: bool
@@ -414,24 +443,36 @@ class EngineClient:
         body, interface = self.interface.body(prompt, max_new, stop, temperature, seed), self.interface
         received = EventStream()
         if not stream:
-            reply = self._read(body, lambda reply: (interface.completion(reply, stop), interface.text(reply)))
+            reply = self._read(body, lambda reply: (self._completion(reply, prompt, stop), interface.text(reply)))
             tokens, whole_s = reply[0].tokens, received.seconds()
             return TokenArrivals(tokens, np.full(len(tokens), whole_s), whole_s, reply[1])
-        answer = self._send("POST", interface.path, body | {"stream": True}, received)
+        self._stream(body, received)
+        whole_s = received.seconds()
+        with self._readable(received.events):
+            return self._joined_arrivals(received.events, prompt, stop, whole_s)
+
+    def abort_stream(self, prompt: Ints, max_new: int, after: int) -> None:
+        """Ask for a greedy stream, and close the connection after ``after`` events.
+
+        Raises Unsupported, DecoderFailed.
+        """
+        self._stream(self.interface.body(prompt, max_new, frozenset(), 0.0, 0), EventStream(after))
+
+    def _stream(self, body: Mapping[str, Any], received: EventStream) -> None:
+        """Ask for ``body`` streamed. Raises Unsupported, DecoderFailed."""
+        path = self.interface.path
+        answer = self._send("POST", path, dict(body) | {"stream": True}, received)
         if answer.status in NO_STREAM:
             raise Unsupported(f"the server refuses stream=true (status {answer.status}: {answer.text[:QUOTED]!r})")
         if answer.status != 200:
-            raise self._bad_status(f"POST {interface.path}", answer)
+            raise self._bad_status(f"POST {path}", answer)
         if answer.kind != EVENTS:
             raise Unsupported(
                 f"the server answers stream=true with {answer.kind or 'no media type'}, and not by events"
             )
-        whole_s = received.seconds()
-        with self._readable(received.events):
-            return self._joined_arrivals(received.events, stop, whole_s)
 
     def _joined_arrivals(
-        self, received: Sequence[tuple[float, str]], stop: frozenset[int], whole_s: float
+        self, received: Sequence[tuple[float, str]], prompt: Ints, stop: frozenset[int], whole_s: float
     ) -> TokenArrivals:
         """Raises as ``CompletionInterface.joined``."""
         timed = [(seconds, json.loads(data)) for seconds, data in received if data.strip() != "[DONE]"]
@@ -439,7 +480,7 @@ class EngineClient:
             if "error" in event:
                 raise ValueError(f"an event says error={str(event['error'])[:QUOTED]}")
         reply = self.interface.joined([event for _, event in timed])
-        tokens = self.interface.completion(reply, stop).tokens
+        tokens = self._completion(reply, prompt, stop).tokens
         held = [len(self.interface.event_tokens(event)) for _, event in timed]
         seconds = np.repeat([seconds for seconds, _ in timed], held)
         # a stop token that the server leaves out is known when its last event arrives
@@ -578,7 +619,7 @@ class EngineClient:
                 if socket is not None:
                     socket.settimeout(left)
                 part = reply.read1(1 << 16)
-                if not part:
+                if not part or (stream is not None and stream.is_enough):
                     if stream is not None:
                         stream.take(b"\n\n")  # the last event may lack its blank line
                     named = {name.lower(): value for name, value in reply.getheaders()}
@@ -620,6 +661,10 @@ class EngineDecoder(TokenDecoder):
         ask = self._client.token_arrivals
         calls = [partial(ask, row, max_new, stop, *given, stream) for row, given in zip(rows, sampling, strict=True)]
         return run_at_once(calls, len(calls))
+
+    def abort_stream(self, prompt: Prompt, max_new: int, after: int) -> None:
+        """Raises Unsupported, DecoderFailed."""
+        self._client.abort_stream(np.asarray(prompt.tokens, dtype=np.int64), max_new, after)
 
     def draft_counts(self) -> DraftCounts:
         """Raises Unsupported."""

@@ -11,7 +11,9 @@ from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 
 DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
-SEEDS = {"hot": 4, "cold": 2, "cold, full": 4}  # at full depth a cold distribution leaves fewer tokens open
+# at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 1,700 tokens
+SEEDS = {"hot": 4, "hot, full": 7, "cold": 2, "cold, full": 4}
+COLDER = 4  # nearly greedy
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
@@ -20,7 +22,10 @@ TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn,
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str, full: bool
 ) -> None:
-    """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early."""
+    """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early.
+
+    At full depth a cold temperature is quartered besides: there nothing is left open, and a least temperature shows.
+    """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
@@ -29,8 +34,10 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     seeds = SEEDS.get(f"{warmth}, full", SEEDS[warmth]) if full else SEEDS[warmth]
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
-    def drawn(seed: int, stop: frozenset[int] = frozenset()) -> tuple[SampledRecord, Capabilities]:
-        with subject.open(point, max_rows=len(prompts), temperature=temperature, seed=seed) as decoder:
+    def drawn(
+        seed: int, stop: frozenset[int] = frozenset(), asked: float = temperature
+    ) -> tuple[SampledRecord, Capabilities]:
+        with subject.open(point, max_rows=len(prompts), temperature=asked, seed=seed) as decoder:
             return (seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
 
     records = [drawn(seed)[0] for seed in (first, *others, first)]
@@ -41,3 +48,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
         ended=ended, stop=stop,
     )  # fmt: skip
     emad_audit(finding)
+    if full and warmth == "cold":
+        coldest = [drawn(seed, asked=temperature / COLDER)[0] for seed in (first, *others[:1])]
+        given = point, prompts, NEW, temperature / COLDER, capabilities, emad_rng, subject.tolerance
+        emad_audit(sampling(coldest, subject.lens, *given, needed=0))

@@ -21,6 +21,7 @@ from pytest_emad.suite_support import Auditor
 
 FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
+LAST = (1, 2)  # new tokens that a prompt leaves room for
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
 
@@ -88,9 +89,16 @@ def test_decisions_are_the_rules_far_into_the_window(
 def test_generation_holds_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
-    """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power."""
+    """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power.
+
+    At full depth also prompts that leave room for one or two tokens: a server may cut what is longer than it likes.
+    """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     drawn = long_lengths(emad_rng, subject.window - FED)[: None if full else 2]
     with subject.open_drawn(point, emad_rng, drawn, 1) as (under_test, prompts, _):
         emad_audit(generation(under_test, prompts, FED, needed=0))
+    if full:
+        for room in LAST:
+            with subject.open_drawn(point, emad_rng, [subject.window - room], 1) as (under_test, prompts, _):
+                emad_audit(generation(under_test, prompts, room, needed=0))

@@ -7,7 +7,7 @@ that offers neither exits nor sessions, such as an engine behind a URL. Cases ``
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import numpy as np
 import pytest
@@ -19,11 +19,13 @@ from emad_ref.audit.requests import (
     interleaved,
     prefixes,
     repetitions,
+    sampled_at_once,
     simultaneous,
     streams,
 )
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Unsupported
 from emad_ref.report.tables import STREAM_TIMES, stream_rows
 from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
@@ -33,8 +35,11 @@ FEWEST = 6  # rows: one more than other audits ask for
 ENDING = 12  # rows of which several end by ids of their own
 TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
+SHARED_BLOCKS = (136, 200)  # the same, of several blocks of any usual prefix cache (16 to 64 tokens)
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
 SIMULTANEOUS = 8  # prompts of requests that are sent at once
+SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
+HOT = (2.2, 3.2)  # their temperatures: most tokens are open
 STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
 REPEATED = 8  # rows whose order, company and length of prompt vary
 TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
@@ -73,19 +78,19 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
 ) -> None:
-    subject = emad_evidence.subject
-    full, (shortest, beyond) = case != "probing", SHARED
-    point = point_of(emad_evidence, full)
-    beyond = min(beyond, 2 * (subject.window - TOLD_APART) // 3)  # one prompt continues it by half
-    length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
-    (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
-    with subject.open(point, max_rows=VARIATIONS) as decoder:
-        under_test = subject.under_test(decoder, point)
-        texts = under_test, text.tokens, other.tokens
-        if full:
-            emad_audit(prefixes(*texts, TOLD_APART, emad_rng, sessions=case == "sessions", needed=DIFFERENT))
-        else:
-            emad_audit(prefixes(*texts, BETWEEN, emad_rng))
+    """Through ``generate`` alone also prompts of several blocks: the reference decoder keeps none between requests."""
+    subject, full = emad_evidence.subject, case != "probing"
+    point, blocks = point_of(emad_evidence, full), case == "full" and not subject.decoder_is_ours
+    for shortest, longest in (SHARED, SHARED_BLOCKS) if blocks else (SHARED,):
+        beyond = min(longest, 2 * (subject.window - TOLD_APART) // 3)  # one prompt continues it by half
+        length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
+        (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
+        with subject.open(point, max_rows=VARIATIONS) as decoder:
+            texts = subject.under_test(decoder, point), text.tokens, other.tokens
+            if full:
+                emad_audit(prefixes(*texts, TOLD_APART, emad_rng, sessions=case == "sessions", needed=DIFFERENT))
+            else:
+                emad_audit(prefixes(*texts, BETWEEN, emad_rng))
 
 
 def test_repeated_and_reordered_requests_get_the_same_answers(
@@ -98,15 +103,29 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
-    """Two and eight at once; of a decoder that takes them."""
+    """Two and eight at once, greedy, then sampled beside greedy ones; of a decoder that takes them."""
     subject = emad_evidence.subject
     if subject.decoder_is_ours:
         pytest.skip("the reference decoder takes one request at a time")
     lengths = subject.brief(emad_rng, SIMULTANEOUS, NEW)
     with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(simultaneous(under_test, prompts, NEW, emad_rng))
+    temperature = float(emad_rng.uniform(*HOT))
+    seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
+
+    def open_sampled(seed: int) -> AbstractContextManager[Decoder]:
+        return subject.open(subject.full, max_rows=SAMPLED, temperature=temperature, seed=seed)
+
+    lengths = subject.brief(emad_rng, SAMPLED, SAMPLED_NEW)
+    with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (greedy, prompts, _):
+        try:
+            finding = sampled_at_once(open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng)
+        except Unsupported as refusal:
+            emad_record.note(f"requests sampled at once are not judged: {refusal}")
+        else:
+            emad_audit(finding)
 
 
 def test_streamed_tokens_are_those_of_whole_answers(

@@ -76,7 +76,7 @@ class Engine:
             stop = frozenset(body["stop_token_ids"])
             tokens, stopped = self.complete(body["prompt"], body["max_tokens"], stop, body["temperature"], body["seed"])
         if body.get("stream"):
-            return 200, self.stream(tokens, stopped)
+            return 200, self.stream(tokens, stopped, self.usage(body, tokens))
         choice = {"index": 0, "text": text_of_tokens(tokens), "finish_reason": "stop" if stopped else "length"}
         choice |= {"stop_reason": tokens[-1] if stopped else None}
         if self.score is not None and body.get("logprobs"):
@@ -90,7 +90,12 @@ class Engine:
                 {str(token): {"logprob": float(scored[at, token]), "rank": 1}}
                 for at, token in enumerate(body["prompt"][1:])
             ]
-        return 200, {"choices": [choice | ({"token_ids": tokens} if body.get("return_token_ids") else {})]}
+        choice |= {"token_ids": tokens} if body.get("return_token_ids") else {}
+        return 200, {"choices": [choice], "usage": self.usage(body, tokens)}
+
+    def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
+        """Counts of the request; ``sent``: its prompt, where a defect answers another."""
+        return {"prompt_tokens": len(body.get("sent", body["prompt"])), "completion_tokens": len(tokens)}
 
     def parts(self, tokens: list[int]) -> Iterator[tuple[list[int], str]]:
         """(ids, text) of each event of a stream: a token each, and text up to the last whole character."""
@@ -99,7 +104,7 @@ class Engine:
             yield [token], decoder.decode(bytes_of_token(token))
         yield [], decoder.decode(b"", True)
 
-    def stream(self, tokens: list[int], stopped: bool) -> Iterator[bytes]:
+    def stream(self, tokens: list[int], stopped: bool, usage: Any = None) -> Iterator[bytes]:
         """Server-sent events, as the kind of server writes them."""
         llama = self.kind == "llama.cpp"
         for ids, text in self.parts(tokens):
@@ -110,7 +115,7 @@ class Engine:
             return
         ended = {"finish_reason": "stop" if stopped else "length", "stop_reason": tokens[-1] if stopped else None}
         yield event({"choices": [{"index": 0, "text": "", "token_ids": None} | ended]})
-        yield event({"choices": [], "usage": {"completion_tokens": len(tokens)}})
+        yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
     def likeliest(self, body: dict[str, Any], tokens: list[int], top: int) -> list[dict[int, float]]:
@@ -137,7 +142,8 @@ class EachThird(Engine):
                 return 503, {"error": "busy"}, {"Retry-After": "0"}
             if again:
                 self.put_off.remove(body)
-        return super().post(path, body | ({"prompt": body["prompt"][:1]} if again and self.forgets else {}))
+        forgotten = {"prompt": body["prompt"][:1], "sent": body["prompt"]}
+        return super().post(path, body | (forgotten if again and self.forgets else {}))
 
 
 @dataclass
@@ -159,8 +165,8 @@ class NoStream(Engine):
 class Hanging(Engine):
     """A stream stops after three events, and the connection stays open."""
 
-    def stream(self, tokens: list[int], stopped: bool) -> Any:
-        yield from islice(super().stream(tokens, stopped), 3)
+    def stream(self, tokens: list[int], *rest: Any) -> Any:
+        yield from islice(super().stream(tokens, *rest), 3)
         self.hang()
 
 

@@ -6,8 +6,10 @@ Planted defects are tried in ``tests/suites/test_planted.py``.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +27,7 @@ from emad_ref.audit.requests import (
     interleaved,
     prefixes,
     prompt_variations,
+    sampled_at_once,
     simultaneous,
     streams,
 )
@@ -130,8 +133,11 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     assert len(varied) == VARIATIONS
     assert varied[0] == varied[1] == text.tolist()
     alike = [each for each in varied[2:] if len(each) == 10]
-    assert len({tuple(each) for each in alike}) == 5
-    assert any(sorted(each) == text.tolist() for each in alike)
+    assert len({tuple(each) for each in alike}) == 6
+    swapped = [each for each in alike if sorted(each) == text.tolist() and each != text.tolist()]
+    assert any(sum(one != other for one, other in zip(each[1:3], text[1:3], strict=True)) == 2 for each in swapped)
+    parted = [each for each in varied if each[:5] == text[:5].tolist() and each[5:6] not in ([], [text[5]])]
+    assert sorted(len(each) for each in parted) == [9, 10, 15]
     assert any(each[:-1] == text[:-1].tolist() for each in alike)
     assert any(each[1:] == text[1:].tolist() for each in alike)
     assert text[:5].tolist() in varied
@@ -249,3 +255,121 @@ def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None
 class GenerateAlone(Threaded):
     concurrent = False
     token_arrivals = TokenDecoder.token_arrivals  # type: ignore[assignment]
+
+
+# ---------------------------------------------------------------- requests sampled at once
+
+HOT, SAMPLED_NEW, SEEDS = 12.0, 6, (1, 2)  # the tiny model's logits are wide: only so hot is there something to draw
+
+
+class Sampling(Threaded):
+    """A right one at a temperature. Requests of all its kind meet in ``kind.running``."""
+
+    lock = threading.Lock()
+    running: list[Sampling]
+
+    def __init__(self, temperature: float, seed: int):
+        super().__init__()
+        self.temperature, self.seed = temperature, seed
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        with self.lock:
+            self.running.append(self)
+        time.sleep(0.002)
+        with self.lock:
+            temperature, seed = self.drawn_by(list(self.running))
+        decoder = CachedDecoder(tiny_neox(), full_depth(LAYERS), temperature, seed)
+        record = decoder.generate(list(map(Prompt, prompts)), max_new, stop)
+        with self.lock:
+            self.running.remove(self)
+        return [Completion(row, why == "stop token") for row, why in zip(record.emitted, record.stop, strict=True)]
+
+    def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
+        return self.temperature, self.seed
+
+
+class SharedGenerator(Sampling):
+    """Requests at once draw from one generator."""
+
+    drawn = 1000
+
+    def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
+        type(self).drawn += 1
+        return self.temperature, self.seed if len(running) == 1 else self.drawn
+
+
+class OneSeed(Sampling):
+    """Requests at once draw from the same numbers, whatever their seeds: in the distribution, one by one."""
+
+    def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
+        return self.temperature, self.seed if len(running) == 1 else 99
+
+
+class OneTemperature(Sampling):
+    """Requests at once have the temperature of the first."""
+
+    def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
+        return running[0].temperature, self.seed
+
+
+class ColderAtOnce(Sampling):
+    """What is sampled beside others is sampled at temperature 1."""
+
+    def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
+        return self.temperature / (12 if len(running) > 1 else 1), self.seed
+
+
+class Unanswered(Sampling):
+    """Greedy requests beside sampled ones are lost."""
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        while not self.temperature and any(each.temperature for each in self.running):
+            time.sleep(0.01)
+        if not self.temperature and threading.current_thread() is not threading.main_thread():
+            time.sleep(2)
+        return super().complete(prompts, max_new, stop)
+
+
+def judged_samples(made: type[Sampling], noise: float = 0.0) -> Finding:
+    class Kind(made):  # type: ignore[misc, valid-type]
+        running: list[Sampling] = []  # noqa: RUF012  # one list of this kind
+        capabilities = replace(Threaded.capabilities, logit_noise=noise)
+
+    greedy = DecoderUnderTest(Kind(0.0, 0), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
+    prompts, rng = PROMPTS[:3], np.random.default_rng(0)
+
+    def opened(seed: int) -> closing[Any]:
+        return closing(Kind(HOT, seed))
+
+    return sampled_at_once(opened, SEEDS, greedy, prompts, SAMPLED_NEW, HOT, rng, needed=20)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (Sampling, ""),
+        (SharedGenerator, "rows of requests at once draw other tokens than alone under the same seed"),
+        (OneSeed, "draw other tokens than alone under the same seed"),
+        (OneTemperature, "greedy request . beside . sampled ones: |other tokens than alone"),
+        (ColderAtOnce, "draw other tokens than alone under the same seed"),
+        (Unanswered, "greedy requests beside sampled ones: no answer within"),
+    ],
+)
+def test_requests_sampled_at_once_draw_what_each_draws_alone(
+    monkeypatch: pytest.MonkeyPatch, made: type[Sampling], words: str
+) -> None:
+    if made is Unanswered:
+        monkeypatch.setattr("emad_ref.audit.requests.BESIDE_S", 0.1)
+        monkeypatch.setattr("emad_ref.audit.requests.BESIDE_FACTOR", 0.0)
+    finding = judged_samples(made)
+    assert finding.passed is not bool(words), finding.detail
+    assert re.search(words, finding.detail), finding.detail
+
+
+def test_what_is_sampled_at_once_follows_the_distribution_also_where_noise_excuses_other_draws() -> None:
+    """A declared noise of that size lets every row part: only the distribution is left, and greedy tokens are ties."""
+    finding = judged_samples(Sampling, noise=0.5)
+    assert finding.passed is True, finding.detail
+    finding = judged_samples(ColderAtOnce, noise=0.5)
+    assert finding.passed is False
+    assert "not drawn from softmax(logits / 12.00)" in finding.detail

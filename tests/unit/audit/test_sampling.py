@@ -60,6 +60,30 @@ def test_the_error_level_is_the_one_stated(monkeypatch: pytest.MonkeyPatch) -> N
     assert refuted <= 7  # P(more of 40 at 5 %) = 0.1 %
 
 
+def test_first_tokens_at_another_temperature_are_named() -> None:
+    """One token of sixteen: too few to show among all."""
+    rng = np.random.default_rng(0)
+    logits = np.log(rng.dirichlet(np.full(60, 0.3), (40, 16)))
+
+    def drawn(first: float) -> str | None:
+        powers = np.where(np.arange(16)[None, :, None], 1.0, 1 / first) * logits
+        p = np.exp(powers - powers.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        rows = [
+            audited.SampledRow(0, row, np.array([plainly(rng, each) for each in p[row]]), logits[row])
+            for row in range(40)
+        ]
+        tally = Tally("sampling", 0)
+        with tally:
+            audited._require_distributed(tally, rows, 1.0, rng, 0.0)
+        return tally.complaint
+
+    assert drawn(1.0) is None
+    complaint = drawn(0.3)
+    assert complaint is not None
+    assert complaint.startswith("40 first tokens of rows are not drawn from softmax")
+
+
 def test_places_are_those_of_the_probabilities_in_order() -> None:
     row = audited.SampledRow(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
     places = audited.places(row, 1.0, np.random.default_rng(0))

@@ -80,7 +80,7 @@ def test_what_is_not_offered_is_told():
 @pytest.mark.parametrize("gate", ["decoder", "paper"])
 @pytest.mark.parametrize("feature", ["streaming", "requests at once"])
 def test_what_no_decoder_owes_may_be_declined_under_each_gate_but_not_in_places(feature, gate):
-    test, _ = OPTIONAL[feature]
+    test, *_ = OPTIONAL[feature]
     tests = [declined(test, "m", feature)]
     assert gaps(tests, {feature: [0, 2]}, gate) == []
     assert gaps(tests, {feature: [1, 2]}, gate) == [test]

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scipy.special import log_softmax
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.log_probs import log_probs
-from emad_ref.audit.requests import batches, endings, prefixes, repetitions, simultaneous, streams
+from emad_ref.audit.requests import VARIATIONS, batches, endings, prefixes, repetitions, simultaneous, streams
 from emad_ref.audit.sampling import sampling
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
@@ -56,7 +57,7 @@ def complete(
 def opened(url: str, temperature: float = 0.0, seed: int = 0, seconds: float = 60.0) -> EngineDecoder:
     address = parse_address(url, Path(), "decoder")
     assert isinstance(address, UrlAddress)
-    request = Request(ModelRef("served", lambda: None), FULL, seed, len(PROMPTS) + 2, temperature)
+    request = Request(ModelRef("served", lambda: None), FULL, seed, VARIATIONS, temperature)
     return EngineClient(address, seconds).open(request, VOCABULARY, WINDOW)
 
 
@@ -157,6 +158,70 @@ def stale_prefix() -> Complete:
     return answer
 
 
+def stale_blocks(key: Callable[[list[int]], Any]) -> Callable[[], Complete]:
+    """Blocks of four tokens are kept by where they begin and ``key``; the last token is read anew."""
+
+    def make() -> Complete:
+        kept: dict[Any, list[int]] = {}
+
+        def answer(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
+            starts = range(0, len(prompt), 4)
+            blocks = [kept.setdefault((at, key(prompt[at : at + 4])), prompt[at : at + 4]) for at in starts]
+            return complete([*itertools.chain(*blocks)][: len(prompt) - 1] + prompt[-1:], *rest)
+
+        return answer
+
+    return make
+
+
+def longest_shared() -> Complete:
+    """The last prompt with the same first five tokens, if it is shorter, stands for the beginning of the next."""
+    kept: dict[Any, list[int]] = {}
+
+    def answer(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
+        known = kept.get(tuple(prompt[:5]), [])
+        kept[tuple(prompt[:5])] = prompt
+        return complete(known[:-1] + prompt[len(known) - 1 :] if 5 < len(known) < len(prompt) else prompt, *rest)
+
+    return answer
+
+
+class AbortedSlot(Engine):
+    """After a stream that its client has left, the next prompt begins as that one did."""
+
+    left: list[int] | None = None
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        with self.lock:
+            left, self.left = self.left, None
+        if left:
+            shared = min(len(left), len(body["prompt"]) - 1)
+            body = body | {"prompt": left[:shared] + body["prompt"][shared:]}
+        status, reply = super().post(path, body)
+        return status, self.watched(reply, body["prompt"]) if body.get("stream") else reply
+
+    def watched(self, parts: Any, prompt: list[int]) -> Any:
+        try:
+            yield from parts
+        except GeneratorExit:  # it was not read to its end
+            self.left = prompt
+            raise
+
+
+class Padding(Engine):
+    """Counts the padding of its prompts."""
+
+    def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
+        return super().usage(body, tokens) | {"prompt_tokens": -(-len(body["prompt"]) // 8) * 8}
+
+
+class DoubleCounted(Engine):
+    """Each new token is counted twice."""
+
+    def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
+        return super().usage(body, tokens) | {"completion_tokens": 2 * len(tokens)}
+
+
 def skipped_layer(prompt: list[int], max_new: int, *rest: Any) -> tuple[list[int], bool]:
     """Another model of the same vocabulary and window."""
     decoder = CachedDecoder(tiny_neox(), truncated(LAYERS, LAYERS - 1))
@@ -175,7 +240,8 @@ class Crowded(Engine):
         try:
             time.sleep(0.02)
             others = [each for each in list(self.flying.values()) if each is not body]
-            return super().post(path, self.mixed(body, others[0]) if others else body)
+            answered = self.mixed(body, others[0]) | {"sent": body["prompt"]} if others else body
+            return super().post(path, answered)
         finally:
             self.flying.pop(id(body), None)
 
@@ -202,14 +268,21 @@ class Deadlock(Crowded):
         self.hang()
 
 
-class Dropping(Engine):
+class Uncounted(Engine):
+    """Counts no tokens, so that its streams alone tell."""
+
+    def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
+        return {}
+
+
+class Dropping(Uncounted):
     """Each fourth event of a stream is lost."""
 
     def parts(self, tokens: list[int]) -> Any:
         return (part for at, part in enumerate(super().parts(tokens)) if at % 4 != 3)
 
 
-class Doubling(Engine):
+class Doubling(Uncounted):
     """What ends one chunk begins the next."""
 
     def parts(self, tokens: list[int]) -> Any:
@@ -224,7 +297,7 @@ class SplitCharacters(Engine):
         return (([token], bytes_of_token(token).decode("utf-8", "replace")) for token in tokens)
 
 
-class WholeCharacters(Engine):
+class WholeCharacters(Uncounted):
     """Ids of tokens that end no character are lost, as llama.cpp loses them."""
 
     def parts(self, tokens: list[int]) -> Any:
@@ -265,13 +338,13 @@ def test_a_server_that_is_stuck_is_named_by_the_next_test_at_once(monkeypatch: p
 class CutOff(Engine):
     """A stream ends early, as if it were whole."""
 
-    def stream(self, tokens: list[int], stopped: bool) -> Any:
-        return itertools.islice(super().stream(tokens, stopped), 3)
+    def stream(self, tokens: list[int], *rest: Any) -> Any:
+        return itertools.islice(super().stream(tokens, *rest), 3)
 
 
 class ErrorEvent(Engine):
-    def stream(self, tokens: list[int], stopped: bool) -> Any:
-        yield next(super().stream(tokens, stopped))
+    def stream(self, tokens: list[int], *rest: Any) -> Any:
+        yield next(super().stream(tokens, *rest))
         yield b'data: {"error": {"message": "out of memory"}}\n\n'
 
 
@@ -291,6 +364,9 @@ FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "the model's own end of text": (lambda: own_end_of_text, "generation", "max_new=6 and the stop tokens give"),
     "one token too many": (lambda: one_token_more, "generation", "7 tokens"),
     "answers kept by a shared beginning": (stale_prefix, "prefixes", "row 0, position"),
+    "blocks kept by the sum of their tokens": (stale_blocks(sum), "prefixes", r"row \d+, position"),
+    "a kept beginning of a shorter prompt": (longest_shared, "prefixes", r"row \d+, position"),
+    "a beginning of an aborted stream": (lambda: AbortedSlot(complete), "streams", "after an aborted stream"),
     "another temperature": (lambda: another_temperature, "sampling", "of all temperatures"),
     "greedy where sampling was asked": (lambda: greedy_always, "sampling", "argmax|same 12 tokens"),
     "seeds ignored": (lambda: ignored_seed, "sampling", "drew other tokens the second time"),
@@ -319,6 +395,36 @@ def test_a_planted_fault_is_refuted(fault: str) -> None:
     assert not [each.name for each in threading.enumerate() if "process_request" in each.name], "left by the server"
     assert finding.passed is False
     assert re.search(words, finding.detail), finding.detail
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (Padding, "usage.prompt_tokens is 8, but there are 4"),
+        (DoubleCounted, "usage.completion_tokens is 4, but there are 2"),
+    ],
+)
+@pytest.mark.parametrize("stream", [None, False, True])
+def test_a_reply_that_counts_other_tokens_is_refused(made: type[Engine], words: str, stream: bool | None) -> None:
+    with serve(made(complete)) as url:
+        decoder, nothing = opened(url), frozenset[int]()
+        ask = partial(decoder.generate, PROMPTS[:1], 2, nothing)
+        streamed = partial(decoder.token_arrivals, PROMPTS[:1], 2, nothing, bool(stream))
+        with pytest.raises(DecoderFailed, match=words):
+            (ask if stream is None else streamed)()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_an_aborted_stream_is_closed_before_its_end(kind: str) -> None:
+    class Endless(Engine):
+        def stream(self, tokens: list[int], *rest: Any) -> Any:
+            yield from itertools.islice(super().stream(tokens, *rest), 3)
+            self.hang()
+
+    with serve(Endless(complete, kind)) as url:
+        began = time.monotonic()
+        opened(url).abort_stream(PROMPTS[0], NEW, 2)
+        assert time.monotonic() - began < 30
 
 
 def score(tokens: list[int]) -> np.ndarray:
