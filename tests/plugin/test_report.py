@@ -49,8 +49,9 @@ def test_by_default_the_summary_is_all_there_is(project: pytest.Pytester, run: R
     result = run()
     result.stdout.fnmatch_lines(
         [
-            "  EMAD-F1          falsified     +3.00 % [[]+2.00 %, +4.00 %] relative rise",
-            "  EMAD-E1          survived      +3.00 %*",
+            "  EMAD-F1   Saving 15 % of FLOPs leaves quality as it was: falsified, +3.00 %",
+            "            [[]+2.00 %, +4.00 %] relative rise",
+            "  EMAD-E1   Each layer is surer of the next token than the last: survived, +3.00*",
             "*FAILURES*",
             'EMAD-F1, "Saving 15 % of FLOPs leaves quality as it was": falsified on emad-tiny',
             "found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs at most +1.00 %.",
