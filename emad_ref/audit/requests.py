@@ -233,9 +233,10 @@ def prefixes(
 def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """Variations of ``text``: itself twice, ``others``, and edited copies.
 
-    Edits replace the last, a middle or the first token, exchange two distant or two adjacent tokens (a hash that adds
-    tokens up cannot tell these apart), shorten, and continue the text. Two are shorter and longer than the text and
-    part from it in the middle: a prefix that is kept by its beginning, whatever the length of its prompt, shows there.
+    Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
+    hash that adds tokens up cannot tell these apart), shorten, and continue the text. Two are shorter and longer than
+    the text and leave it in the middle: a prefix that is kept by its beginning, whatever the length of its prompt,
+    shows there.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
@@ -244,12 +245,12 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         changed[at] = next((token for token in others if token != text[at]), text[at])
         varied.append(changed)
     later = next((at for at in range(n - 2, 0, -1) if text[at] != text[1]), 1)
-    adjacent = next((at for at in range(1, n - 2) if text[at] != text[at + 1]), 1)
-    for one, other in ((1, later), (adjacent, adjacent + 1)):
+    pairs = np.arange(2, n - 2, 2)  # from even places: the tokens of a pair are in one block of any even size
+    for one, other in ((np.array([1]), np.array([later])), (pairs, pairs + 1)):
         exchanged = text.copy()
-        exchanged[[one, other]] = exchanged[[other, one]]
+        exchanged[one], exchanged[other] = text[other], text[one]
         varied.append(exchanged)
-    parted = varied[4]
+    parted = np.concatenate([varied[4][: middle + 1], others[middle + 1 : n]])
     longer = [np.concatenate([each, others[:middle]]) for each in (text, parted)]
     return [*varied, text[:middle].copy(), parted[: n - 1].copy(), *longer]
 

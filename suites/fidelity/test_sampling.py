@@ -11,8 +11,8 @@ from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 
 DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
-# at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 1,700 tokens
-SEEDS = {"hot": 4, "hot, full": 7, "cold": 2, "cold, full": 4}
+# at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 2,500 tokens
+SEEDS = {"hot": 4, "hot, full": 10, "cold": 2, "cold, full": 4}
 COLDER = 4  # nearly greedy
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 

@@ -12,7 +12,7 @@ import pytest
 
 from emad_ref.audit.comparisons import UNREACHED_THRESHOLD
 from emad_ref.audit.decoding_checks import decisions, generation, judge_record
-from emad_ref.audit.positions import buffer_edge_lengths, long_lengths, positions, short_lengths
+from emad_ref.audit.positions import block_end_lengths, buffer_edge_lengths, long_lengths, positions, short_lengths
 from emad_ref.audit.session_checks import forced
 from emad_ref.audit.trajectory import Judge
 from emad_ref.measurements.model import ModelMeasurements
@@ -22,6 +22,7 @@ from pytest_emad.suite_support import Auditor
 FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 LAST = (1, 2)  # new tokens that a prompt leaves room for
+ROWS = 8  # prompts of a request that end at the edges of blocks
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
 
@@ -92,6 +93,7 @@ def test_generation_holds_far_into_the_window(
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power.
 
     At full depth also prompts that leave room for one or two tokens: a server may cut what is longer than it likes.
+    Of other decoders than ours, which may offer no sessions, also prompts that end at the edges of blocks.
     """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
@@ -102,3 +104,8 @@ def test_generation_holds_far_into_the_window(
         for room in LAST:
             with subject.open_drawn(point, emad_rng, [subject.window - room], 1) as (under_test, prompts, _):
                 emad_audit(generation(under_test, prompts, room, needed=0))
+    if full and not subject.decoder_is_ours:
+        ends = block_end_lengths(subject.window - LAST[-1], emad_rng)
+        for first in range(0, len(ends), ROWS):
+            with subject.open_drawn(point, emad_rng, ends[first : first + ROWS], 1) as (under_test, prompts, _):
+                emad_audit(generation(under_test, prompts, LAST[-1], needed=0))
