@@ -5,8 +5,8 @@ defect would show it is inconclusive, never passed.
 
 A *tie* is a difference that the tolerance excuses: another token if the reference's best logits lie within twice the
 tolerance, each off by it, or another depth if a signal lies within it of its threshold. A share above ``TIE_LIMIT`` is
-no longer noise. A decoder that declares more noise than its dtype's tolerance may decide
-otherwise at about half of the positions with a possible tie.
+no longer noise. A decoder that declares more noise than its dtype's tolerance may decide otherwise at about half of the
+positions with a possible tie.
 """
 
 from __future__ import annotations

@@ -368,7 +368,8 @@ def sampled_at_once(
     """
     judge = Judge.of("sampled at once", greedy, needed)
     turned = [[*prompts[first:], *prompts[:first]] for first in range(len(prompts))]
-    requests: list[GenerateArguments] = [(rows, max_new, NO_STOP) for rows in turned * SENT]
+    order = [*range(len(turned))] * SENT
+    requests: list[GenerateArguments] = [(turned[at], max_new, NO_STOP) for at in order]
     with judge.tally:
         certain = [generate_answer(greedy.decoder, rows, max_new) for rows in turned]
         judge_answers(judge, certain)
@@ -388,13 +389,11 @@ def sampled_at_once(
                     judge.tally.require(
                         answered == (len(requests),) * 2, f"{answered} answers to {len(requests)} requests each"
                     )
-                    for number, record in enumerate(greedy_records):
-                        at = number % len(turned)
+                    for at, record in zip(order, greedy_records, strict=True):
                         name = f"greedy request {at} beside {threads} sampled ones"
                         _judge_beside_others(judge, certain[at], record, name)
                     beside += [
-                        SampledRequest(number % len(turned), seed, turned[number % len(turned)], record)
-                        for number, record in enumerate(records)
+                        SampledRequest(at, seed, turned[at], record) for at, record in zip(order, records, strict=True)
                     ]
         judge_samples_at_once(judge, alone, beside, max_new, temperature, rng)
     return judge.tally.finding()

@@ -40,7 +40,7 @@ from emad_ref.audit.decoding_checks import NO_STOP, count_answer, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from emad_ref.audit.lens import Lens, emission_noise
 from emad_ref.audit.token_comparison import first_difference
-from emad_ref.audit.trajectory import Judge, emitted_logits
+from emad_ref.audit.trajectory import Judge, Trajectory, emitted_logits
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Floats, Ints, Record
@@ -117,7 +117,7 @@ def sampling(
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
         _require_drawn(tally, rows, temperature)
         _require_seeded(tally, rows, prompts, temperature)
-        tally.discriminating = sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
+        tally.discriminating = _count_open(rows, temperature)
         noise = judge.tolerance * emission_noise(point)
         once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
         _require_distributed(tally, once, temperature, rng, noise)
@@ -136,9 +136,18 @@ def _rows(
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
     count_answer(judge.tally, record, prompts, drawn=True)
     return [
-        SampledRow(seed, row, emitted, emitted_logits(judge.trajectory(trajectory), trajectory))
+        _judged_row(judge, seed, row, trajectory, emitted)
         for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
     ]
+
+
+def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints) -> SampledRow:
+    return SampledRow(seed, row, emitted, emitted_logits(judge.trajectory(trajectory), trajectory))
+
+
+def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
+    """Tokens whose likeliest alternative has a probability of at most ``OPEN``."""
+    return sum(int((np.exp(row.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for row in rows)
 
 
 def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float) -> None:
@@ -159,7 +168,7 @@ def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[
         before = first.setdefault((row.seed, row.row), row)
         tally.require(
             np.array_equal(before.emitted, row.emitted),
-            f"row {row.row}: seed {row.seed} drew other tokens the second time: {_first_difference(before, row)}",
+            f"row {row.row}: seed {row.seed} drew other tokens the second time: {_difference_text(before, row)}",
         )
     for one, other in combinations(first.values(), 2):
         if one.row != other.row and (
@@ -177,9 +186,11 @@ def _require_seeded(tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[
         tally.require(chance >= np.log(CHANCE), f"{repeated}, which chance does once in {np.exp(-chance):.0e} times")
 
 
-def _first_difference(one: SampledRow, other: SampledRow) -> str:
-    shared = min(len(one.emitted), len(other.emitted))
-    at = int(np.argmax(one.emitted[:shared] != other.emitted[:shared]))
+def _difference_text(one: SampledRow, other: SampledRow) -> str:
+    """Of two rows of one length; "" for equal rows."""
+    at = first_difference(one.emitted.tolist(), other.emitted.tolist())
+    if at == len(one.emitted):
+        return ""
     return f"new token {at} is {one.emitted[at]}, then {other.emitted[at]}"
 
 
@@ -279,7 +290,7 @@ def _require_undisturbed(
         stopped += length < len(alone.emitted)
         if not np.array_equal(row.emitted, alone.emitted[:length]):
             parted.append(row.row)
-        chances.append(rounding_chance(noise, length))
+        chances.append(_rounding_chance(noise, length))
     tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
     p = _parting_chance(len(parted), chances)
     early = [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
@@ -290,7 +301,7 @@ def _require_undisturbed(
     )
 
 
-def rounding_chance(noise: float, length: int) -> float:
+def _rounding_chance(noise: float, length: int) -> float:
     """Largest probability that rounding changes a draw of a row; ``noise``: of a logit, at the temperature."""
     return min(1.0, SPREAD * 2 * noise * length)
 
@@ -323,7 +334,7 @@ def judge_samples_at_once(
     Row r of two requests draws by the same numbers under one seed. So of each seed only row i of request i is placed in
     the distribution: those rows are independent. Discriminating as in ``sampling``.
     """
-    tally, noise = judge.tally, judge.tolerance * emission_noise(judge.point) / temperature
+    tally, noise = judge.tally, judge.tolerance * emission_noise(judge.point)
     own = {(one.seed, one.at): one.record.emitted for one in alone}
     diagonal: dict[tuple[int, int], SampledRow] = {}
     parted, chances = [], []
@@ -332,14 +343,14 @@ def judge_samples_at_once(
         count_answer(tally, one.record, one.prompts, drawn=True)
         tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
         for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
-            chances.append(rounding_chance(noise, max_new))
+            chances.append(_rounding_chance(noise / temperature, max_new))
             if not np.array_equal(tokens, wanted):
                 at = first_difference(tokens.tolist(), wanted.tolist())
                 parted.append(f"row {row} of request {one.at}, from new token {at} on")
         if one.at < len(one.prompts) and (one.seed, one.at) not in diagonal:
-            trajectory, emitted = trajectories[one.at], one.record.emitted[one.at]
-            logits = emitted_logits(judge.trajectory(trajectory), trajectory)
-            diagonal[one.seed, one.at] = SampledRow(one.seed, one.at, emitted, logits)
+            diagonal[one.seed, one.at] = _judged_row(
+                judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at]
+            )
     p = _parting_chance(len(parted), chances)
     tally.require(
         p >= LEVEL,
@@ -348,9 +359,9 @@ def judge_samples_at_once(
     )
     rows = list(diagonal.values())
     _require_drawn(tally, rows, temperature)
-    tally.discriminating += sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
-    _require_distributed(tally, rows, temperature, rng, noise * temperature)
-    _require_rare_tokens(tally, rows, temperature, rng, noise * temperature)
+    tally.discriminating += _count_open(rows, temperature)
+    _require_distributed(tally, rows, temperature, rng, noise)
+    _require_rare_tokens(tally, rows, temperature, rng, noise)
 
 
 def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:

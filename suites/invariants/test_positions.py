@@ -97,15 +97,12 @@ def test_generation_holds_far_into_the_window(
     """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
-    drawn = long_lengths(emad_rng, subject.window - FED)[: None if full else 2]
-    with subject.open_drawn(point, emad_rng, drawn, 1) as (under_test, prompts, _):
-        emad_audit(generation(under_test, prompts, FED, needed=0))
+    requests = [(long_lengths(emad_rng, subject.window - FED)[: None if full else 2], FED)]
     if full:
-        for room in LAST:
-            with subject.open_drawn(point, emad_rng, [subject.window - room], 1) as (under_test, prompts, _):
-                emad_audit(generation(under_test, prompts, room, needed=0))
+        requests += [([subject.window - room], room) for room in LAST]
     if full and not subject.decoder_is_ours:
         ends = block_end_lengths(subject.window - LAST[-1], emad_rng)
-        for first in range(0, len(ends), ROWS):
-            with subject.open_drawn(point, emad_rng, ends[first : first + ROWS], 1) as (under_test, prompts, _):
-                emad_audit(generation(under_test, prompts, LAST[-1], needed=0))
+        requests += [(ends[first : first + ROWS], LAST[-1]) for first in range(0, len(ends), ROWS)]
+    for lengths, new in requests:
+        with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+            emad_audit(generation(under_test, prompts, new, needed=0))
