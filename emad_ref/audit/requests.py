@@ -7,6 +7,7 @@ judged in one pass of the lens.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -527,15 +528,16 @@ def _judge_after_abort(
 ) -> None:
     """Abort a stream, then require whole and streamed answers as before: each row in the place of an aborted one.
 
-    Of a decoder that can close a stream (``abort_stream``).
+    Of a decoder that can close a stream (``abort_stream``). No stream asks for more tokens than the window holds.
     """
     abort, ask = getattr(decoder, "abort_stream", None), decoder.token_arrivals  # type: ignore[attr-defined]
     if abort is None:
         judge.tally.notes.append("no stream was aborted: the decoder closes none")
         return
-    for row, prompt in enumerate(prompts):
+    window = judge.tally.window or sys.maxsize  # 0: unknown
+    for row, (before, prompt) in enumerate(zip([prompts[-1], *prompts], prompts, strict=False)):
         with _refuted_by_errors(f"row {row}, after an aborted stream"):
-            abort(prompts[row - 1], max(ABORTED_NEW, max_new), ABORTED_AFTER)
+            abort(before, min(max(ABORTED_NEW, max_new), window - len(before.tokens)), ABORTED_AFTER)
             for streamed in (False, True):
                 (found,) = ask([prompt], max_new, NO_STOP, streamed)
                 _judge_arrivals(judge, prompt, found, emitted[row], f"row {row}, after an aborted stream")

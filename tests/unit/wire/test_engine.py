@@ -414,6 +414,25 @@ def test_a_reply_that_counts_other_tokens_is_refused(made: type[Engine], words: 
             (ask if stream is None else streamed)()
 
 
+class Strict(Engine):
+    """Refuses a request that its window cannot hold."""
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if len(body["prompt"]) + body["max_tokens"] > self.window:
+            return 400, {"error": f"at most {self.window} tokens"}
+        return super().post(path, body)
+
+
+def test_no_stream_asks_for_more_than_the_window_holds() -> None:
+    with serve(Strict(complete, window=WINDOW)) as url:
+        under_test = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE, window=WINDOW)
+        try:
+            finding, _ = streams(under_test, PROMPTS, NEW)
+        except Unsupported as refusal:
+            pytest.fail(f"a server that streams was told to stream nothing: {refusal}")
+    assert finding.passed is True, finding.detail
+
+
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 def test_an_aborted_stream_is_closed_before_its_end(kind: str) -> None:
     class Endless(Engine):
