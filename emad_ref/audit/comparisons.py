@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.finding import Finding, Tally, require_shape
 from emad_ref.exit_rules import first_firing_probe
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -88,14 +88,13 @@ def comparisons(
                 layers, probes, [UNREACHED_THRESHOLD[SIGNALS[signal].sense]] * len(probes), signal
             )
             with opened(unreached) as decoder:
-                _, step = decoder.start(prompts)
-                read = np.array(step.signal[:, 0], dtype=np.float64)
+                _, read = _start_depths(decoder, prompts, len(probes))
             tally.require(not np.isnan(read).any(), "a signal that the rule compares was not read")
             for how, thresholds in _near_thresholds(read, signal).items():
                 point = _comparison_point(layers, probes, round_float32(thresholds).tolist(), signal)
                 with opened(point) as decoder:
-                    power += _judge_comparisons(tally, how, point, *_start_depths(decoder, prompts))
-                    power += _judge_comparisons(tally, how, point, *_generate_depths(decoder, prompts))
+                    power += _judge_comparisons(tally, how, point, *_start_depths(decoder, prompts, len(probes)))
+                    power += _judge_comparisons(tally, how, point, *_generate_depths(decoder, prompts, len(probes)))
             if power.all():
                 break
         tally.discriminating = int((power > 0).sum())
@@ -117,14 +116,16 @@ def _near_thresholds(read: Floats, signal: str) -> dict[str, Floats]:
     return {"below": nearest - little, "equal": nearest, "above": nearest + little}
 
 
-def _start_depths(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
+def _start_depths(decoder: Decoder, prompts: Sequence[Prompt], probes: int) -> tuple[Ints, Floats]:
     session, step = decoder.start(prompts)
     session.close()
+    require_shape("step.signal", step.signal, (len(prompts), -1, probes))
     return np.array(step.depth[:, 0]), np.array(step.signal[:, 0], dtype=np.float64)
 
 
-def _generate_depths(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
+def _generate_depths(decoder: Decoder, prompts: Sequence[Prompt], probes: int) -> tuple[Ints, Floats]:
     record = decoder.generate(prompts, 1, frozenset())
+    require_shape("record.signal", record.signal, (len(record.tokens), probes))
     first = [int(np.flatnonzero((record.tokens.sequence == row) & (record.tokens.phase == DECODE))[0])
              for row in range(len(prompts))]  # fmt: skip
     return np.array(record.tokens.depth[first]), np.array(record.signal[first], dtype=np.float64)

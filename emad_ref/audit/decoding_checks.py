@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from scipy.special import log_softmax
 
-from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally, require_shape
 from emad_ref.audit.lens import (
     LensReference,
     ProbeReadouts,
@@ -148,10 +148,7 @@ def read_record(
         len(record.emitted) == len(record.stop) == len(prompts),
         f"{len(record.emitted)} rows emitted and {len(record.stop)} stop reasons for {len(prompts)} prompts",
     )
-    tally.require(
-        record.signal.shape == (len(record.tokens), len(point.probes)),
-        f"record.signal has shape {record.signal.shape} for {len(record.tokens)} tokens and {len(point.probes)} probes",
-    )
+    require_shape("record.signal", record.signal, (len(record.tokens), len(point.probes)))
     rows = []
     for row, (prompt, emitted, reason) in enumerate(zip(prompts, record.emitted, record.stop, strict=True)):
         first = next((at for at, token in enumerate(emitted) if int(token) in stop), None)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from numpy.typing import NDArray
+
 from emad_ref.errors import EmadError
 
 TIE_LIMIT = 0.01
@@ -65,6 +67,15 @@ class AuditRefutedError(EmadError):
     def __init__(self, complaint: str, finding: Finding | None = None):
         self.finding = finding
         super().__init__(complaint)
+
+
+def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raise AuditRefutedError unless ``array``, named ``what``, has ``shape``; -1 stands for any length."""
+    if array.ndim != len(shape) or any(expected not in (-1, n) for n, expected in zip(array.shape, shape, strict=True)):
+        expected = ", ".join("n" if n == -1 else str(n) for n in shape)
+        raise AuditRefutedError(
+            f"{what} has shape {array.shape}, but [{expected}] was expected; NaN stands for what was not read"
+        )
 
 
 @contextmanager

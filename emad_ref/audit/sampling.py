@@ -13,8 +13,8 @@ A histogram does not show repetition. So the check first looks for a decoder tha
 fails to repeat itself under an equal seed. A repetition is chance unless its probability is below ``CHANCE``.
 
 Nor does it show rare tokens. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
-token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one of the row's last tokens), the
-tokens of the event are counted against the probability m_t of each, given all before it:
+token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one that the row's last tokens, the row
+or its prompt hold), the tokens of the event are counted against the probability m_t of each, given all before it:
 
     E = mean over λ of exp(λ·Σ a_t − Σ log(1 + m_t·(e^λ − 1)))        a_t = 1 where token t is the event
 
@@ -63,12 +63,13 @@ SampledRecord = tuple[int, Record]  # seed, and the record of one ``generate`` u
 
 @dataclass(frozen=True)
 class SampledRow:
-    """One row of one record: its tokens [m] and the logits [m, V] they were drawn from."""
+    """One row of one record: its tokens [m], the logits [m, V] they were drawn from, and the ``prompt`` before them."""
 
     seed: int
     row: int
     emitted: Ints
     logits: Floats
+    prompt: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     _known: dict[float, Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def log_p(self, temperature: float) -> Floats:
@@ -136,13 +137,14 @@ def _rows(
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
     count_answer(judge.tally, record, prompts, drawn=True)
     return [
-        _judged_row(judge, seed, row, trajectory, emitted)
+        _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
         for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
     ]
 
 
-def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints) -> SampledRow:
-    return SampledRow(seed, row, emitted, emitted_logits(judge.trajectory(trajectory), trajectory))
+def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints, prompt: Prompt) -> SampledRow:
+    logits = emitted_logits(judge.trajectory(trajectory), trajectory)
+    return SampledRow(seed, row, emitted, logits, prompt.tokens)
 
 
 def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
@@ -268,10 +270,16 @@ def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -
     placed = places(row, temperature, rng)
     for share in MASSES:
         events[f"the least likely {100 * share:g} %"] = (placed > 1 - share).astype(float), np.full(len(p), share)
-    before = [row.emitted[max(0, at - RECENT) : at] for at in range(len(row.emitted))]
-    again = np.array([float(token in recent) for token, recent in zip(row.emitted, before, strict=True)])
-    chance = np.array([p[at, np.unique(recent)].sum() for at, recent in enumerate(before)])
-    events[f"tokens of the row's last {RECENT}"] = again, chance
+    history = np.concatenate([row.prompt, row.emitted])
+    ends = len(row.prompt) + np.arange(len(row.emitted))
+    for what, starts in {
+        f"tokens of the row's last {RECENT}": np.maximum(len(row.prompt), ends - RECENT),
+        "tokens that the row has drawn before": np.full(len(ends), len(row.prompt)),
+        "tokens that the prompt or the row holds": np.zeros(len(ends), dtype=np.int64),
+    }.items():
+        known = [np.unique(history[start:end]) for start, end in zip(starts, ends, strict=True)]
+        again = np.array([float(token in tokens) for token, tokens in zip(row.emitted, known, strict=True)])
+        events[what] = again, np.array([p[at, tokens].sum() for at, tokens in enumerate(known)])
     return events
 
 
@@ -349,7 +357,7 @@ def judge_samples_at_once(
                 parted.append(f"row {row} of request {one.at}, from new token {at} on")
         if one.at < len(one.prompts) and (one.seed, one.at) not in diagonal:
             diagonal[one.seed, one.at] = _judged_row(
-                judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at]
+                judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
             )
     p = _parting_chance(len(parted), chances)
     tally.require(

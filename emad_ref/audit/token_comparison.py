@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, tie_allowance
+from emad_ref.audit.finding import Finding, require_shape, tie_allowance
 from emad_ref.audit.lens import Lens, consult, headroom, is_tied, tied_gap
 from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.errors import EmadError
@@ -171,7 +171,12 @@ def emitted_depths(record: Record) -> Ints:
 
 
 def threshold_distances(record: Record, point: OperatingPoint) -> Floats:
-    """[rows, new] distance of the nearest read signal to its threshold; ``point`` has no bins."""
+    """[rows, new] distance of the nearest read signal to its threshold; ``point`` has no bins.
+
+    Raises:
+        AuditRefutedError: the record has no signal for each token and probe.
+    """
+    require_shape("record.signal", record.signal, (len(record.tokens), len(point.probes)))
     distances = []
     for row in range(len(record.emitted)):
         signal = record.signal[_decided_positions(record, row)]

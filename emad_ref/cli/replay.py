@@ -36,13 +36,16 @@ def replay(args: argparse.Namespace) -> int:
     report = read_report_with_tests(args.report)
     test = find_test(report, args.row)
     print("\n".join(recorded_lines(report, test)))
-    with tempfile.TemporaryDirectory(prefix="emad-replay-") as folder:
-        words = replay_words(report, test, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="emad-replay-") as temporary:
+        folder = args.keep or Path(temporary)
+        words = replay_words(report, test, folder)
         words += ["--pdb"] if args.pdb else []
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
         status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
         with suppress(BadReport):  # a run that broke off wrote none, and has said why
-            print("\n".join(replayed_lines(report, read_report_with_tests(Path(folder)), test)))
+            print("\n".join(replayed_lines(report, read_report_with_tests(folder), test)))
+        if not args.keep:
+            print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
         return status
 
 
@@ -139,4 +142,10 @@ def replay_arguments(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("row", metavar="ROW", help="claim id, or node id of a test, or part of one node id")
     sub.add_argument("--pdb", action="store_true", help="open pytest's debugger if the test fails")
-    add_examples(sub, "emad replay report/ EMAD-F1", "emad replay report/ test_forced --pdb")
+    sub.add_argument("--keep", type=Path, metavar="DIR", help="folder that keeps the report of the replay")
+    add_examples(
+        sub,
+        "emad replay report/ EMAD-F1",
+        "emad replay report/ test_forced --pdb",
+        "emad replay report/ EMAD-E1 --keep again/",
+    )

@@ -342,18 +342,23 @@ def beyond_nucleus(mass: float) -> Callable[[Tensor], Tensor]:
     return excluded
 
 
-def penalise(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
-    """A token that a row has drawn is 4 nats less likely to be drawn again."""
-    if sampler.temperature:
+def penalise(by: float) -> MutantFactory:
+    """Lowers the logits of tokens that a row has drawn by ``by``."""
+
+    def penalising(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
+        if not sampler.temperature:
+            greedy: Tensor = pick(logits, rows)
+            return greedy
         drawn: dict[int, list[int]] = vars(sampler).setdefault("drawn", {})
         logits = logits.clone()
         for place, row in enumerate(rows):
-            logits[place, drawn.setdefault(row, [])] -= 4.0
-    picked: Tensor = pick(logits, rows)
-    if sampler.temperature:
+            logits[place, drawn.setdefault(row, [])] -= by
+        picked: Tensor = pick(logits, rows)
         for row, token in zip(rows, picked.tolist(), strict=True):
             drawn[row].append(token)
-    return picked
+        return picked
+
+    return mutate(sampler={"pick": penalising})
 
 
 def seed_anew(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
@@ -513,7 +518,8 @@ MUTANTS = (
          truncate(lambda shares: shares < shares.topk(min(100, shares.shape[-1]), dim=-1).values[:, -1:])),
         ("sampling-least-share", "tokens below a share of the likeliest one are left out",
          truncate(lambda shares: shares < 0.02 * shares.amax(dim=-1, keepdim=True))),
-        ("sampling-penalised", "tokens that a row has drawn become less likely", mutate(sampler={"pick": penalise}))),
+        ("sampling-penalised", "tokens that a row has drawn become less likely", penalise(4.0)),
+        ("sampling-little-penalised", "tokens that a row has drawn lose 0.3 logits", penalise(0.3))),
     *group("sampling", SAMPLING, EARLY,
         ("sampling-one-generator", "a row that ends moves the draws of the others",
          share_generator(lambda rows, seed: [torch.Generator().manual_seed(seed)] * rows)),

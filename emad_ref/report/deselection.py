@@ -23,7 +23,7 @@ NOT_OF_TIER = "not of the tier that --emad-tier names"  # not printed: the tier'
 REASON_TEXTS = {
     LEFT_OUT: LEFT_OUT,
     NO_PAIR: "no pair was named; name one by --emad-pair SMALL,LARGE",
-    ABOVE_BUDGET: "slow, and they do not gate; run them with --emad-all-claims or a larger --emad-budget",
+    ABOVE_BUDGET: "slow and not gating; --emad-all-claims or a larger --emad-budget adds them",
 }
 
 

@@ -402,7 +402,9 @@ ALL, FALSIFIED = ("falsified", "inconclusive", NOT_DECIDED, "survived", "measure
 DETAIL_LEVELS = (
     DetailLevel(ALL, True, 160, True, 12, 40),
     DetailLevel(ALL, False, 160, True, 6, 40),
+    DetailLevel(ALL, False, 90, True, 6, 12),
     DetailLevel(ALL, False, 90, False, 6, 12),
+    DetailLevel(ALL, False, 45, False, 4, 6),
     DetailLevel(FALSIFIED, False, 90, False, 4, 6),
     DetailLevel((), False, 90, False, 4, 4),
     DetailLevel((), False, 0, False, 4, 4),
@@ -424,13 +426,22 @@ def summary_lines(
         lines = [
             (line, tone)
             for text, indent, tone in _text_parts(brief, level, places)
-            for line in textwrap.wrap(
-                text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-            )
+            for line in _wrapped(text, max(width, 20), indent)
         ]
         if len(lines) <= most:
             break
     return lines
+
+
+UNIT_SPACE = re.compile(r"(?<=\d) (?=%|nats\b|points?\b)")  # a value and its unit stay on one line
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def _wrapped(text: str, width: int, indent: str) -> Iterator[str]:
+    """Lines of at most ``width`` letters, all but the first indented; only a single longer word runs over."""
+    glued = UNIT_SPACE.sub(NO_BREAK_SPACE, text)
+    for line in textwrap.wrap(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False):
+        yield line.replace(NO_BREAK_SPACE, " ")
 
 
 TextPart = tuple[str, str, Tone]  # text, indent of its further lines, tone

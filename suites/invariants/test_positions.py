@@ -22,6 +22,7 @@ from pytest_emad.suite_support import Auditor
 FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 LAST = (1, 2)  # new tokens that a prompt leaves room for
+AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
 ROWS = 8  # prompts of a request that end at the edges of blocks
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
@@ -101,8 +102,8 @@ def test_generation_holds_far_into_the_window(
     if full:
         requests += [([subject.window - room], room) for room in LAST]
     if full and not subject.decoder_is_ours:
-        ends = block_end_lengths(subject.window - LAST[-1], emad_rng)
-        requests += [(ends[first : first + ROWS], LAST[-1]) for first in range(0, len(ends), ROWS)]
+        ends = block_end_lengths(subject.window - AFTER_BLOCKS, emad_rng)
+        requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))

@@ -143,6 +143,26 @@ def test_truncation_that_ten_bins_do_not_show_is_named(cut: str) -> None:
     assert rare(rows_of(without(TRUNCATIONS[cut])), noise=30.0) is None  # what noise explains is excused
 
 
+def repeating_rows(penalty: float) -> list[audited.SampledRow]:
+    """40 rows of 40 tokens after prompts of 40; tokens that the prompt or the row holds lose ``penalty`` logits."""
+    rng = np.random.default_rng(0)
+    logits = np.log(np.broadcast_to(rng.dirichlet(np.full(300, 0.3)), (40, 300)))
+    rows = []
+    for row in range(40):
+        prompt = rng.choice(300, 40, p=np.exp(logits[0]))
+        tokens = prompt.tolist()
+        for _ in range(40):
+            lowered = logits[0] - penalty * np.isin(np.arange(300), tokens)
+            tokens.append(plainly(rng, np.exp(lowered) / np.exp(lowered).sum()))
+        rows.append(audited.SampledRow(0, row, np.array(tokens[40:]), logits, prompt))
+    return rows
+
+
+def test_a_small_penalty_on_tokens_of_the_prompt_is_named() -> None:
+    assert rare(repeating_rows(0.0)) is None
+    assert "tokens that the prompt or the row holds are drawn too rarely" in str(rare(repeating_rows(0.4)))
+
+
 def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level of 5 % at most one in twenty, whatever the tokens: Ville's inequality holds for all events at once."""
     monkeypatch.setattr(audited, "LEVEL", 0.05)

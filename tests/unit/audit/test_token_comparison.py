@@ -244,3 +244,13 @@ def test_what_is_taken_is_what_was_shown_and_compared() -> None:
             read = np.abs(step.signal[0, -1] - np.array(point.thresholds[0]))
             assert room[row, at] == pytest.approx(np.nanmin(np.append(read, np.inf)))
             step = session.feed(np.array([[token]]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), ()], ids=str)
+def test_a_record_without_a_signal_for_each_probe_is_named(shape: tuple[int, ...]) -> None:
+    point = OperatingPoint("half", "fixed_entropy", SMALL_LAYERS, SMALL_LAYERS, (1, 2), ((3.0, 3.5),))
+    decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point)
+    record = decoder.generate([Prompt(np.arange(5))], 2, frozenset())
+    without = replace(record, signal=np.zeros((len(record.tokens), *shape)))
+    with pytest.raises(AuditRefutedError, match=r"record.signal has shape .*, but \[6, 2\] was expected; NaN stands"):
+        threshold_distances(without, point)

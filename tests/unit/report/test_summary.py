@@ -95,6 +95,20 @@ def test_what_would_decide_a_claim_is_never_cut():
     assert " ".join(" ".join(text(report(rest))).split()).count(remedy) == 2
 
 
+def test_reasons_are_cut_before_titles_are_left_out():
+    rest = [claim("EMAD-E1", "falsified"), *(claim(id, "unmeasured", "because " * 30) for id in ("EMAD-N1", "EMAD-E4"))]
+    whole, short = text(report(rest)), text(report(rest), most=len(text(report(rest))) - 2)
+    assert len(short) < len(whole)
+    assert "Energy per token falls (EMAD-N1): because" in " ".join(" ".join(short).split())
+
+
+@pytest.mark.parametrize("width", range(40, 120, 3))
+def test_a_value_and_its_unit_stay_on_one_line(width):
+    lines = text(report([claim("EMAD-F1", "falsified"), claim("EMAD-E5", "falsified")]), width)
+    assert [line for line in lines if line.strip().startswith("%")] == []
+    assert "53.50 %" in " ".join(lines)
+
+
 def test_the_rest_is_counted_and_named_with_what_would_decide_it():
     rest = [
         claim("EMAD-E1", "falsified"),
