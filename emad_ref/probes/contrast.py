@@ -31,7 +31,12 @@ from emad_ref.probes.signal_values import ProbeOutput, require_finite, softmax_r
 from emad_ref.signals import HALF_DEPTH, SIGNALS, SINCE_MINIMUM, SignalInputs, at_least_float32, top2_margin
 
 ScoreFunction = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], ProbeOutput]
-"""(parameters, layer ℓ, logits z_ℓ [rows, n], {m: z_m [rows, n]} of shallower layers) → signal [rows] and logits."""
+"""(parameters, layer ℓ, logits z_ℓ [rows, n], {m: log p_m [rows, n]} of shallower ones) → signal [rows] and logits."""
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """log softmax over the last axis, in float32 at least."""
+    return torch.log_softmax(at_least_float32(logits), dim=-1)
 
 
 def plausible_tokens(log_p: Tensor, alpha: Tensor) -> Tensor:
@@ -84,15 +89,16 @@ def weighted_contrast(
     """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
     if layer < confidence.minimum:
         return _undefined_output(logits, layer)
-    return _contrast_with(confidence, layer, logits, _log_p(shallower[layer // 2]))
+    return _contrast_with(confidence, layer, logits, log_probabilities(logits), shallower[layer // 2])
 
 
 def jsd_contrast(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> ProbeOutput:
     """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
     if layer <= confidence.minimum:
         return _undefined_output(logits, layer)
-    amateurs = {m: _log_p(z) for m, z in shallower.items() if confidence.minimum <= m < layer}
-    return _contrast_with(confidence, layer, logits, most_different(_log_p(logits), amateurs, layer)[1])
+    amateurs = {m: log_q for m, log_q in shallower.items() if confidence.minimum <= m < layer}
+    log_p = log_probabilities(logits)
+    return _contrast_with(confidence, layer, logits, log_p, most_different(log_p, amateurs, layer)[1])
 
 
 CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: weighted_contrast, SINCE_MINIMUM: jsd_contrast}
@@ -108,16 +114,11 @@ def score_function(signal: str) -> ScoreFunction:
     )
 
 
-def _contrast_with(confidence: Confidence, layer: int, logits: Tensor, log_q: Tensor) -> ProbeOutput:
-    log_p = _log_p(logits)
+def _contrast_with(confidence: Confidence, layer: int, logits: Tensor, log_p: Tensor, log_q: Tensor) -> ProbeOutput:
     head = plausible_tokens(log_p, plausibility_share(confidence, layer, logits))
     score = contrast_log_p(log_p, log_q, head, confidence.rescale)
     emitted = logits if confidence.emit == "expert" else score.to(logits.dtype)
     return _require_finite_output(ProbeOutput(top2_margin(score), emitted), layer)
-
-
-def _log_p(logits: Tensor) -> Tensor:
-    return torch.log_softmax(at_least_float32(logits), dim=-1)
 
 
 def _undefined_output(logits: Tensor, layer: int) -> ProbeOutput:
