@@ -261,13 +261,15 @@ def collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
 MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
 PROMPT, CONTINUED = 16, 44  # tokens
 TRIED = 12  # prompts; the one with the largest difference of depth is shown
+READABLE = 2.0  # letters per word: a text below this spells single letters, and another is shown where there is one
 RESAMPLES = 2000  # of the documents: bounds to two digits, as shown
 
 
 def explorer_tables(points: CandidatePoints) -> Attachments:
     """Tables of the page's explorer: every margin of the sweep, and a short text at each margin.
 
-    The text is a prompt with the model's own greedy continuation: of ``TRIED``, the one on which depth differs most.
+    The text is a prompt with the model's own greedy continuation: of ``TRIED``, the one on which depth differs most,
+    in words where there is one.
 
     Raises:
         Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
@@ -324,8 +326,9 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
     """
     subject, probes = points.subject, max((point.probes for point in compared), key=len)
     read = min(PROMPT, subject.window // 2)
+    tokenizer = subject.loaded.tokenizer
     windows = [window.tokens for window in subject.sequences("evaluate", TRIED)]
-    opened = [Prompt(tokens[:read]) for tokens in windows if len(tokens) >= read]
+    opened = [Prompt(readable_opening(tokenizer, tokens, read)) for tokens in windows if len(tokens) >= read]
     if not opened:
         raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
     continuation = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
@@ -333,8 +336,8 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
     decided = [TokenSequence(text, adaptive_from=read - 1) for text in texts]
     trace = subject.trace(decided, "texts for the page", layers=points.traces.layers_read)
     replays = list(replay_all(trace, compared))
-    number, rows = _most_varied(trace, replays)
-    words = token_texts(subject.loaded.tokenizer, texts[number])
+    number, rows = _most_varied(trace, replays, [letters_per_word(tokenizer, text) >= READABLE for text in texts])
+    words = token_texts(tokenizer, texts[number])
     columns: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read
     columns += [_token_row(points, trace, replays, probes, row) for row in rows]
     return [
@@ -343,10 +346,34 @@ def token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint]) -> l
     ]
 
 
-def _most_varied(trace: Trace, replays: Sequence[Replay]) -> tuple[int, range]:
+def readable_opening(tokenizer: Any, tokens: Ints, read: int) -> Ints:
+    """``read`` tokens (int64) from the start of the line of ``tokens`` that has the longest words; the first of equals.
+
+    A special token that opens ``tokens`` stays in front, since the model was trained behind it.
+    """
+    if tokenizer is None:
+        return tokens[:read]
+    front = tokens[:1] if tokens[0] in tokenizer.all_special_ids else tokens[:0]
+    lines = [len(front), *(at + 1 for at, text in enumerate(token_texts(tokenizer, tokens)) if text.endswith("\n"))]
+    length = read - len(front)
+    openings = [np.concatenate([front, tokens[at : at + length]]) for at in lines if at + length <= len(tokens)]
+    return max(openings, key=lambda opening: letters_per_word(tokenizer, opening))
+
+
+def letters_per_word(tokenizer: Any, tokens: Ints) -> float:
+    """Mean length of the words between spaces in the text of ``tokens``; infinite without a tokenizer."""
+    if tokenizer is None:
+        return float("inf")
+    words = str(tokenizer.decode(tokens, skip_special_tokens=True)).split()
+    return sum(map(len, words)) / max(len(words), 1)
+
+
+def _most_varied(trace: Trace, replays: Sequence[Replay], readable: Sequence[bool]) -> tuple[int, range]:
+    """Number and rows of the text on which depth differs most, among readable ones if there are any."""
     depth = np.stack([each.depth for each in replays])
     rows = [range(*bounds) for bounds in itertools.pairwise(trace.starts.tolist())]
-    number = int(np.argmax([depth[:, own].var() for own in rows]))
+    numbers = [number for number, words in enumerate(readable) if words] or range(len(rows))
+    number = max(numbers, key=lambda number: depth[:, rows[number]].var())
     return number, rows[number]
 
 

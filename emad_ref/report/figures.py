@@ -163,7 +163,8 @@ def entropy_profile(canvas: Figure, rows: Rows) -> None:
     for number, (column, label) in enumerate(columns.items()):
         worth.plot(layers, _column(rows, column), **_series_style(number), label=label)
     worth.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
-    worth.set(xlabel="layer", ylabel="share, AUROC", ylim=(-0.05, 1.05))
+    worth.set(ylabel="share, AUROC", ylim=(-0.05, 1.05))
+    _layers_along(worth)
     worth.legend(fontsize="small")
 
 
@@ -192,7 +193,8 @@ def final_token_rank(canvas: Figure, rows: Rows) -> None:
         for number, quantile in enumerate(QUANTILES):
             axes.plot(layers, _column(own, quantile), **_series_style(number), label=f"{quantile} of tokens")
         _set_scale(axes, "log")
-        axes.set(xlabel="layer", ylabel="rank of the final token, at most", title=task)
+        axes.set(ylabel="rank of the final token, at most", title=task)
+        _layers_along(axes)
         axes.label_outer()
     _legend_below(canvas)
 
@@ -202,7 +204,8 @@ def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
         layers = [row["layer"] for row in own]
         for number, column in enumerate(("confidence", "accuracy", "ECE")):
             axes.plot(layers, _column(own, column), **_series_style(number), label=column)
-        axes.set(xlabel="layer", ylabel="share", title=task, ylim=(-0.05, 1.05))
+        axes.set(ylabel="share", title=task, ylim=(-0.05, 1.05))
+        _layers_along(axes)
         axes.label_outer()
     _legend_below(canvas)
 
@@ -315,6 +318,12 @@ def _series_style(number: int) -> dict[str, Any]:
         "linestyle": LINE_STYLES[number // len(MARKERS) % len(LINE_STYLES)],
         "color": f"C{number % 10}",
     }
+
+
+def _layers_along(axes: Axes) -> None:
+    """Number the layers of the horizontal axis in whole numbers, also if there are few."""
+    axes.set_xlabel("layer")
+    axes.locator_params(axis="x", integer=True)
 
 
 def _set_scale(axes: Axes, scale: str, **options: Any) -> None:

@@ -23,6 +23,7 @@ from emad_ref.measurements.operating_points import (
     margin_losses,
     point_attachments,
     point_rows,
+    readable_opening,
     reading_note,
     task_attachments,
     token_rows,
@@ -205,6 +206,37 @@ def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(ex
     lengths = [5, 3]
     with pytest.raises(Unsupported, match="no document of 12 tokens"):
         token_rows(explored, [explored.full_loss.point])
+
+
+LETTERS = "p C i A j P a J c E e I ? p c i j e i j p i a j p e a ! p e c i a p e a i j"
+SENTENCE = "On that day Ben and Cleo were cleaning the shed. Under a white cloth Ben found the old pens."
+
+
+def test_a_document_that_spells_letters_is_opened_at_its_first_line_of_words(points: CandidatePoints):
+    tokenizer = points.subject.loaded.tokenizer
+    front = tokenizer.all_special_ids[:1]
+    tokens = np.array(front + tokenizer.encode(f"{LETTERS}\n{SENTENCE}", add_special_tokens=False))
+    opening = readable_opening(tokenizer, tokens, 12)
+    assert len(opening) == 12
+    assert opening[0] == front[0], "a special token stays in front"
+    assert tokenizer.decode(opening[1:]).strip() in SENTENCE
+    assert readable_opening(tokenizer, tokens[1:], 12)[0] == opening[1], "and is not put there"
+    assert (readable_opening(tokenizer, tokens[:20], 12) == tokens[:12]).all(), "one line opens at its start"
+    assert (readable_opening(None, tokens, 12) == tokens[:12]).all()
+
+
+def test_the_text_shown_is_in_words_even_if_depth_differs_more_on_letters(points: CandidatePoints, monkeypatch):
+    tokenizer = points.subject.loaded.tokenizer
+    windows = [
+        TokenSequence(np.array(tokenizer.encode(text, add_special_tokens=False))) for text in (LETTERS, SENTENCE)
+    ]
+    margin = points.put_forward[0]
+    shown = []
+    for given in (windows, windows[::-1], windows[:1]):
+        monkeypatch.setattr(points.subject, "sequences", lambda split, count, given=given: given)
+        rows = token_rows(points, [points.full_loss.point, margin])
+        shown.append("".join(row["token"] for row in rows if row["part"] == "prompt").strip())
+    assert [text[:11] for text in shown] == ["On that day", "On that day", LETTERS[:11]]
 
 
 def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():

@@ -210,6 +210,17 @@ def test_the_entropy_profile_marks_steps_that_are_shown_to_rise():
     assert "rises" not in caption_of("entropy profile", PROFILE)
 
 
+@pytest.mark.parametrize(
+    ("figure", "rows"), [("entropy profile", PROFILE), ("final token rank", RANKS), ("confidence and accuracy", TRUST)]
+)
+def test_layers_are_numbered_in_whole_numbers(figure, rows):
+    few = [row for row in rows if row["layer"] <= 3]
+    with open_figure(figure, few, "t") as canvas:
+        axes = canvas.axes[-1]
+        assert axes.get_xlabel() == "layer"
+        assert [tick for tick in axes.get_xticks() if tick % 1] == []
+
+
 def test_depth_and_entropy_stand_over_the_same_positions():
     with open_figure("depth by position", ALONG, "t") as canvas:
         depth, entropy = canvas.axes
