@@ -21,7 +21,7 @@ from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
 from emad_ref.audit.lens import PrefixLens, ProbeReadouts
-from emad_ref.audit.sampling import SampledRequest, judge_samples_at_once
+from emad_ref.audit.sampling import SampledRequest, judge_samples_at_once, require_same_draws
 from emad_ref.audit.token_comparison import first_difference, same_tokens
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
 from emad_ref.errors import BadArgument
@@ -521,6 +521,44 @@ def streams(
         _judge_arrivals(judge, prompts[0], ended, expected, "row 0, streamed to a stop token", ends=True)
         judge.tally.discriminating += sum(one.tolist() != other.tolist() for one, other in pairwise(emitted))
     return judge.tally.finding(), arrivals
+
+
+def sampled_streams(
+    open_sampled: Callable[[int], AbstractContextManager[Decoder]],
+    seeds: Sequence[int],
+    greedy: DecoderUnderTest,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    temperature: float,
+) -> Finding:
+    """Check that a sampled stream draws what the whole answer draws under the same seed.
+
+    ``open_sampled``: as in ``sampled_at_once``. Each prompt is its request's first row, so that both draw by one seed.
+    Discriminating are answers that differ from those of the seed before.
+
+    Raises:
+        Unsupported: the decoder streams nothing, or nothing at a temperature.
+    """
+    judge = Judge.of("sampled streams", greedy)
+    parted, rows, before = list[str](), 0, list[list[int]]()
+    with judge.tally:
+        for seed in seeds:
+            drawn = []
+            with open_sampled(seed) as decoder:
+                for row, prompt in enumerate(prompts):
+                    whole = decoder.generate([prompt], max_new, NO_STOP).emitted[0].tolist()
+                    with _refuted_by_errors(f"row {row}, streamed at temperature {temperature:.2f}"):
+                        (found,) = decoder.token_arrivals([prompt], max_new, NO_STOP, True)  # type: ignore[attr-defined]
+                    at = first_difference(found.tokens.tolist(), whole)
+                    if at < max(len(found.tokens), len(whole)):
+                        parted.append(f"row {row} under seed {seed}, from new token {at} on")
+                    drawn.append(whole)
+                    judge.tally.live["streamed_tokens"] += len(found.tokens)
+            judge.tally.discriminating += sum(one != other for one, other in zip(drawn, before, strict=False))
+            before, rows = drawn, rows + len(drawn)
+        judge.tally.n += rows * max_new
+        require_same_draws(judge, parted, rows, max_new, temperature, "streamed at a temperature", "in whole answers")
+    return judge.tally.finding()
 
 
 def _judge_after_abort(

@@ -345,13 +345,13 @@ def judge_samples_at_once(
     tally, noise = judge.tally, judge.tolerance * emission_noise(judge.point)
     own = {(one.seed, one.at): one.record.emitted for one in alone}
     diagonal: dict[tuple[int, int], SampledRow] = {}
-    parted, chances = [], []
+    parted, compared = list[str](), 0
     for one in beside:
         trajectories = read_record(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
         count_answer(tally, one.record, one.prompts, drawn=True)
         tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
         for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
-            chances.append(_rounding_chance(noise / temperature, max_new))
+            compared += 1
             if not np.array_equal(tokens, wanted):
                 at = first_difference(tokens.tolist(), wanted.tolist())
                 parted.append(f"row {row} of request {one.at}, from new token {at} on")
@@ -359,17 +359,25 @@ def judge_samples_at_once(
             diagonal[one.seed, one.at] = _judged_row(
                 judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
             )
-    p = _parting_chance(len(parted), chances)
-    tally.require(
-        p >= LEVEL,
-        f"{len(parted)} of {len(chances)} rows of requests at once draw other tokens than alone under the same seed: "
-        f"p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
-    )
+    require_same_draws(judge, parted, compared, max_new, temperature, "of requests at once", "alone")
     rows = list(diagonal.values())
     _require_drawn(tally, rows, temperature)
     tally.discriminating += _count_open(rows, temperature)
     _require_distributed(tally, rows, temperature, rng, noise)
     _require_rare_tokens(tally, rows, temperature, rng, noise)
+
+
+def require_same_draws(
+    judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
+) -> None:
+    """Require that rounding explains the ``parted`` ones of ``rows`` drawn twice under one seed."""
+    chance = _rounding_chance(judge.tolerance * emission_noise(judge.point) / temperature, max_new)
+    p = _parting_chance(len(parted), [chance] * max(1, rows))
+    judge.tally.require(
+        p >= LEVEL,
+        f"{len(parted)} of {rows} rows {what} draw other tokens than {other} under the same seed: "
+        f"p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
+    )
 
 
 def early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import http.client
 import json
+import math
 import os
 import re
 import ssl
@@ -60,6 +61,7 @@ NO_STREAM = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses
 EVENTS = "text/event-stream"
 ALIVE_S = 10.0  # for one token, after a request hung
 WHOLE_AT_ONCE = 8  # tokens from which on an answer in a single event is not streamed
+SAME_VALUE = 1e-4  # nats: one log-probability told twice may be rounded twice
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -75,13 +77,14 @@ class CompletionInterface(Protocol):
     """How one kind of server is asked, and what it says of its model.
 
     ``path``: of completions. ``model``: the server's name for it. ``window``: positions that it serves, ``vocabulary``:
-    its tokens; 0 if it does not say.
+    its tokens; 0 if it does not say. ``streamed``: what a body has besides, so that the reply is streamed.
     """
 
     path: str
     model: str
     window: int
     vocabulary: int
+    streamed: Mapping[str, Any]
 
     def body(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> dict[str, Any]:
         """The JSON body of one request."""
@@ -99,7 +102,7 @@ class CompletionInterface(Protocol):
         """The reply that ``events`` of a stream make together. Raises as ``completion``, also for a stream cut off."""
 
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a reply counts, if anything: ``prompt_tokens`` and ``completion_tokens``."""
+        """What a reply counts, if anything: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
 
     def log_probs_body(self, top: int) -> dict[str, Any]:
         """What a body has besides, so that the reply holds the ``top`` likeliest tokens."""
@@ -119,11 +122,30 @@ def _sorted_log_probs(
     return TokenLogProbs(tokens, ids, np.array([[value for _, value in row] for row in best]), prompt)
 
 
+def _require_own(
+    tokens: Ints, rivals: Sequence[Mapping[int, float]], ids: Sequence[Any] | None, own: Sequence[float | None] | None
+) -> None:
+    """Require that ``ids`` and log-probabilities (``own``) of the emitted ``tokens``, where told, fit ``rivals``.
+
+    Raises ValueError.
+    """
+    for what, told in (("tokens", ids), ("log-probabilities", own)):
+        if told is not None and len(told) != len(tokens):
+            raise ValueError(f"{len(told)} {what} are told of {len(tokens)} emitted tokens")
+    for at, (token, known) in enumerate(zip(tokens.tolist(), rivals, strict=True)):
+        if ids is not None and ids[at] is not None and int(ids[at]) != token:
+            raise ValueError(f"log-probability {at} is of token {ids[at]}, but token {token} was emitted")
+        value = None if own is None else own[at]
+        if value is not None and token in known and not math.isclose(value, known[token], abs_tol=SAME_VALUE):
+            raise ValueError(f"emitted token {at} has log-probability {value}, but {known[token]} among the likeliest")
+
+
 class OpenAIInterface:
     """``/v1/completions`` of vLLM, SGLang and others."""
 
     path = "/v1/completions"
     vocabulary = 0
+    streamed: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
     def __init__(self, model: str, window: int):
         self.model, self.window = model, window
@@ -190,17 +212,21 @@ class OpenAIInterface:
         if any(not name.startswith(TOKEN_ID) for each in shown for name in each):
             raise Unsupported("the server reports log-probabilities by text, which does not tell token ids apart")
         rivals = [{int(name.removeprefix(TOKEN_ID)): float(value) for name, value in each.items()} for each in shown]
+        named, own = (choice["logprobs"].get(name) for name in ("tokens", "token_logprobs"))
+        ids = None if named is None else [n.removeprefix(TOKEN_ID) if n.startswith(TOKEN_ID) else None for n in named]
+        _require_own(tokens, rivals, ids, own)
         told = choice.get("prompt_logprobs")
         if told is None:
             return _sorted_log_probs(tokens, rivals, top, None)
-        own = [float(each[str(token)]["logprob"]) for token, each in zip(prompt[1:], told[1:], strict=True)]
-        return _sorted_log_probs(tokens, rivals, top, np.array(own))
+        known = [float(each[str(token)]["logprob"]) for token, each in zip(prompt[1:], told[1:], strict=True)]
+        return _sorted_log_probs(tokens, rivals, top, np.array(known))
 
 
 class LlamaCppInterface:
     """``/completion`` of llama.cpp's server."""
 
     path = "/completion"
+    streamed: Mapping[str, Any] = {"stream": True}
 
     def __init__(self, model: str, window: int, vocabulary: int):
         self.model, self.window, self.vocabulary = model, window, vocabulary
@@ -254,6 +280,7 @@ class LlamaCppInterface:
         if not shown:
             raise Unsupported("the server reports no log-probabilities (completion_probabilities)")
         rivals = [{int(e["id"]): float(e["logprob"]) for e in each["top_logprobs"]} for each in shown]
+        _require_own(tokens, rivals, *([each.get(name) for each in shown] for name in ("id", "logprob")))
         return _sorted_log_probs(tokens, rivals, top, None)
 
 
@@ -434,6 +461,11 @@ class EngineClient:
         for name, right in counts.items():
             if name in usage and usage[name] not in right:
                 raise ValueError(f"usage.{name} is {usage[name]}, but there are {max(right)}")
+        if {"total_tokens", *counts} <= usage.keys() and usage["total_tokens"] != sum(usage[name] for name in counts):
+            raise ValueError(f"usage.total_tokens is {usage['total_tokens']}, and not the sum of {', '.join(counts)}")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if cached > len(prompt):
+            raise ValueError(f"usage says that {cached} tokens were cached of a prompt of {len(prompt)}")
         return completion
 
     def token_arrivals(
@@ -461,7 +493,7 @@ class EngineClient:
     def _stream(self, body: Mapping[str, Any], received: EventStream) -> None:
         """Ask for ``body`` streamed. Raises Unsupported, DecoderFailed."""
         path = self.interface.path
-        answer = self._send("POST", path, dict(body) | {"stream": True}, received)
+        answer = self._send("POST", path, dict(body) | dict(self.interface.streamed), received)
         if answer.status in NO_STREAM:
             raise Unsupported(f"the server refuses stream=true (status {answer.status}: {answer.text[:QUOTED]!r})")
         if answer.status != 200:
@@ -480,7 +512,11 @@ class EngineClient:
             if "error" in event:
                 raise ValueError(f"an event says error={str(event['error'])[:QUOTED]}")
         reply = self.interface.joined([event for _, event in timed])
-        tokens = self._completion(reply, prompt, stop).tokens
+        completion = self._completion(reply, prompt, stop)
+        tokens = completion.tokens
+        if completion.stopped != bool(len(tokens) and int(tokens[-1]) in stop):
+            ended = "at a stop token" if completion.stopped else "by its length"
+            raise ValueError(f"the stream says that it ended {ended}, but its last tokens are {tokens[-2:].tolist()}")
         held = [len(self.interface.event_tokens(event)) for _, event in timed]
         seconds = np.repeat([seconds for seconds, _ in timed], held)
         # a stop token that the server leaves out is known when its last event arrives

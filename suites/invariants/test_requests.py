@@ -20,6 +20,7 @@ from emad_ref.audit.requests import (
     prefixes,
     repetitions,
     sampled_at_once,
+    sampled_streams,
     simultaneous,
     streams,
 )
@@ -135,10 +136,22 @@ def test_streamed_tokens_are_those_of_whole_answers(
     subject = emad_evidence.subject
     if subject.decoder_is_ours:
         pytest.skip("the reference decoder streams nothing")
+    temperature = float(emad_rng.uniform(*HOT))
+
+    def open_sampled(seed: int) -> AbstractContextManager[Decoder]:
+        return subject.open(subject.full, temperature=temperature, seed=seed)
+
     lengths = subject.brief(emad_rng, STREAMED, STREAMED_NEW)
     with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
         finding, arrivals = streams(under_test, prompts, STREAMED_NEW)
-    emad_audit(finding)
+        emad_audit(finding)
+        seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
+        try:
+            sampled = sampled_streams(open_sampled, seeds, under_test, prompts, STREAMED_NEW, temperature)
+        except Unsupported as refusal:
+            emad_record.note(f"sampled streams are not judged: {refusal}")
+        else:
+            emad_audit(sampled)
     if "PYTEST_XDIST_WORKER" in os.environ:
         emad_record.note("streamed answers are not timed under -n, where other tests run beside them")
     else:

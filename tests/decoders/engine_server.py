@@ -76,7 +76,8 @@ class Engine:
             stop = frozenset(body["stop_token_ids"])
             tokens, stopped = self.complete(body["prompt"], body["max_tokens"], stop, body["temperature"], body["seed"])
         if body.get("stream"):
-            return 200, self.stream(tokens, stopped, self.usage(body, tokens))
+            counted = (body.get("stream_options") or {}).get("include_usage")
+            return 200, self.stream(tokens, stopped, self.usage(body, tokens) if counted else None)
         choice = {"index": 0, "text": text_of_tokens(tokens), "finish_reason": "stop" if stopped else "length"}
         choice |= {"stop_reason": tokens[-1] if stopped else None}
         if self.score is not None and body.get("logprobs"):
@@ -84,7 +85,9 @@ class Engine:
                 {f"token_id:{token}": value for token, value in each.items()}
                 for each in self.likeliest(body, tokens, body["logprobs"])
             ]
-            choice |= {"logprobs": {"top_logprobs": named}}
+            own = [each.get(f"token_id:{token}", -99.0) for token, each in zip(tokens, named, strict=True)]
+            ids = [f"token_id:{token}" for token in tokens]
+            choice |= {"logprobs": {"top_logprobs": named, "tokens": ids, "token_logprobs": own}}
             scored = self.score(body["prompt"])
             choice["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": float(scored[at, token]), "rank": 1}}
@@ -115,7 +118,8 @@ class Engine:
             return
         ended = {"finish_reason": "stop" if stopped else "length", "stop_reason": tokens[-1] if stopped else None}
         yield event({"choices": [{"index": 0, "text": "", "token_ids": None} | ended]})
-        yield event({"choices": [], "usage": usage})
+        if usage is not None:
+            yield event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
     def likeliest(self, body: dict[str, Any], tokens: list[int], top: int) -> list[dict[int, float]]:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,16 @@ from scipy.special import log_softmax
 from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.log_probs import log_probs
-from emad_ref.audit.requests import VARIATIONS, batches, endings, prefixes, repetitions, simultaneous, streams
+from emad_ref.audit.requests import (
+    VARIATIONS,
+    batches,
+    endings,
+    prefixes,
+    repetitions,
+    sampled_streams,
+    simultaneous,
+    streams,
+)
 from emad_ref.audit.sampling import sampling
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
@@ -397,10 +407,22 @@ def test_a_planted_fault_is_refuted(fault: str) -> None:
     assert re.search(words, finding.detail), finding.detail
 
 
+class TotalOff(Engine):
+    def usage(self, body: dict[str, Any], tokens: list[int]) -> dict[str, int]:
+        return super().usage(body, tokens) | {"total_tokens": len(body["prompt"])}
+
+
+class CachedMore(Engine):
+    def usage(self, body: dict[str, Any], tokens: list[int]) -> Any:
+        return super().usage(body, tokens) | {"prompt_tokens_details": {"cached_tokens": 16}}
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
         (Padding, "usage.prompt_tokens is 8, but there are 4"),
+        (TotalOff, "usage.total_tokens is 4, and not the sum of prompt_tokens, completion_tokens"),
+        (CachedMore, "16 tokens were cached of a prompt of 4"),
         (DoubleCounted, "usage.completion_tokens is 4, but there are 2"),
     ],
 )
@@ -412,6 +434,44 @@ def test_a_reply_that_counts_other_tokens_is_refused(made: type[Engine], words: 
         streamed = partial(decoder.token_arrivals, PROMPTS[:1], 2, nothing, bool(stream))
         with pytest.raises(DecoderFailed, match=words):
             (ask if stream is None else streamed)()
+
+
+class OtherReason(Engine):
+    """Streams say that their stop token was their length, and the other way round."""
+
+    def stream(self, tokens: list[int], stopped: bool, usage: Any = None) -> Any:
+        return super().stream(tokens, not stopped, usage)
+
+
+@pytest.mark.parametrize(("stopped", "words"), [(True, "ended by its length"), (False, "ended at a stop token")])
+def test_a_stream_that_gives_another_reason_is_refused(stopped: bool, words: str) -> None:
+    with serve(OtherReason(complete)) as url:
+        decoder = opened(url)
+        emitted = decoder.generate(PROMPTS[:1], NEW, frozenset()).emitted[0]
+        with pytest.raises(DecoderFailed, match=words):
+            decoder.token_arrivals(PROMPTS[:1], NEW, frozenset({int(emitted[2])} if stopped else ()), True)
+
+
+class WarmStreams(Engine):
+    """Draws streamed tokens at another temperature."""
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return super().post(path, body | ({"temperature": 1.0} if body.get("stream") and body["temperature"] else {}))
+
+
+class SeedlessStreams(Engine):
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return super().post(path, body | ({"seed": 0} if body.get("stream") else {}))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("made", [Engine, WarmStreams, SeedlessStreams])
+def test_a_sampled_stream_draws_what_the_whole_answer_draws(made: type[Engine], kind: str) -> None:
+    with serve(made(complete, kind)) as url:
+        greedy = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
+        finding = sampled_streams(lambda seed: closing(opened(url, HOT, seed)), (1, 2), greedy, PROMPTS, NEW, HOT)
+    assert finding.passed is (made is Engine), finding.detail
+    assert finding.passed or "14 of 14 rows streamed at a temperature draw other tokens than in" in finding.detail
 
 
 class Strict(Engine):
@@ -486,6 +546,38 @@ def test_wrong_log_probabilities_are_refuted(fault: str, kind: str) -> None:
         finding = checked("log-probabilities", url)
     assert finding.passed is False
     assert re.search(words, finding.detail), finding.detail
+
+
+def wrong_own(**changed: Any) -> type[Engine]:
+    """Tells other tokens or log-probabilities of the emitted tokens than those among the likeliest."""
+
+    class Told(Engine):
+        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            status, reply = super().post(path, body)
+            if self.kind == "vllm":
+                reply["choices"][0]["logprobs"] |= changed
+            else:
+                for at, each in enumerate(reply["completion_probabilities"]):
+                    each |= {"id": int(changed["tokens"][at].removeprefix("token_id:"))} if "tokens" in changed else {}
+                    each |= {"logprob": changed["token_logprobs"][at]} if "token_logprobs" in changed else {}
+            return status, reply
+
+    return Told
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tokens": ["token_id:70"] * NEW}, "log-probability 0 is of token 70, but token"),
+        ({"token_logprobs": [-0.5] * NEW}, "emitted token 0 has log-probability -0.5, but"),
+    ],
+)
+def test_log_probabilities_of_the_emitted_tokens_are_those_among_the_likeliest(
+    changed: dict[str, Any], words: str, kind: str
+) -> None:
+    with serve(wrong_own(**changed)(complete, kind, score)) as url, pytest.raises(DecoderFailed, match=words):
+        opened(url).log_probs(PROMPTS, NEW, TOP)
 
 
 def test_a_server_without_log_probabilities_declines() -> None:
