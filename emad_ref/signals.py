@@ -213,6 +213,11 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.element_size() == 8 else values.float()
 
 
+def log_probabilities(logits: Tensor) -> Tensor:
+    """log softmax over the last axis, in float32 at least; [..., V]."""
+    return at_least_float32(logits).log_softmax(dim=-1)
+
+
 def top2_margin(log_scores: Tensor) -> Tensor:
     """Largest minus second largest of e^x over x [..., n ≥ 2]; [...]."""
     return _difference(two_largest(log_scores)[0])

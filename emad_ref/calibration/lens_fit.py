@@ -40,7 +40,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.probes.lens import Translator, TunedLens
 from emad_ref.probes.signal_values import NotFinite, divergence_nats
 from emad_ref.record import Floats
-from emad_ref.signals import at_least_float32
+from emad_ref.signals import log_probabilities
 
 WindowSource = Callable[[], Iterable[TokenSequence]]
 EMPTY_DIGEST = hashlib.sha256().hexdigest()
@@ -298,7 +298,7 @@ def states_and_final(
     """
     with torch.inference_mode():
         states = dict(enumerate(states_after(stepper, batch), start=1))
-        final = torch.log_softmax(at_least_float32(stepper.logits(states[stepper.layers])), dim=-1)
+        final = log_probabilities(stepper.logits(states[stepper.layers]))
     return {layer: states[layer].clone() for layer in layers}, final.clone()
 
 

@@ -37,7 +37,7 @@ from emad_ref.probes.pruned_vocabulary import SharedHeads
 from emad_ref.probes.signal_values import divergence_nats, require_finite, row_blocks, to_host
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
-from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, at_least_float32
+from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities
 
 LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers: 2 MB of float32 stay near the core
 LOGITS_IN_CACHE = 2**23  # logits of one layer that are read at a time: 32 MB of float32 stay in a shared cache
@@ -159,7 +159,7 @@ def _write_columns(
         columns.macs[rows, at] = reading.macs
     if reading.logits is not None:
         columns.shows[at] = True
-        log_p = torch.log_softmax(at_least_float32(reading.logits), dim=-1)
+        log_p = log_probabilities(reading.logits)
         columns.nll_nats[rows, at] = -log_p.gather(-1, target[rows, None])[:, 0].float().cpu().numpy()
         columns.top1[rows, at] = reading.logits.argmax(dim=-1).cpu().numpy()
 
@@ -537,7 +537,7 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
     log_p, columns, divergence = [], [], []
     for rows in head_blocks(stepper, len(target)):
         logits = stepper.logits(states[-1][rows])
-        log_p.append(at_least_float32(logits).log_softmax(dim=-1))
+        log_p.append(log_probabilities(logits))
         columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}"))
         divergence.append(_divergence(log_p[-1], logits))
     joined = {name: torch.cat([each[name] for each in columns]).cpu().numpy() for name in columns[0]}

@@ -22,10 +22,10 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import Confidence, OperatingPoint, ScheduleName
-from emad_ref.probes.contrast import log_probabilities, score_function
+from emad_ref.probes.contrast import score_function
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.signals import SIGNALS
+from emad_ref.signals import SIGNALS, log_probabilities
 from emad_ref.statistics.accuracy import score_difference
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.diagnostics import final_token_ranks
@@ -324,8 +324,7 @@ def _contrast_block(
     log_probs = {m: log_probabilities(tensors[:, m - 1]) for m in range(1, layers)}
     confidence, correct = [], []
     for layer in range(parameters.minimum + SIGNALS[signal].needs.delay, layers):
-        shallower = {m: log_q for m, log_q in log_probs.items() if m < layer}
-        scores = score_function(signal)(parameters, layer, tensors[:, layer - 1], shallower)
+        scores = score_function(signal)(parameters, layer, tensors[:, layer - 1], log_probs)
         assert scores.logits is not None, "contrasts emit what they compare"
         confidence.append(scores.signal.cpu().numpy())
         correct.append(scores.logits.argmax(dim=-1).cpu().numpy() == target)

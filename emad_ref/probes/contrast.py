@@ -31,12 +31,7 @@ from emad_ref.probes.signal_values import ProbeOutput, require_finite, softmax_r
 from emad_ref.signals import HALF_DEPTH, SIGNALS, SINCE_MINIMUM, SignalInputs, at_least_float32, top2_margin
 
 ScoreFunction = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], ProbeOutput]
-"""(parameters, layer ℓ, logits z_ℓ [rows, n], {m: log p_m [rows, n]} of shallower ones) → signal [rows] and logits."""
-
-
-def log_probabilities(logits: Tensor) -> Tensor:
-    """log softmax over the last axis, in float32 at least."""
-    return torch.log_softmax(at_least_float32(logits), dim=-1)
+"""(parameters, layer ℓ, logits z_ℓ [rows, n], {m: log p_m [rows, n]} of layers up to ℓ) → signal [rows] and logits."""
 
 
 def plausible_tokens(log_p: Tensor, alpha: Tensor) -> Tensor:
@@ -84,20 +79,20 @@ def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) ->
 
 
 def weighted_contrast(
-    confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]
+    confidence: Confidence, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
 ) -> ProbeOutput:
     """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
     if layer < confidence.minimum:
         return _undefined_output(logits, layer)
-    return _contrast_with(confidence, layer, logits, log_probabilities(logits), shallower[layer // 2])
+    return _contrast_with(confidence, layer, logits, log_probs[layer], log_probs[layer // 2])
 
 
-def jsd_contrast(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> ProbeOutput:
+def jsd_contrast(confidence: Confidence, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]) -> ProbeOutput:
     """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
     if layer <= confidence.minimum:
         return _undefined_output(logits, layer)
-    amateurs = {m: log_q for m, log_q in shallower.items() if confidence.minimum <= m < layer}
-    log_p = log_probabilities(logits)
+    amateurs = {m: log_q for m, log_q in log_probs.items() if confidence.minimum <= m < layer}
+    log_p = log_probs[layer]
     return _contrast_with(confidence, layer, logits, log_p, most_different(log_p, amateurs, layer)[1])
 
 

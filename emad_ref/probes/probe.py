@@ -15,7 +15,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.probes.contrast import log_probabilities, score_function
+from emad_ref.probes.contrast import score_function
 from emad_ref.probes.estimators import EntropyReader, entropy_reader
 from emad_ref.probes.lens import point_lens
 from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, SeparateHeads, adaptive_size, full_head
@@ -30,6 +30,7 @@ from emad_ref.signals import (
     STATE_BELOW,
     LogitsReadout,
     SignalInputs,
+    log_probabilities,
 )
 
 
@@ -78,19 +79,18 @@ class ContrastProbe(HeadProbe):
     """Remembers log-probabilities [rows, V] by layer: every deeper layer compares with them."""
 
     def begin(self) -> None:
-        self.shallower: dict[int, Tensor] = {}
+        self.log_probs: dict[int, Tensor] = {}
 
     def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[probe]
-        for log_q in self.shallower.values():
+        for log_q in self.log_probs.values():
             require_aligned(len(log_q), len(hidden))
         logits = self.emit(hidden, layer, work)
-        output = score_function(self.point.signal)(_parameters(self.point), layer, logits, self.shallower)
-        self.shallower[layer] = log_probabilities(logits)
-        return output
+        self.log_probs[layer] = log_probabilities(logits)
+        return score_function(self.point.signal)(_parameters(self.point), layer, logits, self.log_probs)
 
     def keep(self, rows: Tensor) -> None:
-        self.shallower = {layer: log_q[rows] for layer, log_q in self.shallower.items()}
+        self.log_probs = {layer: log_q[rows] for layer, log_q in self.log_probs.items()}
 
 
 class PrunedProbe(HeadProbe):
@@ -122,8 +122,9 @@ class PrunedProbe(HeadProbe):
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
         require_aligned(len(self.race), len(hidden))
         self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
-        shallower = {m: log_probabilities(z) for m, z in self.race.logits.items() if m < layer}
-        output = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], shallower)
+        compared = self.race.logits if SIGNALS[self.point.signal].contrasts else {}
+        log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the candidates that are left
+        output = score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
         self.confidence = output.signal
         assert output.logits is not None, "scores of readouts give logits"
         return ProbeOutput(output.signal, self.race.spread(output.logits), self.race.macs(self.stepper.geometry))

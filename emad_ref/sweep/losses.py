@@ -35,7 +35,7 @@ from emad_ref.record import Floats, Ints, Work
 from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, replayed_work, sequence_sums
 from emad_ref.schedule.derived_work import derive_flops, probe_costs
 from emad_ref.schedule.schedules import TokenPositions, schedule_of
-from emad_ref.signals import at_least_float32, perplexity_of, relative_rise
+from emad_ref.signals import log_probabilities, perplexity_of, relative_rise
 
 POSITIONS = ((1, 32), (33, 128), (129, None))
 
@@ -308,7 +308,7 @@ def _feed_batch(
     depth = np.zeros_like(wrong)
     for forced in teacher_force_batch(decoder, batch):
         rows, at, target = forced.rows, forced.at, forced.target
-        log_p = torch.log_softmax(at_least_float32(forced.output.logits[:, -1]), dim=-1)
+        log_p = log_probabilities(forced.output.logits[:, -1])
         nll[rows, at] = -to_host(log_p.gather(-1, target[:, None])[:, 0])
         wrong[rows, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
         depth[rows, at] = forced.output.depth[:, -1]

@@ -13,11 +13,12 @@ from emad_ref.exit_rules import early_exit_point, softmax_response_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.probes.contrast import log_probabilities, score_function
+from emad_ref.probes.contrast import score_function
 from emad_ref.probes.probe import ContrastProbe, FullSoftmaxProbe, Probe, PrunedProbe, SaturationProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import adaptive_size
 from emad_ref.probes.signal_values import NotFinite, ProbeOutput, saturation, softmax_response
 from emad_ref.record import READOUTS, Work
+from emad_ref.signals import log_probabilities
 from tests.small import LAYERS, VOCABULARY, small_model
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
@@ -119,8 +120,8 @@ def test_a_contrast_sees_the_logits_of_shallower_probes(stepper: Stepper, states
     logits = {layer: stepper.logits(h) for layer, h in states.items()}
     seen = climb(make_probe(stepper, point), point, states)
     for layer in (3, 4, 5):
-        shallower = {m: log_probabilities(logits[m]) for m in range(2, layer)}
-        expected = score_function("jsd_contrast")(point.confidence, layer, logits[layer], shallower)
+        log_probs = {m: log_probabilities(logits[m]) for m in range(2, layer + 1)}
+        expected = score_function("jsd_contrast")(point.confidence, layer, logits[layer], log_probs)
         assert torch.equal(seen[layer].signal, expected.signal)
         assert torch.equal(seen[layer].logits, expected.logits)
 

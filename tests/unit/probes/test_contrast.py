@@ -16,14 +16,13 @@ from emad_ref.point import Confidence
 from emad_ref.probes.contrast import (
     contrast_log_p,
     jensen_shannon_nats,
-    log_probabilities,
     most_different,
     plausibility_share,
     plausible_tokens,
     score_function,
 )
 from emad_ref.probes.signal_values import NotFinite, softmax_response
-from emad_ref.signals import SIGNALS
+from emad_ref.signals import SIGNALS, log_probabilities
 
 ROUNDED = 1e-12  # float64 sums of a hundred terms in another order
 V = 50
@@ -152,9 +151,9 @@ def test_the_divergent_amateur_is_sought_from_the_minimum_layer_on() -> None:
     z = drawn(1, 2, 3, 4, 5)
     z[3], z[4] = (z[5] + 0.1 * z[m] for m in (3, 4))  # much like the expert
     z[2] = -z[5]  # as different as can be, but below the minimum layer
-    seen = score_function("jsd_contrast")(Confidence(3), 5, z[5], of_logits({m: z[m] for m in (1, 2, 3, 4)}))
-    only = score_function("jsd_contrast")(Confidence(3), 5, z[5], of_logits({m: z[m] for m in (3, 4)}))
-    wider = score_function("jsd_contrast")(Confidence(2), 5, z[5], of_logits({m: z[m] for m in (1, 2, 3, 4)}))
+    seen = score_function("jsd_contrast")(Confidence(3), 5, z[5], of_logits(z))
+    only = score_function("jsd_contrast")(Confidence(3), 5, z[5], of_logits({m: z[m] for m in (3, 4, 5)}))
+    wider = score_function("jsd_contrast")(Confidence(2), 5, z[5], of_logits(z))
     assert torch.equal(seen.signal, only.signal)
     assert not torch.allclose(seen.signal, wider.signal, atol=0.1)
 
@@ -164,18 +163,16 @@ def test_where_there_is_nothing_to_contrast_with_the_signal_is_no_number(
     signal: str, undefined: int, defined: int
 ) -> None:
     z = drawn(2, 3, 4, 5)
-    seen = score_function(signal)(Confidence(4), undefined, z[undefined], of_logits({2: z[2], 3: z[3]}))
+    seen = score_function(signal)(Confidence(4), undefined, z[undefined], of_logits(z))
     assert torch.isnan(seen.signal).all()
     assert seen.logits is z[undefined]
-    assert torch.isfinite(
-        score_function(signal)(Confidence(4), defined, z[defined], of_logits({2: z[2], 4: z[4]})).signal
-    ).all()
+    assert torch.isfinite(score_function(signal)(Confidence(4), defined, z[defined], of_logits(z)).signal).all()
 
 
 def test_the_expert_may_speak_while_the_contrast_decides() -> None:
     z = drawn(4, 5)
-    score = score_function("jsd_contrast")(Confidence(4), 5, z[5], of_logits({4: z[4]}))
-    expert = score_function("jsd_contrast")(Confidence(4, emit="expert"), 5, z[5], of_logits({4: z[4]}))
+    score = score_function("jsd_contrast")(Confidence(4), 5, z[5], of_logits(z))
+    expert = score_function("jsd_contrast")(Confidence(4, emit="expert"), 5, z[5], of_logits(z))
     assert torch.equal(score.signal, expert.signal)
     assert expert.logits is z[5]
     assert (score.logits.argmax(dim=-1) != z[5].argmax(dim=-1)).any(), "the drawn case must tell them apart"
@@ -187,13 +184,13 @@ def test_logits_that_are_no_numbers_are_refused_wherever_they_appear(signal: str
     z = drawn(2, 3, 4, 5)
     z[layer][1, 3] = torch.nan
     with pytest.raises(NotFinite, match=f"after layer {layer}"):
-        score_function(signal)(Confidence(4), layer, z[layer], of_logits({m: z[m] for m in range(2, layer)}))
+        score_function(signal)(Confidence(4), layer, z[layer], of_logits({m: z[m] for m in range(2, layer + 1)}))
 
 
 def test_half_precision_is_raised_for_the_score_and_given_back() -> None:
     z = {layer: logits.to(torch.bfloat16) for layer, logits in drawn(4, 5).items()}
-    seen = score_function("jsd_contrast")(Confidence(4), 5, z[5], of_logits({4: z[4]}))
-    exact = score_function("jsd_contrast")(Confidence(4), 5, z[5].double(), of_logits({4: z[4].double()}))
+    seen = score_function("jsd_contrast")(Confidence(4), 5, z[5], of_logits(z))
+    exact = score_function("jsd_contrast")(Confidence(4), 5, z[5].double(), of_logits({m: z[m].double() for m in z}))
     assert (seen.signal.dtype, seen.logits.dtype) == (torch.float32, torch.bfloat16)
     assert torch.allclose(seen.signal.double(), exact.signal, atol=1e-5)  # float32 log-softmax of logits up to 15
 
