@@ -119,7 +119,7 @@ def _near_thresholds(read: Floats, signal: str) -> dict[str, Floats]:
 def _start_depths(decoder: Decoder, prompts: Sequence[Prompt], probes: int) -> tuple[Ints, Floats]:
     session, step = decoder.start(prompts)
     session.close()
-    require_shape("step.signal", step.signal, (len(prompts), -1, probes))
+    require_shape("step.signal", step.signal, (len(prompts), 1, probes))
     return np.array(step.depth[:, 0]), np.array(step.signal[:, 0], dtype=np.float64)
 
 

@@ -70,11 +70,10 @@ class AuditRefutedError(EmadError):
 
 
 def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Raise AuditRefutedError unless ``array``, named ``what``, has ``shape``; -1 stands for any length."""
-    if array.ndim != len(shape) or any(expected not in (-1, n) for n, expected in zip(array.shape, shape, strict=True)):
-        expected = ", ".join("n" if n == -1 else str(n) for n in shape)
+    """Raise AuditRefutedError unless ``array``, named ``what``, has ``shape``."""
+    if array.shape != shape:
         raise AuditRefutedError(
-            f"{what} has shape {array.shape}, but [{expected}] was expected; NaN stands for what was not read"
+            f"{what} has shape {array.shape}, but {list(shape)} was expected; NaN stands for what was not read"
         )
 
 

@@ -540,22 +540,22 @@ def sampled_streams(
         Unsupported: the decoder streams nothing, or nothing at a temperature.
     """
     judge = Judge.of("sampled streams", greedy)
-    parted, rows, before = list[str](), 0, list[list[int]]()
+    parted, drawn, rows = list[str](), list[list[int]](), len(seeds) * len(prompts)
     with judge.tally:
         for seed in seeds:
-            drawn = []
             with open_sampled(seed) as decoder:
                 for row, prompt in enumerate(prompts):
                     whole = decoder.generate([prompt], max_new, NO_STOP).emitted[0].tolist()
                     with _refuted_by_errors(f"row {row}, streamed at temperature {temperature:.2f}"):
                         (found,) = decoder.token_arrivals([prompt], max_new, NO_STOP, True)  # type: ignore[attr-defined]
-                    at = first_difference(found.tokens.tolist(), whole)
-                    if at < max(len(found.tokens), len(whole)):
+                    streamed = found.tokens.tolist()
+                    if streamed != whole:
+                        at = first_difference(streamed, whole)
                         parted.append(f"row {row} under seed {seed}, from new token {at} on")
                     drawn.append(whole)
-                    judge.tally.live["streamed_tokens"] += len(found.tokens)
-            judge.tally.discriminating += sum(one != other for one, other in zip(drawn, before, strict=False))
-            before, rows = drawn, rows + len(drawn)
+                    judge.tally.live["streamed_tokens"] += len(streamed)
+        of_next_seed = drawn[len(prompts) :]
+        judge.tally.discriminating += sum(one != other for one, other in zip(drawn, of_next_seed, strict=False))
         judge.tally.n += rows * max_new
         require_same_draws(judge, parted, rows, max_new, temperature, "streamed at a temperature", "in whole answers")
     return judge.tally.finding()

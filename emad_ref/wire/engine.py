@@ -125,13 +125,13 @@ def _sorted_log_probs(
 def _require_own(
     tokens: Ints, rivals: Sequence[Mapping[int, float]], ids: Sequence[Any] | None, own: Sequence[float | None] | None
 ) -> None:
-    """Require that ``ids`` and log-probabilities (``own``) of the emitted ``tokens``, where told, fit ``rivals``.
+    """Raise ValueError unless ``ids`` and log-probabilities (``own``) of the emitted ``tokens`` fit ``rivals``.
 
-    Raises ValueError.
+    A reply may lack either: None.
     """
-    for what, told in (("tokens", ids), ("log-probabilities", own)):
+    for what, told in (("token ids", ids), ("log-probabilities", own)):
         if told is not None and len(told) != len(tokens):
-            raise ValueError(f"{len(told)} {what} are told of {len(tokens)} emitted tokens")
+            raise ValueError(f"the reply gives {len(told)} {what} for {len(tokens)} emitted tokens")
     for at, (token, known) in enumerate(zip(tokens.tolist(), rivals, strict=True)):
         if ids is not None and ids[at] is not None and int(ids[at]) != token:
             raise ValueError(f"log-probability {at} is of token {ids[at]}, but token {token} was emitted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from emad_ref.audit.finding import AuditRefutedError, Tally
 from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.cli.replay import find_test, recorded_lines, replay_words, replayed_lines
+from emad_ref.cli.replay import find_test, recorded_lines, replay, replay_words, replayed_lines
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from tests.unit.report.test_summary import claim, report
@@ -66,6 +67,12 @@ def test_the_run_is_repeated_for_this_test_alone_and_its_report_is_left_as_it_is
         "import pytest\n@pytest.mark.parametrize('x', ['full depth', 'least depth'])\ndef test_forced(x): pass"
     )
     pytester.runpytest(*words[5:7]).assert_outcomes(passed=1, deselected=1)
+
+
+@pytest.mark.parametrize("named", ["", "report.json"])
+def test_a_replay_keeps_nothing_in_the_folder_of_the_report(tmp_path: Path, named: str) -> None:
+    with pytest.raises(BadArgument, match=r"--keep.*another folder than that of REPORT"):
+        replay(argparse.Namespace(report=tmp_path / named, row="EMAD-F1", keep=tmp_path / ".", pdb=False))
 
 
 def test_a_replay_demands_no_other_test(judged: dict[str, Any]) -> None:

@@ -580,6 +580,18 @@ def test_log_probabilities_of_the_emitted_tokens_are_those_among_the_likeliest(
         opened(url).log_probs(PROMPTS, NEW, TOP)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tokens": ["token_id:70"] * (NEW - 1)}, f"the reply gives {NEW - 1} token ids for {NEW} emitted tokens"),
+        ({"token_logprobs": [-0.5] * (NEW + 1)}, f"the reply gives {NEW + 1} log-probabilities for {NEW} emitted"),
+    ],
+)
+def test_each_emitted_token_has_its_log_probability(changed: dict[str, Any], words: str) -> None:
+    with serve(wrong_own(**changed)(complete, "vllm", score)) as url, pytest.raises(DecoderFailed, match=words):
+        opened(url).log_probs(PROMPTS, NEW, TOP)
+
+
 def test_a_server_without_log_probabilities_declines() -> None:
     for kind, words in (("vllm", "top_logprobs"), ("llama.cpp", "completion_probabilities")):
         with serve(Engine(complete, kind)) as url, pytest.raises(Unsupported, match=words):
