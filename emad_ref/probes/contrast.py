@@ -104,7 +104,7 @@ def score_function(signal: str) -> ScoreFunction:
     row = SIGNALS[signal]
     if not row.alone:
         return CONTRASTS[row.needs]
-    return lambda confidence, layer, logits, shallower: _require_finite_output(
+    return lambda confidence, layer, logits, log_probs: _require_finite_output(
         ProbeOutput(row.of(logits), logits), layer
     )
 
