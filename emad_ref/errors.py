@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
+NEAR = 0.6  # ratio of difflib from which two names count as alike, its own default
+_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 LONGEST_MESSAGE, LONGEST_VALUE = 4000, 500  # characters
 # C0 and C1 controls but line feed and tab, bidirectional controls, line and paragraph separators, lone surrogates
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -56,12 +59,37 @@ class BadArgument(EmadError, ValueError):
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """A remedy, ``nearest: bfloat16, float16``: the likeliest of ``known``, whatever their case; "" if none is near."""
-    from difflib import get_close_matches  # for a message alone
+    """A remedy, ``nearest: bfloat16, float16``: the likeliest of ``known``; "" if none is near."""
+    close = nearest_names(word, known)
+    return f"nearest: {', '.join(close)}" if close else ""
 
-    spelt = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), spelt, n=3)
-    return f"nearest: {', '.join(spelt[name] for name in close)}" if close else ""
+
+def nearest_names(word: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """At most ``most`` of ``known`` that ``word`` may mean, the likeliest first, whatever their case.
+
+    A name is near if it is alike, or if it contains the word once punctuation is dropped: ``F1`` may mean ``EMAD-F1``.
+    Of names that are equally alike, those that begin as the word does come first, then those that ``known`` has first.
+
+    >>> nearest_names("EMAD-F9", ["EMAD-E9", "EMAD-F1", "EMAD-F2"])
+    ['EMAD-F1', 'EMAD-F2', 'EMAD-E9']
+    """
+    from difflib import SequenceMatcher  # for a message alone
+
+    sought = word.casefold()
+    letters = _NOT_ALPHANUMERIC.sub("", sought)
+    ranked = []
+    for name in dict.fromkeys(known):
+        folded = name.casefold()
+        ratio = SequenceMatcher(None, folded, sought).ratio()
+        if ratio >= NEAR or (len(letters) > 1 and letters in _NOT_ALPHANUMERIC.sub("", folded)):
+            ranked.append((-ratio, -_common_start(folded, sought), name))
+    ranked.sort(key=lambda each: each[:2])  # stable: keeps the order of ``known``
+    return [name for *_, name in ranked[:most]]
+
+
+def _common_start(one: str, other: str) -> int:
+    """Number of characters with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class RunStopped(EmadError):

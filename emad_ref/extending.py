@@ -23,11 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emad_ref.errors import BadArgument
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "emad_ref.extensions"
 PARTS = ("questions", "corpora", "tables", "families")
@@ -62,6 +64,8 @@ def extensions() -> dict[str, Extension]:
     Raises:
         BadArgument: one that cannot be imported, is no ``Extension``, or adds what another one adds.
     """
+    from importlib.metadata import entry_points  # as slow as all of `emad --help`, which needs no extension
+
     found = {
         point.name: _load_extension(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)
     }

@@ -244,7 +244,7 @@ class RunRecord:
             ],
             "settings": self.settings.to_json(),
             **{key: self.records[key] for key in ("points", "claims", "tables", "goldens")},
-            "notes": [*self.records["notes"], *deselection_lines(deselected)],
+            "notes": [*self.records["notes"], *deselection_lines(deselected, self.settings.to_json())],
             "known": self.records["known"],
             "tests": [*self.tests.values(), *unseen],
             **{key: self.records[key] for key in ("audits", "repeats", "replaced")},

@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-import shtab
-
-from emad_ref.cli.arguments import EmadParser, VerbParser, VersionAction, add_examples, all_actions
+from emad_ref.cli.arguments import CompletionAction, EmadParser, VerbParser, VersionAction, add_examples
 from emad_ref.cli.calibration import (
     calibrate,
     calibrate_arguments,
@@ -83,16 +81,15 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 MODEL_ARGUMENTS = ("model", "small_model", "large_model")
 
-# metavar → what shell completion offers for it
-COMPLETIONS = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
-
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``emad`` with all verbs."""
     pages = "".join(f"\nThe pages docs/… that messages name are in {folder}." for folder in PAGES if folder.is_dir())
     top = EmadParser(prog="emad", description=f"Adaptive-depth decoding on the command line.{pages}")
     top.add_argument("--version", action=VersionAction, help="print versions and exit")
-    shtab.add_argument_to(top, "--print-completion", help="print a completion script of this shell and exit")
+    top.add_argument(
+        "--print-completion", action=CompletionAction, help="print a completion script of this shell and exit"
+    )
     add_examples(
         top,
         "emad --version",
@@ -104,9 +101,6 @@ def parser() -> argparse.ArgumentParser:
         sub = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
         arguments(sub)
-    for action in all_actions(top):
-        if action.metavar in COMPLETIONS:
-            action.complete = COMPLETIONS[action.metavar]  # type: ignore[attr-defined]  # shtab reads it
     return top
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from emad_ref.errors import nearest_names
+
+SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")  # those of shtab
+FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars for which a shell offers files
 LIBRARIES = ("torch", "transformers", "lm-eval")
 UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
 UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
@@ -70,13 +72,28 @@ class VersionAction(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: Any) -> None:
         from emad_ref import __version__
+        from emad_ref.report.provenance import installed_version
 
         print(f"emad {__version__}")
         for library in LIBRARIES:
-            try:
-                print(f"{library} {version(library)}")
-            except PackageNotFoundError:
-                print(f"{library} is not installed")
+            print(f"{library} {installed_version(library) or 'is not installed'}")
+        parser.exit()
+
+
+class CompletionAction(argparse.Action):
+    """``--print-completion SHELL``: prints a completion script of the parser, which only then imports shtab."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
+        super().__init__(option_strings, dest, choices=SHELLS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option: str | None = None) -> None:
+        import shtab
+
+        offers = dict.fromkeys(FILES, shtab.FILE) | {"DIR": shtab.DIRECTORY}
+        for action in all_actions(parser):
+            if action.metavar in offers:
+                action.complete = offers[action.metavar]  # type: ignore[attr-defined]  # shtab reads it
+        print(shtab.complete(parser, shell))
         parser.exit()
 
 
@@ -88,7 +105,7 @@ def nearest_known(message: str, parser: argparse.ArgumentParser) -> str | None:
         known = (str(choice) for action in parser._actions for choice in action.choices or ())
     else:
         return None
-    return next(iter(get_close_matches(match[1], [*known], n=1)), None)
+    return next(iter(nearest_names(match[1], known, 1)), None)
 
 
 def all_actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:

@@ -60,8 +60,8 @@ def find_test(report: Report, row: str) -> str:
         BadArgument: no such test, or several.
     """
     deciding = {str(claim["id"]): str(claim["test"]) for claim in report["claims"] if claim.get("test")}
-    if row in deciding:
-        return deciding[row]
+    if row.upper() in (by_id := {claim.upper(): test for claim, test in deciding.items()}):
+        return by_id[row.upper()]
     matches = [test for test in report["tests"] if row in test["nodeid"]]
     failed = [test for test in matches if test["outcome"] in ("failed", "error")]
     candidates = matches if len(matches) == 1 else failed
@@ -70,7 +70,7 @@ def find_test(report: Report, row: str) -> str:
     if matches:
         expected = f"part of one node id; {len(matches)} contain it, of which {len(failed)} failed"
         raise BadArgument("ROW", row, expected, f"e.g. {(failed or matches)[0]['nodeid']}")
-    names = [*deciding, *(test["nodeid"] for test in report["tests"])]
+    names = [*deciding, *(test["nodeid"].rpartition("::")[2].partition("[")[0] for test in report["tests"])]
     raise BadArgument("ROW", row, "a claim or test of this report", suggest_nearest(row, names))
 
 

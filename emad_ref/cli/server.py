@@ -27,16 +27,12 @@ from emad_ref.cli.arguments import add_examples
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import Study
-from emad_ref.protocol import Decoder, Request, Unsupported
-from emad_ref.wire.address import parse_host_and_port
-from emad_ref.wire.client import FAILURE
-from emad_ref.wire.frames import WireFrame, encode_frame
-from emad_ref.wire.messages import ServedModel
-from emad_ref.wire.server import DecoderServer, ServerLimits
-from emad_ref.wire.transport import Stream
+from emad_ref.wire.address import ServerLimits, parse_host_and_port
 
-if TYPE_CHECKING:  # imports torch, which is slow; bad arguments are rejected before
+if TYPE_CHECKING:  # these import torch or NumPy, which is slow; bad arguments are rejected before
     from emad_ref.models.loading import LoadedModel
+    from emad_ref.protocol import Decoder, Request
+    from emad_ref.wire.messages import ServedModel
 
 NAME = "emad serve"
 LAST_CALL_S = 5.0  # a running call may take this long when the server stops
@@ -155,7 +151,7 @@ def _make_decoder(models: Sequence[LoadedModel], dtype: str, request: Request) -
         BadArgument: a model of this name is served, with other weights or another dtype.
     """
     from emad_ref.measurements.run_resources import make_reference_decoder
-    from emad_ref.protocol import ModelRef
+    from emad_ref.protocol import ModelRef, Unsupported
 
     requested: ServedModel = request.model.load()
     match = next((model for model in models if model.fingerprint == requested.fingerprint), None)
@@ -191,6 +187,9 @@ def _reserve_stdout() -> Iterator[int]:
 
 
 def _serve_pipe(args: argparse.Namespace, replies: int) -> None:
+    from emad_ref.wire.server import DecoderServer
+    from emad_ref.wire.transport import Stream
+
     try:
         with _load_models(args) as make:
             _log(f"serving {', '.join(args.models)} over standard input and output")
@@ -284,6 +283,9 @@ def _accept(listener: socket.socket) -> socket.socket:
 
 def _refuse_connection(client: socket.socket, reason: str) -> None:
     """Answer the first call of ``client`` with an error, ``reason``, and close the connection."""
+    from emad_ref.wire.client import FAILURE
+    from emad_ref.wire.frames import WireFrame, encode_frame
+
     _log(f"a client was refused: {reason}")
     with client, suppress(OSError):
         client.settimeout(REFUSAL_S)
@@ -295,6 +297,9 @@ def _refuse_connection(client: socket.socket, reason: str) -> None:
 def _serve_client(
     client: socket.socket, make: Callable[[Request], Decoder], lock: threading.Lock, limits: ServerLimits
 ) -> None:
+    from emad_ref.wire.server import DecoderServer
+    from emad_ref.wire.transport import Stream
+
     try:
         with client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

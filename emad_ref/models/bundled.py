@@ -8,7 +8,6 @@ wheel of the distribution ``pytest-emad-models`` holds all of them. It is built 
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 BUNDLED = ("emad-nano", "emad-t5-tiny", "emad-t5-tiny-tuned", "emad-tiny", "emad-tiny-plain")
@@ -41,6 +40,8 @@ def bundled_names() -> tuple[str, ...]:
 
 def models_version() -> str | None:
     """The installed version of ``pytest-emad-models``; None without it."""
+    from importlib import metadata  # slow, and `emad --help` needs no version
+
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -51,6 +52,8 @@ def models_version() -> str | None:
 def _installed_folder() -> Path | None:
     if models_version() != VERSION:
         return None
+    from importlib import metadata
+
     folder = Path(str(metadata.distribution(DISTRIBUTION).locate_file(DISTRIBUTION.replace("-", "_"))))
     return folder if folder.is_dir() else None
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError, suggest_nearest
 from emad_ref.models import bundled, downloads
-from emad_ref.text.corpora import is_hub_reachable
 
 CONFIG = "config.json"
 HUB: dict[str, str] = {
@@ -141,8 +140,11 @@ def require_available(name: str, argument: str = "name") -> None:
         require_fetched(name)
     elif source.kind == "gguf":
         downloads.require_gguf(Path(source.place))
-    elif source.hub_id is not None and not _is_cached(source.hub_id, revision) and not is_hub_reachable():
-        raise unreadable_error(name, source, OUT_OF_REACH)
+    elif source.hub_id is not None and not _is_cached(source.hub_id, revision):
+        from emad_ref.text.corpora import is_hub_reachable  # imports NumPy, which no other name needs
+
+        if not is_hub_reachable():
+            raise unreadable_error(name, source, OUT_OF_REACH)
 
 
 def require_fetched(name: str) -> None:

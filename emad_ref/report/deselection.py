@@ -27,18 +27,29 @@ REASON_TEXTS = {
 }
 
 
-def deselection_lines(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One sentence for each reason to skip tests, with their claims. ``deselected`` is that part of ``report.json``."""
+def deselection_lines(deselected: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each reason to skip tests, with their claims. The arguments are parts of ``report.json``.
+
+    A slow test that ``--emad-only`` leaves out as well counts there: a larger budget would not let it run.
+    """
     entries = list(deselected)
+    whys = [_printed_reason(entry, settings) for entry in entries]
     for why, words in REASON_TEXTS.items():
-        left = [entry for entry in entries if entry["why"] == why]
-        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry["claim"]))
-        others = sum(not entry["claim"] for entry in left)
+        left = [entry for entry, reason in zip(entries, whys, strict=True) if reason == why]
+        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry.get("claim")))
+        others = sum(not entry.get("claim") for entry in left)
         parts = [name_claims(claims, load_register())] if claims else []
         other = "other " if claims else ""
         parts += [f"{others} {other}test{'s' if others > 1 else ''}"] if others else []
         if parts:
             yield f"skipped {' and '.join(parts)}: {words}"
+
+
+def _printed_reason(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The reason of ``deselected`` that stops ``entry`` whatever the budget, if there is one."""
+    why, only, claim = str(entry["why"]), settings.get("only"), entry.get("claim")
+    is_left_out = why == ABOVE_BUDGET and only and claim not in only and (claim or entry["shipped"])
+    return LEFT_OUT if is_left_out else why
 
 
 HOME = Path(emad_ref.__file__).resolve().parents[1]

@@ -71,7 +71,7 @@ def merge_reports(
         "models": _merge_models(reports),
         "points": [],
         "notes": distinct(note for report in reports for note in _part_notes(report))
-        + list(deselection_lines(plan["deselected"])),
+        + list(deselection_lines(plan["deselected"], first["settings"])),
         "tests": [test for report in reports for test in report["tests"]],
         "audits": [audit for report in reports for audit in report["audits"]],
         "repeats": [repeat for report in reports for repeat in report.get("repeats", ())],
@@ -175,7 +175,7 @@ def _merge_models(reports: Sequence[Report]) -> list[Any]:
 
 def _part_notes(report: Report) -> Iterator[str]:
     """Notes of a part, without those about claims that it did not judge."""
-    of_a_part = set(deselection_lines(report["deselected"]))
+    of_a_part = set(deselection_lines(report["deselected"], report["settings"]))
     yield from (note for note in report["notes"] if note not in of_a_part)
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,8 @@ def torch_threads() -> int | None:
 
 def installed_version(distribution: str) -> str | None:
     """Version in the distribution's metadata; None if it is not installed."""
+    from importlib import metadata  # slow, and `emad --help` needs no version
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

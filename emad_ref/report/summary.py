@@ -318,7 +318,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
-    yield from deselection_lines(report.get("deselected", ()))
+    yield from deselection_lines(report.get("deselected", ()), report["settings"])
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 

@@ -1,11 +1,12 @@
 """Parse the address of a decoder: ``exec:COMMAND`` is a program, ``tcp:HOST:PORT`` a server of the wire protocol, a URL
-an inference server.
+an inference server. ``ServerLimits`` bounds what a server does for one client.
 
-Nothing is started. A command is split as a shell would split it, but no shell runs it.
+Nothing is started, and NumPy is not imported. A command is split as a shell would split it, but no shell runs it.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -120,3 +121,18 @@ def parse_host_and_port(rest: str, text: str, where: str, ports: range = PORTS) 
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in ports):
         raise BadArgument(where, text, f"a port in {ports[0]}–{ports[-1]} behind the last colon")
     return host, int(port)
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Limits for one client; ``inf`` is no limit.
+
+    ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction. ``sessions``:
+    open at once, and as many decoders. ``tokens``: positions of all open sessions over all rows, including those of a
+    ``generate`` in progress: K/V is kept for each.
+    """
+
+    idle_s: float = math.inf
+    frame_s: float = math.inf
+    sessions: int = 64
+    tokens: int = 1 << 17

@@ -14,11 +14,11 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsupported
+from emad_ref.wire.address import ServerLimits
 from emad_ref.wire.client import FAILURE, WIRE
 from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
 from emad_ref.wire.json_fields import absent_or, count, field, is_whole, items, whole
@@ -57,21 +57,6 @@ class LimitExceeded(EmadError):
         super().__init__(f"{name}={value}, but expected at most {most} of one judge; {remedy}")
 
 
-@dataclass(frozen=True)
-class ServerLimits:
-    """Limits for one client; ``inf`` is no limit.
-
-    ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction. ``sessions``:
-    open at once, and as many decoders. ``tokens``: positions of all open sessions over all rows, including those of a
-    ``generate`` in progress: K/V is kept for each.
-    """
-
-    idle_s: float = math.inf
-    frame_s: float = math.inf
-    sessions: int = 64
-    tokens: int = 1 << 17
-
-
 class DecoderServer:
     """The decoders and sessions of one client, by number.
 
@@ -83,9 +68,9 @@ class DecoderServer:
         make: Callable[[Request], Decoder],
         name: str,
         turn: AbstractContextManager[Any] | None = None,
-        limits: ServerLimits = ServerLimits(),
+        limits: ServerLimits | None = None,
     ):
-        self._make, self._name, self._turn, self._limits = make, name, turn or nullcontext(), limits
+        self._make, self._name, self._turn, self._limits = make, name, turn or nullcontext(), limits or ServerLimits()
         self._numbers = itertools.count(1)
         self._decoders: dict[int, Decoder] = {}
         self._sessions: dict[int, tuple[int, Session]] = {}  # with the number of its decoder

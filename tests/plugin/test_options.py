@@ -159,7 +159,7 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-pair=a,b", "--emad-small-model=a"], "--emad-pair='a,b', but expected no other option that names"),
         (["--emad-pair=a,b,c"], "--emad-pair='a,b,c', but expected SMALL,LARGE: two models"),
         (["--emad-only=EMAD-F3"], "--emad-only='EMAD-F3', but expected an id of the register, or a pattern such as"),
-        (["--emad-only=EMAD-F1", "--emad-only=EMAD-F3"], "nearest: EMAD-X3, EMAD-R3, EMAD-F2"),
+        (["--emad-only=EMAD-F1", "--emad-only=EMAD-F3"], "nearest: EMAD-F1, EMAD-F2, EMAD-E3"),
         (["--emad-only=EMAD-Z*"], "--emad-only='EMAD-Z*', but expected an id"),
         (["--emad-only=,"], "--emad-only=',', but expected claims by id or pattern"),
         (["--emad-gate-claims=EMAD-E33"], "nearest: EMAD-E3"),

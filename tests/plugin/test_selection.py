@@ -230,7 +230,8 @@ def test_a_claim_that_takes_long_waits_unless_it_gates_or_is_asked_for(
         sha256(b"found").hexdigest()[:16] if "--emad-exit" in arguments else None
     )
     said = any("--emad-all-claims" in note for note in report["notes"])
-    assert said == (not {"EMAD-E12", "EAD-A1"} <= set(asked)), "what waits is said once"
+    waiting = not {"EMAD-E12", "EAD-A1"} <= set(asked) and "--emad-only" not in arguments
+    assert said == waiting, "what waits is said once"
 
 
 def at(path: Path | str, name: str = "", model: str | None = None, **marked: Any) -> Any:
@@ -288,3 +289,13 @@ def test_a_refused_pair_ends_the_run_before_any_question(project: pytest.Pyteste
     said = result.stdout.str() + result.stderr.str()
     assert "--emad-pair='emad-tiny (" in said
     assert "never asked" not in said
+
+
+def test_a_larger_budget_is_no_remedy_for_what_only_leaves_out(suites: Path, run: Run) -> None:
+    """Slow claims that ``--emad-only`` does not name would not run with ``--emad-all-claims`` either."""
+    (suites / "test_model.py").write_text(WAITING)
+    result = run("suites", "--emad-only", "EMAD-F1", "--emad-report", "out")
+    assert report_of(suites.parents[1] / "out")["notes"] == [
+        "skipped 3 claims (EMAD-E12, EMAD-X1, EAD-A1): left out by --emad-only"
+    ]
+    assert "--emad-all-claims" not in result.stdout.str()

@@ -12,8 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import shtab
 
 from emad_ref import __version__, cli
+from emad_ref.cli.arguments import SHELLS
 from emad_ref.cli.generation import depth_legend, paint, pair_legend, terminal_colours, visible_text
 
 
@@ -110,6 +112,8 @@ def test_version_names_ours_and_the_libraries_without_importing_them():
     ("argv", "meant"),
     [
         (["generat"], "generate"),
+        (["cal"], "calibrate"),
+        (["REPLAY"], "replay"),
         (["generate", "emad-tiny", "hi", "--tokns", "3"], "--tokens"),
         (["judge", "emad-tiny", "--budget", "smoek"], "smoke"),
     ],
@@ -126,6 +130,10 @@ def test_what_is_like_nothing_gets_no_match(capsys):
     with pytest.raises(SystemExit):
         TOP.parse_args(["generate", "emad-tiny", "hi", "--qqqqq"])
     assert "mean" not in capsys.readouterr().err
+
+
+def test_completion_is_offered_for_the_shells_that_shtab_knows():
+    assert list(SHELLS) == shtab.SUPPORTED_SHELLS
 
 
 def completed(*words):

@@ -34,6 +34,17 @@ def test_importing_the_light_modules_loads_nothing_heavy(module):
     assert out.stdout.strip() == "[]"
 
 
+def test_the_help_of_the_command_loads_neither_numpy_nor_what_makes_completions():
+    """Both, and what reads the versions of packages, took as long as the rest of ``emad --help``."""
+    lazy = ("numpy", "shtab", "importlib.metadata", "asyncio", "huggingface_hub")
+    code = (
+        "import sys\nfrom emad_ref.cli import main\n"
+        f"try:\n main(['--help'])\nfinally:\n print([name for name in {lazy} if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
 DOCUMENTED = [name for name in emad_ref.__all__ if name != "__version__"]
 
 

@@ -37,12 +37,15 @@ def judged() -> dict[str, Any]:
 
 def test_a_row_is_named_by_claim_or_by_part_of_a_node_id(judged: dict[str, Any]) -> None:
     assert find_test(judged, "EMAD-F1") == F1
+    assert find_test(judged, "emad-f1") == F1, "case does not matter, as in --emad-only"
     assert find_test(judged, "test_forced") == FORCED, "the only one that failed"
     assert find_test(judged, "least") == FORCED.replace("full", "least")
     with pytest.raises(BadArgument, match="3 contain it, of which 2 failed"):
         find_test(judged, "test_")
     with pytest.raises(BadArgument, match="nearest: EMAD-F1"):
         find_test(judged, "EMAD-F2")
+    with pytest.raises(BadArgument, match="nearest: test_forced, test_claim"):
+        find_test(judged, "test_frced")
 
 
 def test_what_the_report_knows_is_said_first(judged: dict[str, Any]) -> None:

@@ -154,7 +154,12 @@ DEMANDING = replace(CLAIM, minimum={"documents": 30, "documents_to_survive": 200
     ("leg", "n", "outcome", "said"),
     [
         (BELOW, 29, "inconclusive", "29 documents, at least 30 are needed"),
-        (BELOW, 30, "inconclusive", "at least 200 are needed to survive: 30 documents cannot exclude that 10 % of"),
+        (
+            BELOW,
+            30,
+            "inconclusive",
+            "30 documents, at least 200 are needed to survive: 30 documents cannot exclude that 10 % of",
+        ),
         (BELOW, 200, "survived", "200 documents cannot exclude that 1.5 % of them fail"),
         (BELOW, 2000, "survived", "2000 documents cannot exclude that 0.15 % of them fail"),
         (ABOVE, 30, "falsified", ""),
@@ -194,9 +199,9 @@ def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
 @pytest.mark.parametrize(
     ("found", "why", "enough"),
     [
-        ({"a": replace(ABOVE, n=29)}, "at least 30 are needed", 30),
-        ({"a": BELOW, "b": replace(ABOVE, n=29)}, "at least 30 are needed", 30),
-        ({"a": replace(BELOW, n=30)}, "at least 200 are needed", 200),
+        ({"a": replace(ABOVE, n=29)}, "29 documents, at least 30 are needed", 30),
+        ({"a": BELOW, "b": replace(ABOVE, n=1)}, "1 document, at least 30 are needed", 30),
+        ({"a": replace(BELOW, n=30)}, "30 documents, at least 200 are needed to survive", 200),
         ({"a": replace(estimate(-0.5, 0.9, 0.0501), n=30)}, "about 200 documents would decide it", 200),
         ({"a": estimate(0.0, 0.5, 0.5)}, "too near the threshold for any number of documents", None),
         ({"a": replace(estimate(0.0, 1.0, 1.0), method="tied")}, "tied", None),

@@ -16,9 +16,8 @@ import pytest
 from emad_ref import cli
 from emad_ref.cli import server
 from emad_ref.protocol import Unsupported
-from emad_ref.wire.address import ServerAddress
+from emad_ref.wire.address import ServerAddress, ServerLimits
 from emad_ref.wire.client import Connection, DecoderFailed
-from emad_ref.wire.server import ServerLimits
 
 
 @pytest.mark.parametrize(

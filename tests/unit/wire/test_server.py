@@ -12,9 +12,10 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
+from emad_ref.wire.address import ServerLimits
 from emad_ref.wire.frames import FRAME_SIZES, MAGIC, BadFrame, WireFrame, encode_frame, read_frame
 from emad_ref.wire.messages import prompts_frame, request_frame
-from emad_ref.wire.server import DecoderServer, IdleTimeout, ServerLimits
+from emad_ref.wire.server import DecoderServer, IdleTimeout
 from emad_ref.wire.transport import Stream, StreamEnded, StreamTimedOut
 from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
 
