@@ -14,6 +14,7 @@ An error that makes every test impossible (a model that cannot be loaded, a corp
 from __future__ import annotations
 
 import json
+import os
 import unittest
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 from emad_ref.errors import EmadError, RunStopped
+from emad_ref.report.deselection import HOME
 from emad_ref.report.schema import Outcome, SkipKind
 from pytest_emad import decoder_providers, environment, selection
 from pytest_emad.recorder import ATTEMPT, RAISED, REPLACED
@@ -31,6 +33,7 @@ SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist car
 WORKER_OUTPUT_KEY = "emad.attendance"  # entry of a worker's output
 STOP = "emad_stop"  # attribute of a report: why the run ends
 DESELECTED = "deselected"
+NOT_THE_USERS = (HOME / "emad_ref", HOME / "pytest_emad", Path(os.__file__).parent)
 OUR_FIXTURES = frozenset({"emad_evidence", "emad_model", "emad_pair", "emad_record"})
 MAX_REASON_LENGTH = 300  # characters of the error of an attempt
 SKIP_EXCEPTIONS = (pytest.skip.Exception, unittest.SkipTest)
@@ -121,13 +124,35 @@ class CollectionLog:
 
 
 def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:
-    """Show an error of ours by its message, which names value, expectation and remedy; ``--tb`` shows the frames."""
-    error = call.excinfo.value if call.excinfo is not None else None
+    """Show an error of ours by its message, which names value, expectation and remedy; of another one, raised below a
+    shipped test, the frames from the first file of the user's on. ``--tb`` shows all frames.
+    """
+    if call.excinfo is None:
+        return
+    error = call.excinfo.value
     if isinstance(error, RunStopped):
         vars(report)[STOP] = report.longrepr = str(error)
-    elif isinstance(error, EmadError) and report.failed and item.config.option.tbstyle == "auto" and _uses_ours(item):
+    elif not (report.failed and item.config.option.tbstyle == "auto" and _uses_ours(item)):
+        return
+    elif isinstance(error, EmadError):
         notes = getattr(error, "__notes__", [])  # Hypothesis puts the falsifying example there
         report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
+    elif environment.is_shipped(item) and any(_is_users(entry) for entry in call.excinfo.traceback):
+        report.longrepr = call.excinfo.getrepr(style="short", tbfilter=_from_the_users_frame)
+
+
+def _from_the_users_frame(excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
+    """The traceback from the first frame of a file that is the user's; all of it if there is none."""
+    first = next((place for place, entry in enumerate(excinfo.traceback) if _is_users(entry)), 0)
+    return excinfo.traceback[first:]
+
+
+def _is_users(entry: Any) -> bool:
+    """Whether a frame is in a file of neither this package nor an installed one."""
+    path = Path(entry.path)
+    if "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in NOT_THE_USERS):
+        return False
+    return environment.shipped_file(path) is None
 
 
 def _uses_ours(item: pytest.Item) -> bool:

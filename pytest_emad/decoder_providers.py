@@ -125,6 +125,22 @@ def check_providers(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
+def check_hook_names(config: pytest.Config) -> None:
+    """Refuse a misspelt hook of ours in one line, before pytest reports an internal error.
+
+    Raises:
+        pytest.UsageError: a plugin has a function ``pytest_emad_…`` that is no hook.
+    """
+    hooks = {name: caller for name, caller in vars(config.hook).items() if name.startswith("pytest_emad_")}
+    known = [name for name, caller in hooks.items() if caller.has_spec()]
+    for name in hooks.keys() - set(known):
+        for implementation in hooks[name].get_hookimpls():
+            if not implementation.optionalhook:
+                place = provider_name(config, implementation.plugin_name, implementation.plugin)
+                found = place.removeprefix("hook of ")
+                raise pytest.UsageError(f"{found}: {name} is no hook; the hooks of this plugin: {', '.join(known)}")
+
+
 def provider_choice(config: pytest.Config) -> str | None:
     """The provider that the command line names by address, plugin name or variant of ours; None: calling order."""
     asked_for = settings(config)

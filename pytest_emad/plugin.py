@@ -167,6 +167,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
+    decoder_providers.check_hook_names(session.config)
     if environment.requested_suites(session.config):
         environment.check_requirements()
         _load_hypothesis_profile(session.config)

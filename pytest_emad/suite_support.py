@@ -59,14 +59,17 @@ def record_answer(
 
     Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
     """
+    refuted = None
     try:
         answer = docket.answer(claim, evidence, layers, question)
     except AuditRefutedError as complaint:
-        if complaint.finding is not None:
-            record.audit(complaint.finding)
+        refuted = complaint
+    if refuted is not None:  # outside of the handler, or pytest would print the complaint twice
+        if refuted.finding is not None:
+            record.audit(refuted.finding)
         asked = docket.asked(claim, evidence.name, layers)
-        record.claim(asked.unmeasured(f"not decided: {complaint}"), evidence.corpus, evidence.fingerprint)
-        pytest.fail(f"{claim} is not decided: {complaint}", pytrace=False)
+        record.claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
+        pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
     record.exhibits(evidence.name, answer.exhibits)
     record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
 

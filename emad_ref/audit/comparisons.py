@@ -145,7 +145,7 @@ def _judge_comparisons(tally: Tally, how: str, point: OperatingPoint, depth: Int
             False,
             f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth "
             f"{expected[0][row]}: after layer "
-            f"{point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
+            f"{point.probes[which]} it compared {float(signal[row, which])!r} with {float(threshold[which])!r} ({how})",
         )
     careless = CARELESS_COMPARISONS.values()
     return np.array([(_compared_depths(point, signal, threshold, *each) != expected[0]).sum() for each in careless])

@@ -182,6 +182,8 @@ def run_overview(report: Report) -> dict[str, Any]:
     return {
         "headline": brief.headline,
         "tone": {True: "good", False: "bad", None: ""}[brief.passed],
+        "broken": brief.broken,
+        "repeat": brief.repeat,
         "unknown": brief.unknown,
         "decoder": _decoder_text(report["decoder"]) if later else "",
         "models": [_model_text(model) for model in report["models"]],

@@ -52,7 +52,8 @@ def _run_sections(run: PageRun) -> list[str]:
         "Provenance": [_table(run.provenance)],
     }
     lines = [part for heading, parts in sections.items() if any(parts) for part in (f"### {heading}", *parts)]
-    return [f"## {escape_markdown(run.name)}", markdown_paragraph(run.overview["headline"]), *lines]
+    broken = "\n".join(f"- {escape_markdown(cause)}" for cause in run.overview["broken"])
+    return [f"## {escape_markdown(run.name)}", markdown_paragraph(run.overview["headline"]), broken, *lines]
 
 
 def _figure_line(heading: str, figure: PageFigure | None) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ class RunSummary:
 
     ``headline``  passed or failed, and why.
     ``passed``    whether the run passed; None: it did not end.
+    ``broken``    failed tests that decided no claim, a sentence for each cause.
+    ``repeat``    the command that repeats the first of them.
     ``unknown``   models that do not know the text on which they were judged, a sentence each.
     ``points``    name of each selected operating point → its roles, cost and quality.
     ``rest``      outcome → claims that do not gate, by reason.
@@ -77,6 +80,8 @@ class RunSummary:
     models: str
     headline: str
     passed: bool | None
+    broken: tuple[str, ...]
+    repeat: str
     unknown: tuple[str, ...]
     gates: tuple[GateSummary, ...]
     points: Mapping[str, str]
@@ -102,6 +107,8 @@ def run_summary(report: Report) -> RunSummary:
         models=", ".join(models),
         headline=headline,
         passed=passed,
+        broken=tuple(_causes(_broken_tests(report), report)),
+        repeat=_repeat_command(report),
         unknown=tuple(_unknown_texts(report)),
         gates=gates,
         points=dict(_selected_points(report["points"])),
@@ -117,7 +124,7 @@ def _headline(report: Report, gates: Sequence[GateSummary]) -> tuple[str, bool |
     """Passed or failed, and why. A report of schema 1 has neither state nor exit status: then its gates tell."""
     run = report.get("run") or {}
     if (state := report.get("state", "complete")) != "complete":
-        return f"NOT FINISHED: the run is {state}; what follows is what it reached", None
+        return f"NOT FINISHED: the run {UNFINISHED[state]}; what follows is what it reached", None
     reasons = list(_failure_reasons(report, gates))
     if not reasons and run.get("exit_status"):
         reasons = [f"pytest ended with status {run['exit_status']}"]
@@ -125,7 +132,29 @@ def _headline(report: Report, gates: Sequence[GateSummary]) -> tuple[str, bool |
         return f"FAILED: {'; '.join(reasons)}", False
     if report["settings"].get("gate") == "known" and report.get("known"):
         return "PASSED: every verdict equals the record", True
-    return f"PASSED: {f'of the gates, {count_gates(gates)}' if gates else 'no claim of this run is a gate'}", True
+    passed = f"{_count_of_gates(gates)}{_unrefuted(report)}" if gates else "no claim of this run is a gate"
+    return f"PASSED: {passed}", True
+
+
+UNFINISHED = {
+    "running": "is still running, or was killed",
+    "interrupted": "was interrupted",
+    "usage error": "ended with a usage error",
+}
+
+
+def _count_of_gates(gates: Sequence[GateSummary]) -> str:
+    """``3 of 4 gates hold, 1 not applicable``."""
+    holding = [gate for gate in gates if gate.verdict == "survived"]
+    _, comma, others = count_gates(gates).partition(", ")
+    return f"{len(holding)} of {_count(len(gates), 'gate')} {_verb(holding, 'hold')}{comma}{others}"
+
+
+def _unrefuted(report: Report) -> str:
+    """How many audits the decoder passed, where the run judges the decoder."""
+    passed = sum(audit["passed"] is True for audit in report.get("audits", ()))
+    judged = report["settings"].get("gate") == "decoder" and passed
+    return f", and the decoder passed {_count(passed, 'audit')}" if judged else ""
 
 
 def _failure_reasons(report: Report, gates: Sequence[GateSummary]) -> Iterator[str]:
@@ -137,17 +166,61 @@ def _failure_reasons(report: Report, gates: Sequence[GateSummary]) -> Iterator[s
         yield f"{len(failing)} of {_count(len(compared), 'verdict')} {_verb(failing, 'differ')} from the record"
     elif failing:
         yield f"{len(failing)} of {_count(len(gates), 'gate')} {_verb(failing, 'do')} not hold"
-    of_claims = {claim.get("test") for claim in failing}
-    broken = [
-        test
-        for test in report.get("tests", ())
-        if test["outcome"] in ("failed", "error") and test["nodeid"] not in of_claims
-    ]
-    if broken:
+    if broken := _broken_tests(report):
         yield f"{_count(len(broken), 'other test' if failing else 'test')} failed"
     conditions = (report.get("run") or {}).get("failures", ())
     if conditions:
         yield f"{_count(len(conditions), 'condition')} on the run {_verb(conditions, 'are')} not met"
+
+
+def _broken_tests(report: Report) -> list[Mapping[str, Any]]:
+    """Failed tests that did not fail for the verdict of a claim."""
+    known = report["settings"].get("gate") == "known"
+    of_claims = {claim.get("test") for claim in report["claims"] if _fails(claim, known)}
+    return [
+        test
+        for test in report.get("tests", ())
+        if test["outcome"] in ("failed", "error") and test["nodeid"] not in of_claims
+    ]
+
+
+_COMPARED = re.compile(r" \([^()]*\bcompared\b[^()]*\)$")  # how much an audit read
+_NUMBER = re.compile(r"\d[\d.e+-]*|\binf\b")
+
+
+def _causes(broken: Sequence[Mapping[str, Any]], report: Report) -> Iterator[str]:
+    """For each cause of failed tests: how many failed, the audits that refuted the decoder, what the first found.
+
+    Two tests have one cause if what they found differs in numbers, and before the last colon, alone.
+    """
+    refuted = {audit["test"]: audit for audit in reversed(report.get("audits", ())) if audit["passed"] is False}
+    causes: dict[str, list[str]] = {}
+    audits: dict[str, list[str]] = {}
+    for test in broken:
+        audit = refuted.get(test["nodeid"])
+        found = audit["detail"] if audit else str(test.get("reason", "")).partition("\n")[0].removeprefix("Failed: ")
+        found = _COMPARED.sub("", found)
+        cause = _NUMBER.sub("#", found.rpartition(": ")[2])
+        causes.setdefault(cause, []).append(found)
+        audits.setdefault(cause, []).extend([audit["check"]] if audit else [])
+    for cause, found in causes.items():
+        checks = list(dict.fromkeys(audits[cause]))
+        of = f" ({'audit' if len(checks) == 1 else 'audits'} {', '.join(checks)})" if checks else ""
+        yield f"{_count(len(found), 'test')}{of}: {found[0] or 'no reason was reported'}"
+
+
+def _repeat_command(report: Report) -> str:
+    """The ``emad replay`` command of the first broken test; "" without one, or without a report folder.
+
+    A test is named by its function, or with its parameters if several of that function failed.
+    """
+    names = [str(test["nodeid"]).rpartition("::")[2] for test in _broken_tests(report)]
+    place = report["settings"].get("report")
+    if not names or not place:
+        return ""
+    function = names[0].partition("[")[0]
+    is_unique = sum(name.partition("[")[0] == function for name in names) == 1
+    return f"emad replay {shlex.quote(str(place))} {function if is_unique else shlex.quote(names[0])}"
 
 
 def _fails(claim: Mapping[str, Any], known: bool) -> bool:
@@ -155,7 +228,7 @@ def _fails(claim: Mapping[str, Any], known: bool) -> bool:
     return bool(claim.get("fails", claim["gate"] and claim["verdict"] == "falsified" and not known))
 
 
-_SINGULAR = {"differ": "differs", "do": "does", "are": "is"}
+_SINGULAR = {"hold": "holds", "differ": "differs", "do": "does", "are": "is"}
 
 
 def _verb(things: Sequence[object], plural: str) -> str:
@@ -383,7 +456,8 @@ class DetailLevel:
 
     ``titled``     outcomes whose claims are printed with their titles; of the others ids and reasons
     ``survivors``  whether to print claims that survived or were measured
-    ``reason``     letters of a reason, 0 for none
+    ``reason``     letters of the reason that a claim is not decided, 0 for none
+    ``remedies``   whether to say what would decide an inconclusive claim; never cut, for without its end it is no help
     ``holding``    whether gates that hold show their numbers
     ``points``     number of operating points
     ``failures``   number of reasons for which the run as a whole fails
@@ -392,6 +466,7 @@ class DetailLevel:
     titled: Sequence[str]
     survivors: bool
     reason: int
+    remedies: bool
     holding: bool
     points: int
     failures: int
@@ -400,16 +475,18 @@ class DetailLevel:
 NOT_DECIDED = "not decided"  # not applicable and unmeasured claims together
 ALL, FALSIFIED = ("falsified", "inconclusive", NOT_DECIDED, "survived", "measured"), ("falsified",)
 DETAIL_LEVELS = (
-    DetailLevel(ALL, True, 160, True, 12, 40),
-    DetailLevel(ALL, False, 160, True, 6, 40),
-    DetailLevel(ALL, False, 90, True, 6, 12),
-    DetailLevel(ALL, False, 90, False, 6, 12),
-    DetailLevel(ALL, False, 45, False, 4, 6),
-    DetailLevel(FALSIFIED, False, 90, False, 4, 6),
-    DetailLevel((), False, 90, False, 4, 4),
-    DetailLevel((), False, 0, False, 4, 4),
-    DetailLevel((), False, 0, False, 1, 2),
+    DetailLevel(ALL, True, 160, True, True, 12, 40),
+    DetailLevel(ALL, False, 160, True, True, 6, 40),
+    DetailLevel(ALL, False, 90, True, True, 6, 12),
+    DetailLevel(ALL, False, 90, True, False, 6, 12),
+    DetailLevel(ALL, False, 45, True, False, 4, 6),
+    DetailLevel(ALL, False, 0, True, False, 4, 6),
+    DetailLevel(FALSIFIED, False, 0, True, False, 4, 6),
+    DetailLevel((), False, 0, True, False, 4, 4),
+    DetailLevel((), False, 0, False, False, 4, 4),
+    DetailLevel((), False, 0, False, False, 1, 2),
 )
+BROKEN_LETTERS = 240  # of one cause of failed tests
 GATE_LETTERS = 160  # enough for a gate's measured and required value, and for where
 
 
@@ -449,6 +526,12 @@ TextPart = tuple[str, str, Tone]  # text, indent of its further lines, tone
 
 def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) -> Iterator[TextPart]:
     yield brief.headline, "  ", "open" if brief.passed is None else "good" if brief.passed else "bad"
+    for cause in brief.broken[: level.failures]:
+        yield f"  {textwrap.shorten(cause, BROKEN_LETTERS, placeholder=' …')}", "    ", "bad"
+    if len(brief.broken) > level.failures:
+        yield f"  {_count(len(brief.broken) - level.failures, 'more cause')}: see above or the report", "    ", "bad"
+    if brief.repeat:
+        yield f"  to repeat one test alone: {brief.repeat}", "    ", ""
     for failure in brief.failures[: level.failures]:
         yield f"emad: FAILED: {failure}", "  ", "bad"
     if len(brief.failures) > level.failures:
@@ -480,9 +563,9 @@ def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[Te
     for gate in gates:
         of = f" ({gate.of})" if gate.of else ""
         yield f"  {gate.id:{names}}  {gate.title}: {gate.verdict}{of}", indent, TONES.get(gate.verdict, "")
-        facts = gate.facts() if level.reason else gate.facts()[:1]
+        facts = gate.facts() if level.remedies else gate.facts()[:1]
         for text in facts if level.holding or gate.verdict != "survived" else ():
-            whole = text == gate.why and level.reason  # a remedy is never cut while there is room
+            whole = text == gate.why
             yield (
                 indent + (text if whole else textwrap.shorten(text, GATE_LETTERS, placeholder=" …")),
                 f"{indent}  ",
@@ -512,8 +595,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         groups = [group for outcome in outcomes for group in brief.rest.get(outcome, {}).items()]  # type: ignore[call-overload]
         if groups:
             more = f". {brief.more}" if brief.more and words == "inconclusive" else ""
-            # a remedy is never cut: without its end it cannot be followed
-            room = PARAGRAPH_LETTERS if level.reason and words == "inconclusive" else level.reason
+            room = (PARAGRAPH_LETTERS if level.remedies else 0) if words == "inconclusive" else level.reason
             yield f"  {words}: {_list_claims(groups, room, words in level.titled)}{more}", "    ", ""
     if level.survivors:
         for outcome in ("survived", "measured"):
@@ -534,12 +616,14 @@ def count_outcomes(counts: dict[Outcome, int]) -> str:
 def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason: int, titles: bool) -> str:
     """The claims of ``groups``, (reason, [(id, title)]); ids alone without ``titles``.
 
-    Reasons have at most ``reason`` letters. Of three claims and more that share one, it stands for the titles.
+    Reasons have at most ``reason`` letters. Three claims and more that share one are counted, without titles.
     """
     parts = []
     for whole, claims in groups:
-        why = textwrap.shorten(whole, reason, placeholder=" …") if reason and whole else ""
-        if titles and not (why and len(claims) > 2):
+        is_counted = titles and whole and len(claims) > 2
+        room = max(reason, COUNTED_LETTERS) if is_counted else reason
+        why = textwrap.shorten(whole, room, placeholder=" …") if room and whole else ""
+        if titles and not is_counted:
             named = "; ".join(f"{title} ({id})" if title else id for id, title in claims)
         else:
             named = id_ranges([id for id, _ in claims])
@@ -548,6 +632,7 @@ def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason
     return "; ".join(parts)
 
 
+COUNTED_LETTERS = 70  # of the reason that stands for the titles of several claims
 PARAGRAPH_LETTERS = 10_000  # Markdown wraps paragraphs by itself
 TABLE_LINES = 8  # lines around the table of gates: heading, headline, blanks, its own head
 

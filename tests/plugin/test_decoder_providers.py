@@ -35,6 +35,17 @@ def test_a_conftest_provides_the_decoder(project: pytest.Pytester, run: Run) -> 
     run().assert_outcomes(passed=1)
 
 
+def test_a_misspelt_hook_is_a_usage_error_in_one_line(project: pytest.Pytester, run: Run) -> None:
+    """pytest itself reports an internal error of sixty lines."""
+    project.makeconftest("def pytest_emad_make_decodr(config, request): return 'mine'")
+    project.makepyfile("def test(): pass")
+    result = run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = "conftest.py: pytest_emad_make_decodr is no hook; the hooks of this plugin: pytest_emad_make_decoder"
+    assert f"ERROR: {said}" in result.errlines
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
 def test_two_foreign_providers_are_a_usage_error(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ASK.format(expected=2))
     result = run("-p", "one", "-p", "two")

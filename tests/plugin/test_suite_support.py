@@ -127,8 +127,11 @@ def test_a_claim_whose_answers_are_refuted_is_recorded_as_not_decided_and_fails(
     verdicts: list[Any] = []
     record: Any = SimpleNamespace(audit=audits.append, claim=lambda verdict, *about: verdicts.append((verdict, about)))
     plan, evidence = RunPlan({claim.id: claim}, Study()), Refuted()
-    with pytest.raises(pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"
+    ) as failed:
         record_answer(evidence, 4, plan, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))
+    assert failed.value.__context__ is None, "pytest would print the complaint twice"
     assert audits == [FOUND]
     ((verdict, about),) = verdicts
     assert (verdict.verdict, about) == ("unmeasured", ("text", "f00d"))

@@ -236,6 +236,20 @@ def test_an_outcome_that_a_conftest_changed_is_named(suites: Path, project: pyte
     assert audit.startswith(f"{SAMPLING}: passed, although audit rows refuted it (row 2 is off); find the mark, hook")
 
 
+@pytest.mark.parametrize("style", ["auto", "short"])
+def test_an_exception_of_a_decoder_is_shown_from_the_users_own_frame_on(
+    suites: Path, project: pytest.Pytester, run: Run, style: str
+) -> None:
+    """The frames of the judge, dozens of lines a test, hide the one that can be mended."""
+    rewritten(suites, "fidelity/test_bridge", "def test_sampling(opened, emad_record): opened()")
+    project.makeconftest("def pytest_emad_make_decoder(config, request): return int('no number')")
+    result = run(SAMPLING, f"--tb={style}")
+    shown = result.stdout.str()
+    assert "conftest.py:1: in pytest_emad_make_decoder" in shown
+    assert ("test_bridge.py:1: in test_sampling" in shown) == (style == "short")
+    assert "  1 test: ValueError: invalid literal for int() with base 10: 'no number'" in result.outlines
+
+
 @pytest.mark.parametrize("arguments", [["-k", "not sampling"], ["--deselect", SAMPLING], ["-m", "nothing"]])
 def test_deselection_is_named(suites: Path, run: Run, arguments: list[str]) -> None:
     result = run("suites/fidelity", *arguments, "--emad-expect-decoder", "foreign")

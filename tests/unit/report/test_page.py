@@ -76,7 +76,7 @@ def test_every_leg_is_there_folded_away_below_its_claim():
 def test_the_page_opens_with_the_verdict_in_a_word_and_a_colour():
     failed, passed = report(), report(claims=[verdict("survived")])
     failed["claims"] = [verdict("falsified")]
-    for found, tone, word in ((failed, "bad", "FAILED: 1 of 1 gate"), (passed, "good", "PASSED: of the gates")):
+    for found, tone, word in ((failed, "bad", "FAILED: 1 of 1 gate"), (passed, "good", "PASSED: 1 of 1 gate holds")):
         text = page_of(found)
         assert f'<p class="overall {tone}">{word}' in text
         assert text.index('class="overall') < text.index("<h3>Gates</h3>")

@@ -58,9 +58,10 @@ KNOWN = {"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": Fa
 @pytest.mark.parametrize(
     ("changes", "headline"),
     [
-        ({}, "PASSED: of the gates, 1 of 1 hold"),
+        ({}, "PASSED: 1 of 1 gate holds"),
         ({"settings": {"gate": "known"}, "known": [KNOWN]}, "PASSED: every verdict equals the record"),
-        ({"state": "interrupted"}, "NOT FINISHED: the run is interrupted; what follows is what it reached"),
+        ({"state": "interrupted"}, "NOT FINISHED: the run was interrupted; what follows is what it reached"),
+        ({"state": "usage error"}, "NOT FINISHED: the run ended with a usage error; what follows is what it reached"),
         ({"failures": ["speed is required"]}, "FAILED: 1 condition on the run is not met"),
         ({"tests": [{"nodeid": "t", "outcome": "error"}]}, "FAILED: 1 test failed"),
         ({"exit": 2}, "FAILED: pytest ended with status 2"),
@@ -71,6 +72,51 @@ def test_the_first_line_says_passed_or_failed_and_why(changes, headline):
     found = report([claim("EMAD-E2")], **changes)
     found["run"]["exit_status"] = exit_status
     assert text(found)[0] == headline
+
+
+COMPARED = "(4 positions compared, 0 ties)"
+
+
+def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_that_repeats_one():
+    tests = [
+        {"nodeid": f"a.py::test_{name}", "outcome": "failed", "reason": reason}
+        for name, reason in (("b[m]", "Failed: audit"), ("c[1]", ""), ("c[2]", ""), ("d", "OSError: 1 of 2\nand more"))
+    ]
+    details = {
+        "b[m]": f"row 0, depth 2: the rule gives depth 1 {COMPARED}",
+        "c[1]": f"a ceiling: row 3, depth 4: the rule gives depth 12 {COMPARED}",
+        "c[2]": "row 1: 3 tokens, not 4",
+    }
+    audits = [
+        {"test": f"a.py::test_{name}", "check": f"check {name[0]}", "passed": False, "detail": detail}
+        for name, detail in details.items()
+    ]
+    found = report([claim("EMAD-E2")], tests=tests, audits=audits, settings={"report": "my out"})
+    assert text(found, 120)[:6] == [
+        "FAILED: 4 tests failed",
+        "  2 tests (audits check b, check c): row 0, depth 2: the rule gives depth 1",
+        "  1 test (audit check c): row 1: 3 tokens, not 4",
+        "  1 test: OSError: 1 of 2",
+        "  to repeat one test alone: emad replay 'my out' test_b",
+        "gates: 1 of 1 hold",
+    ]
+    found["tests"] = tests[1:]
+    assert "  to repeat one test alone: emad replay 'my out' 'test_c[1]'" in text(found, 120)
+
+
+def test_the_decoders_audits_are_counted_where_it_is_judged():
+    audits = [{"test": "t", "check": "rows", "passed": passed, "detail": ""} for passed in (True, True, None)]
+    found = report([claim("EMAD-E2"), claim("EMAD-E5")], audits=audits, settings={"gate": "decoder"})
+    assert text(found)[0] == "PASSED: 2 of 2 gates hold, and the decoder passed 2 audits"
+
+
+def test_reasons_are_left_out_before_titles_are():
+    """Ids alone say nothing to a reader who does not know them."""
+    names = ("EMAD-E3", "EMAD-E4", "EMAD-E9", "EMAD-E13", "EMAD-N1")
+    rest = [claim(id, "unmeasured", f"{id} " + "because " * 30) for id in names]
+    shown = " ".join(" ".join(text(report(rest), 80, 10)).split())
+    assert "because" not in shown
+    assert all(f"{REGISTER[id].title} ({id})" in shown for id in names)
 
 
 def test_a_verdict_that_differs_from_the_record_fails_the_run_whatever_it_is():
