@@ -3,7 +3,8 @@
 A *variant* is a point that uses a field. The decoder is opened at each and may decline (``Unsupported``). If it
 decodes, a session and a ``generate`` are compared with the lens at that point, or with the reference decoder if the
 lens does not know the states. Thresholds are quantiles of the signals on the fed tokens, chosen so that a decoder which
-ignores the field decides otherwise somewhere. If there are none, a note names the field.
+ignores the field decides otherwise somewhere. If there are none, a note names the field. As many tokens are decoded as
+show the difference ``ENOUGH`` times.
 
 ``tests/unit/audit/test_fields.py`` walks the dataclasses of ``point`` and fails for a field or value without a variant.
 """
@@ -41,7 +42,7 @@ from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
 
 MOST_PROBES = 5
-MOST_CONTRASTED = 10  # layers; models of up to 12 are read from layer 2 on
+MOST_CONTRASTED = 6  # layers; models of up to 8 are read from layer 2 on
 MISSING_DIGEST = "0" * 16  # digest of a tuned lens, or translators, that do not exist
 
 EXIT_SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # shares of the fed tokens that a threshold lets exit
@@ -50,7 +51,8 @@ DECODED_THRESHOLDS = 12  # of them, if the reference decoder has to decode at ea
 MAX_JUMP_TOLERANCE = 0.01  # logits; with more, tokens tie too often to compare a signal that jumps there
 PLAIN_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.plain and signal is not ENTROPY)
 DRAWS = 3  # draws of a variant's own numbers, until ignoring it shows
-ENOUGH = 3  # discriminating positions that end the search for thresholds
+ENOUGH = 3  # discriminating positions that end the search for thresholds, and that are decoded
+FEWEST_DECODED = 4  # tokens fed, and generated, even if fewer suffice or ignoring a field would not show
 CLEAR = 2  # tolerances between a signal and a threshold: closer ones decide by rounding
 
 
@@ -317,7 +319,7 @@ class FieldsCheck:
     """Inputs of the check of every variant.
 
     ``opened`` opens the decoder under test at a point; it or its methods may raise Unsupported. ``own`` makes the
-    reference decoder at a point whose states the lens does not know. ``new``: tokens to generate. ``tolerance`` in
+    reference decoder at a point whose states the lens does not know. ``new``: most tokens to generate. ``tolerance`` in
     logits and nats, raised to the decoder's declared noise.
     """
 
@@ -370,13 +372,13 @@ class FieldsCheck:
             AuditRefutedError: on the last of them.
             Unsupported, SignalTooNoisyError: the variant cannot be judged.
         """
-        for left, text in zip(reversed(range(len(texts))), texts, strict=True):
+        for left, (prompt, continuation) in zip(reversed(range(len(texts))), texts, strict=True):
             for _ in range(DRAWS):
-                point, differing = self._choose_thresholds(variant, *text)
+                point, differing, needed = self._choose_thresholds(variant, prompt, continuation)
                 if differing:
                     break
             try:
-                self._judge_variant(tally, variant, point, *text)
+                self._judge_variant(tally, variant, point, prompt, continuation[: max(FEWEST_DECODED, needed)])
             except AuditRefutedError:
                 if left == 0:
                     raise
@@ -391,15 +393,14 @@ class FieldsCheck:
         if variant.unservable:
             self._require_refused(tally, point, prompt)
             return
+        new = min(self.new, len(continuation))
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
             if not variant.by_lens:
-                actual, expected = (
-                    each.generate([prompt], self.new, frozenset()) for each in (decoder, self.own(point))
-                )
+                actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, self.own(point)))
                 theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (actual, expected))
                 there, here = (
-                    [each.tokens.depth[each.tokens.kept_of(0)][-self.new :].tolist()] for each in (actual, expected)
+                    [each.tokens.depth[each.tokens.kept_of(0)][-new:].tolist()] for each in (actual, expected)
                 )
                 same = same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
@@ -414,9 +415,7 @@ class FieldsCheck:
                 raise SignalTooNoisyError(why)
             judge = Judge(tally, self._text_lens, point, allowed, decoder.capabilities.counted)
             judge_session(judge, decoder, [prompt], continuation[None])
-            judge_record(
-                replace(judge, lens=self.lens), decoder.generate([prompt], self.new, frozenset()), [prompt], self.new
-            )
+            judge_record(replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new)
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
         """Require a refusal: decoding at a point that names a missing file ignores the field."""
@@ -431,12 +430,15 @@ class FieldsCheck:
 
     def _choose_thresholds(
         self, variant: PointVariant, prompt: Prompt, continuation: Ints
-    ) -> tuple[OperatingPoint, int]:
-        """(the variant's point, positions where ignoring a field changes decoding, for the field with the fewest)."""
+    ) -> tuple[OperatingPoint, int, int]:
+        """(the variant's point, positions with power, tokens to decode until ``ENOUGH`` of them).
+
+        Both numbers are those of the field whose neglect shows least.
+        """
         point, first = variant.made(self.sizes, self.rng), len(prompt.tokens) - 1
         tokens = np.concatenate([prompt.tokens, continuation])
         if variant.unservable:
-            return point, ENOUGH
+            return point, ENOUGH, 0
         # copied states change the signals; those of exact ones are near enough to choose thresholds
         exact = point if variant.by_lens else replace(point, schedule="monotone", period=None, floor=None)
         mine = consult(self._text_lens, tokens, exact, first, self.tolerance)
@@ -448,21 +450,22 @@ class FieldsCheck:
             most, least = None, len(EXIT_SHARES)
         else:
             most, least = (DECODED_THRESHOLDS if point.probes else 1), 0
-        best, chosen = -1, point
+        best, chosen, needed = -1, point, 0
         for number, levels in enumerate(islice(self._threshold_candidates(point, mine.signal), most)):
             candidate = _set_thresholds(point, levels)
             if variant.by_lens:
-                counts = [
-                    self._count_differing(candidate, mine, ignoring(candidate), other)
+                places = [
+                    self._differing(candidate, mine, ignoring(candidate), other)
                     for ignoring, other in zip(variant.ignored, theirs, strict=True)
                 ]
             else:
-                counts = self._count_differing_decoded(variant, candidate, prompt)
-            if min(counts) > best:
-                best, chosen = min(counts), candidate
+                places = self._differing_decoded(variant, candidate, prompt)
+            if (fewest := min(map(len, places))) > best:
+                best, chosen = fewest, candidate
+                needed = max(1 + int(at[:ENOUGH][-1]) if len(at) else 0 for at in places)
             if number >= least and best >= ENOUGH:
                 break
-        return chosen, best
+        return chosen, best, needed
 
     def _threshold_candidates(self, point: OperatingPoint, signal: Floats) -> Iterator[Floats]:
         """Thresholds [probes] to try: of a share at every probe, of one value at one probe, and random ones.
@@ -489,20 +492,20 @@ class FieldsCheck:
         for _ in range(DRAWN_THRESHOLDS):
             yield np.array([self.rng.choice(each) if len(each) else never for each in between])
 
-    def _count_differing_decoded(self, variant: PointVariant, point: OperatingPoint, prompt: Prompt) -> list[int]:
-        """Tokens after ``prompt`` at which the reference decoder emits or decides otherwise if it ignores a field."""
+    def _differing_decoded(self, variant: PointVariant, point: OperatingPoint, prompt: Prompt) -> list[Ints]:
+        """Tokens after ``prompt`` at which the reference decoder emits or decides otherwise, per ignored field."""
 
         def emitted(at: OperatingPoint) -> Ints:
             record = self.own(at).generate([prompt], self.new, frozenset())
             return np.stack([record.emitted[0], record.tokens.depth[record.tokens.kept_of(0)][-self.new :]])
 
         mine = emitted(point)
-        return [int((mine != emitted(ignoring(point))).any(axis=0).sum()) for ignoring in variant.ignored]
+        return [np.flatnonzero((mine != emitted(ignoring(point))).any(axis=0)) for ignoring in variant.ignored]
 
-    def _count_differing(
+    def _differing(
         self, point: OperatingPoint, mine: LensReference, ignoring: OperatingPoint, theirs: LensReference
-    ) -> int:
-        """Positions where depths, read signals or emissions differ clearly beyond the tolerance."""
+    ) -> Ints:
+        """Positions, from the prompt's last on, where depths, read signals or emissions differ beyond the tolerance."""
         depth = _point_depths(point, mine)
         differ = depth != _point_depths(ignoring, theirs)
         if mine.signal.shape == theirs.signal.shape:
@@ -513,7 +516,7 @@ class FieldsCheck:
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
             apart = np.abs(shown - hidden) > CLEAR * self.tolerance * emission_noise(point)
         differ |= apart.any(axis=-1)
-        return int(differ.sum())
+        return np.flatnonzero(differ)
 
 
 def _reverse_text(prompt: Prompt, continuation: Ints) -> tuple[Prompt, Ints]:
