@@ -23,6 +23,7 @@ from typing import Any
 from emad_ref.cli.arguments import add_examples
 from emad_ref.cli.reports import read_report_with_tests
 from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.report.provenance import DISTRIBUTION
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report
 from emad_ref.statistics.gate import deciding_leg, heading, measurement
 
@@ -70,8 +71,11 @@ def find_test(report: Report, row: str) -> str:
     if matches:
         expected = f"part of one node id; {len(matches)} contain it, of which {len(failed)} failed"
         raise BadArgument("ROW", row, expected, f"e.g. {(failed or matches)[0]['nodeid']}")
+    from emad_ref.report.summary import id_ranges  # it imports tabulate
+
     names = [*deciding, *(test["nodeid"].rpartition("::")[2].partition("[")[0] for test in report["tests"])]
-    raise BadArgument("ROW", row, "a claim or test of this report", suggest_nearest(row, names))
+    remedy = suggest_nearest(row, names) or f"its claims: {id_ranges([*deciding]) or 'none'}"
+    raise BadArgument("ROW", row, "a claim or test of this report", remedy)
 
 
 def recorded_lines(report: Report, test: str) -> Iterator[str]:
@@ -96,6 +100,7 @@ def replayed_lines(recorded: Report, replayed: Report, test: str) -> Iterator[st
 
     Claims are compared by verdict, tests by outcome and the first line of their reason.
     """
+    yield from _differences(recorded, replayed, test)
     claims = [claim for claim in recorded["claims"] if claim.get("test") == test]
     found = {claim["id"]: claim for claim in replayed["claims"] if claim.get("test") == test}
     for claim in claims:
@@ -109,6 +114,21 @@ def replayed_lines(recorded: Report, replayed: Report, test: str) -> Iterator[st
         if entry["nodeid"] == test:
             outcomes = [_outcome(entry), *(_outcome(now) for now in replayed["tests"] if now["nodeid"] == test)]
             yield _agreement(outcomes[0], outcomes[-1] if outcomes[1:] else "did not run", outcomes[1:] == outcomes[:1])
+
+
+def _differences(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
+    """What makes the replay another experiment than the recorded run: its version, its decoder, an absent test."""
+    versions = [report["provenance"].get("versions", {}).get(DISTRIBUTION) for report in (recorded, replayed)]
+    decoders = [report["decoder"]["name"] for report in (recorded, replayed)]
+    if versions[0] != versions[1]:
+        yield f"Another version: recorded by {DISTRIBUTION} {versions[0]}, replayed by {versions[1]}."
+    if all(now["nodeid"] != test for now in replayed["tests"]):
+        yield "The replay found no such test: run it in the folder of the recorded run, with the version that wrote it."
+    elif decoders[0] != decoders[1]:
+        yield (
+            f"Another decoder: {decoders[0]} in the recorded run, {decoders[1]} now; run it in the folder of the "
+            "recorded run."
+        )
 
 
 def _outcome(entry: Mapping[str, Any]) -> str:

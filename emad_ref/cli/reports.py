@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 ALL_SUITES = "all"
 FAULTY = 1  # exit status of verify
 GOT_WORSE, NOT_COMPARABLE = 1, 2  # exit statuses of compare
-WIDTH, MOST_LINES = 80, 40
+MOST_LINES, LEAST_WIDTH = 40, 40  # lines; columns
 NOTE_LINES, GATE_LINES = 3, 8  # of a note and of all gates together
 MISSING = "missing"
 
@@ -101,7 +101,7 @@ def _print_summaries(args: argparse.Namespace) -> None:
 
     if args.out is not None:
         raise BadArgument("out", str(args.out), "no --out with --text, which writes no file", "leave out one of them")
-    width = shutil.get_terminal_size((80, 24)).columns
+    width = _terminal_width()
     for folder, report in zip(args.folders, read_reports(args.folders), strict=True):
         lines = summary_lines(run_summary(report), width, [f"report read from {folder}"])
         print("\n".join(line for line, _ in lines))
@@ -219,6 +219,13 @@ def compare(args: argparse.Namespace) -> int:
     return GOT_WORSE if failing else 0
 
 
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The report of each subfolder, or those of its subfolders, as a download of artifacts lays them out."""
+    for each in folder.glob("*/"):
+        whole = each / REPORT_FILE
+        yield from [whole] if whole.is_file() else each.glob(f"*/{REPORT_FILE}")
+
+
 def _report_places(arguments: Sequence[Path]) -> list[Path]:
     """The reports to compare: those of ``arguments``, or the subfolders of a single folder, oldest first.
 
@@ -228,7 +235,7 @@ def _report_places(arguments: Sequence[Path]) -> list[Path]:
     """
     places = list(arguments)
     if len(arguments) == 1 and not (arguments[0] / REPORT_FILE).is_file():
-        reports = {path.parent: read_report(path) for path in arguments[0].glob(f"*/{REPORT_FILE}")}
+        reports = {path.parent: read_report(path) for path in _files_below(arguments[0])}
         places = sorted(reports, key=lambda place: str(reports[place].get("run", {}).get("started", "")))
     if len(places) < 2 or len({place.resolve() for place in places}) < len(places):
         value = ", ".join(map(str, places)) or str(arguments[0])
@@ -274,7 +281,7 @@ def _headline(result: ReportComparison) -> str:
 
 
 def comparison_text(result: ReportComparison, verbose: bool) -> list[str]:
-    """The comparison as lines of ``WIDTH`` columns.
+    """The comparison in lines of the terminal's width.
 
     Without ``verbose`` there are at most ``MOST_LINES`` lines, counting the line of ``_exit_line``.
     """
@@ -329,11 +336,15 @@ def _change_lines(change: ReportChange, verbose: bool) -> Iterator[str]:
         yield from _wrap(f"    {change.note}", None if verbose else NOTE_LINES)
 
 
+def _terminal_width() -> int:
+    return max(shutil.get_terminal_size((80, 24)).columns, LEAST_WIDTH)
+
+
 def _wrap(line: str, max_lines: int | None = None) -> list[str]:
-    """``line`` in lines of ``WIDTH`` columns; "…" ends the last line if ``max_lines`` is too few."""
+    """``line`` in lines of the terminal's width; "…" ends the last line if ``max_lines`` is too few."""
     return textwrap.wrap(
         line,
-        WIDTH,
+        _terminal_width(),
         subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
         break_on_hyphens=False,
         max_lines=max_lines,
@@ -342,8 +353,8 @@ def _wrap(line: str, max_lines: int | None = None) -> list[str]:
 
 
 def _cut(line: str, end: str = "") -> str:
-    """``line`` and ``end`` in ``WIDTH`` columns; ``line`` is cut if both are too long."""
-    room = WIDTH - len(end)
+    """``line`` and ``end`` in the terminal's width; ``line`` is cut if both are too long."""
+    room = _terminal_width() - len(end)
     return (line if len(line) <= room else f"{line[: room - 1]}…") + end
 
 

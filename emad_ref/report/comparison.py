@@ -548,6 +548,8 @@ def _claim_notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
     if old["verdict"] != new["verdict"] and (why := new.get("refused") or new["reason"]):
         yield str(why).partition("\n")[0]
     if old["unit"] != new["unit"]:
+        if None in (old["estimate"], new["estimate"]):
+            return  # a row without a number has no quantity either
         yield f"another quantity: {old['unit']} → {new['unit']}"
         return
     if None not in (old["threshold"], new["threshold"]) and old["threshold"] != new["threshold"]:

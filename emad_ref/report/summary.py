@@ -127,7 +127,7 @@ def _headline(report: Report, gates: Sequence[GateSummary]) -> tuple[str, bool |
         return f"NOT FINISHED: the run {UNFINISHED[state]}; what follows is what it reached", None
     reasons = list(_failure_reasons(report, gates))
     if not reasons and run.get("exit_status"):
-        reasons = [f"pytest ended with status {run['exit_status']}"]
+        reasons = [EXIT_REASONS.get(run["exit_status"], f"pytest ended with status {run['exit_status']}")]
     if reasons:
         return f"FAILED: {'; '.join(reasons)}", False
     if report["settings"].get("gate") == "known" and report.get("known"):
@@ -136,6 +136,7 @@ def _headline(report: Report, gates: Sequence[GateSummary]) -> tuple[str, bool |
     return f"PASSED: {passed}", True
 
 
+EXIT_REASONS = {3: "pytest reported an internal error", 5: "no test was selected"}  # by exit status of pytest
 UNFINISHED = {
     "running": "is still running, or was killed",
     "interrupted": "was interrupted",
@@ -216,7 +217,7 @@ def _repeat_command(report: Report) -> str:
     """
     names = [str(test["nodeid"]).rpartition("::")[2] for test in _broken_tests(report)]
     place = report["settings"].get("report")
-    if not names or not place:
+    if not names or not place or len(report["tests"]) == 1:  # one alone is what ran
         return ""
     function = names[0].partition("[")[0]
     is_unique = sum(name.partition("[")[0] == function for name in names) == 1

@@ -30,7 +30,9 @@ def judged() -> dict[str, Any]:
         {"nodeid": F1, "outcome": "failed", "reason": ""},
     ]
     audits = [{"test": FORCED, "check": "forced", "passed": False, "detail": "logits off by 2", "sample": SAMPLE}]
-    found = report([claim("EMAD-F1", "falsified", test=F1)], tests=tests, audits=audits, settings={"seed": 3})
+    found = report(
+        [claim("EMAD-F1", "falsified", test=F1)], tests=tests, audits=audits, settings={"seed": 3}, provenance={}
+    )
     found["run"]["command"] = ["pytest", "suites/", "-n", "2", "--emad-report", "out"]
     return dict(found)
 
@@ -44,6 +46,8 @@ def test_a_row_is_named_by_claim_or_by_part_of_a_node_id(judged: dict[str, Any])
         find_test(judged, "test_")
     with pytest.raises(BadArgument, match="nearest: EMAD-F1"):
         find_test(judged, "EMAD-F2")
+    with pytest.raises(BadArgument, match=r"a claim or test of this report; its claims: EMAD-F1$"):
+        find_test(judged, "xyz")
     with pytest.raises(BadArgument, match="nearest: test_forced, test_claim"):
         find_test(judged, "test_frced")
 
@@ -105,8 +109,22 @@ def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) 
     assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.50 % [48.60 %, 58.30 %]")
     assert "\n  replayed: survived: found 0.20 % accuracy drop" in told
     repaired["tests"], repaired["claims"] = [], []
-    assert "replayed: did not run" in next(replayed_lines(judged, repaired, FORCED))
-    assert "replayed: not decided" in next(replayed_lines(judged, repaired, F1))
+    absent = "The replay found no such test: run it in the folder of the recorded run, with the version that wrote it."
+    for test, said in ((FORCED, "replayed: did not run"), (F1, "replayed: not decided")):
+        why, agreement = replayed_lines(judged, repaired, test)
+        assert why == absent
+        assert said in agreement
+
+
+def test_a_replay_by_another_decoder_or_version_says_so(judged: dict[str, Any]) -> None:
+    """In another folder no conftest provides the decoder: the reference decoder would pass in its place."""
+    now = deepcopy(judged)
+    now["decoder"]["name"] = "reference (ours)"
+    now["provenance"] = {"versions": {"pytest-emad": "9.9"}}
+    version, decoder, agreement = replayed_lines(judged | {"provenance": {"versions": {"pytest-emad": "1"}}}, now, F1)
+    assert version == "Another version: recorded by pytest-emad 1, replayed by 9.9."
+    assert decoder.startswith("Another decoder: mine in the recorded run, reference (ours) now; run it in the folder")
+    assert agreement.startswith("As recorded.")
 
 
 def test_a_complaint_keeps_the_shortest_history_on_which_it_holds() -> None:

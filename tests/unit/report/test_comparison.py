@@ -118,6 +118,8 @@ def test_other_quantities_are_not_compared_and_other_thresholds_are_named():
     old = verdict("falsified", estimate=0.5, interval=(0.4, 0.6), legs=()) | {"unit": "accuracy drop"}
     change = only(of(old), of(verdict("falsified", legs=())))
     assert (change.move, change.note) == ("", "another quantity: accuracy drop → relative rise")
+    change = only(of(old), of(verdict("not applicable") | {"estimate": None, "interval": None}))
+    assert "another quantity" not in change.note, "a row without a number has none"
     change = only(of(verdict(threshold=0.02)), of(verdict()))
     assert change.note == "another threshold: +2.00 % → +1.00 %"
     assert only(of(verdict(threshold=None)), of(verdict())).note == ""
@@ -380,6 +382,14 @@ def test_a_report_read_from_its_file_compares_with_itself(tmp_path):
     assert {change.status for change in compare_reports(data, data).changes} == {"as before"}
 
 
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_comparison_is_as_wide_as_the_terminal(tmp_path, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    old, new = of(verdict("falsified")), of(verdict("survived"), verdict("falsified", E1))
+    lines = compared(tmp_path, capsys, old, new)[1]
+    assert [line for line in lines[:-1] if len(line) > width] == [], "the last line stays whole, for a script to find"
+
+
 def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(tmp_path, capsys):
     """Whatever the folders are called; units are not mixed."""
     story = [
@@ -387,11 +397,13 @@ def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(t
         ("m", 5.0, "nats", "falsified"),
         ("a", 0.4, "relative rise", None),
     ]
+    places = {"m": "m/report"}  # as artifacts are downloaded: a folder around the report's own
     for day, (name, estimate, unit, outcome) in enumerate(story, start=1):
         row = verdict(outcome or "falsified") | {"estimate": estimate, "unit": unit, "legs": []}
         found = of(row, verdict("not applicable", E1))
         found["run"]["started"] = f"2026-11-0{day}T10:00:00+00:00"
-        written(tmp_path / name, found)
+        (tmp_path / name).mkdir()
+        written(tmp_path / places.get(name, name), found)
     assert cli.main(["compare", str(tmp_path)]) == 0, "falsified before and now"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 reports, from ")
@@ -399,6 +411,8 @@ def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(t
     assert lines[place + 1] == "    ▁·█  survived → falsified, +20.00 % → +40.00 % (relative rise)"
     assert lines[-1] == "Passes by --fail-on verdict: nothing got worse."
     assert not [line for line in lines if line.startswith(E1)], "what no report decides is no history"
-    assert cli.main(["compare", *(str(tmp_path / name) for name in "amz")]) == 0, "as given: better at last"
-    assert cli.main(["compare", *(str(tmp_path / name) for name in "azm"), "--fail-on", "never"]) == 0
+    assert cli.main(["compare", *(str(tmp_path / places.get(name, name)) for name in "amz")]) == 0, (
+        "as given: better at last"
+    )
+    assert cli.main(["compare", *(str(tmp_path / places.get(name, name)) for name in "azm"), "--fail-on", "never"]) == 0
     assert cli.main(["compare", str(tmp_path / "z"), str(tmp_path / "a")]) == 1, "two reports are compared alone"

@@ -65,6 +65,7 @@ KNOWN = {"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": Fa
         ({"failures": ["speed is required"]}, "FAILED: 1 condition on the run is not met"),
         ({"tests": [{"nodeid": "t", "outcome": "error"}]}, "FAILED: 1 test failed"),
         ({"exit": 2}, "FAILED: pytest ended with status 2"),
+        ({"exit": 5}, "FAILED: no test was selected"),
     ],
 )
 def test_the_first_line_says_passed_or_failed_and_why(changes, headline):
@@ -100,6 +101,8 @@ def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_t
         "  to repeat one test alone: emad replay 'my out' test_b",
         "gates: 1 of 1 hold",
     ]
+    found["tests"] = tests[:1]
+    assert "to repeat one test" not in " ".join(text(found, 120)), "it ran alone"
     found["tests"] = tests[1:]
     assert "  to repeat one test alone: emad replay 'my out' 'test_c[1]'" in text(found, 120)
 
