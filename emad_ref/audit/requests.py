@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -31,10 +31,12 @@ from emad_ref.record import Ints, Record
 MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 12  # variations of it, itself included
+VARIATIONS = 17  # variations of it, itself included
+BLOCKS = (16, 32, 64)  # tokens of a block of a prefix cache; a key may leave out its last one
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent beside others
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than sampled ones beside them
+COOLER = 2.0  # factor between temperatures that meet in one batch
 OPEN_TOKENS = 20 * MIN_DISCRIMINATING  # sampled tokens that leave something to draw
 ABORTED_NEW, ABORTED_AFTER = 64, 2  # new tokens of a stream that is aborted, and those that arrive before
 REPLACEMENT = "\ufffd"  # what stands for an incomplete character
@@ -235,9 +237,10 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """Variations of ``text``: itself twice, ``others``, and edited copies.
 
     Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
-    hash that adds tokens up cannot tell these apart), shorten, and continue the text. Two are shorter and longer than
-    the text and leave it in the middle: a prefix that is kept by its beginning, whatever the length of its prompt,
-    shows there.
+    hash that adds tokens up cannot tell these apart), replace the last token of each of ``BLOCKS``, shorten, and
+    continue the text. Two are shorter and longer than the text and leave it in the middle: a prefix that is kept by its
+    beginning, whatever the length of its prompt, shows there. Two hold runs of one token, a third of the text and all
+    of it: a decoder that merges what repeats shows there.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
@@ -251,6 +254,15 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         exchanged = text.copy()
         exchanged[one], exchanged[other] = text[other], text[one]
         varied.append(exchanged)
+    for block in BLOCKS:
+        changed = text.copy()
+        changed[block - 1 :: block] = [
+            next((token for token in others[at:] if token != text[at]), text[at]) for at in range(block - 1, n, block)
+        ]
+        varied.append(changed)
+    run = text.copy()
+    run[n // 3 : 2 * n // 3] = text[n // 3]
+    varied += [run, np.full(n, text[n // 3])]
     parted = np.concatenate([varied[4][: middle + 1], others[middle + 1 : n]])
     longer = [np.concatenate([each, others[:middle]]) for each in (text, parted)]
     return [*varied, text[:middle].copy(), parted[: n - 1].copy(), *longer]
@@ -348,7 +360,7 @@ def simultaneous(
 
 
 def sampled_at_once(
-    open_sampled: Callable[[int], AbstractContextManager[Decoder]],
+    open_sampled: Callable[[int, float], AbstractContextManager[Decoder]],
     seeds: Sequence[int],
     greedy: DecoderUnderTest,
     prompts: Sequence[Prompt],
@@ -358,11 +370,12 @@ def sampled_at_once(
     *,
     needed: int = OPEN_TOKENS,
 ) -> Finding:
-    """Check that requests sampled at once, beside greedy ones, draw what each draws alone, and as stated.
+    """Check that requests sampled at once, beside others, draw what each draws alone, and as stated.
 
-    ``open_sampled``: a decoder at ``temperature`` > 0 under a seed. Request i holds all ``prompts``, the i-th first.
+    ``open_sampled``: a decoder under a seed, at a temperature > 0. Request i holds all ``prompts``, the i-th first.
     Under the first of ``seeds`` each is answered alone, then at once with the others for each number of ``AT_ONCE``;
     under other seeds at once alone. Meanwhile ``greedy`` answers the same requests, and must emit what it emits alone.
+    So must, under the first seed, a decoder at ``temperature`` / ``COOLER``: its rows share batches with hotter ones.
 
     Raises:
         Unsupported: the decoder takes one request at a time, or none at a temperature.
@@ -371,56 +384,72 @@ def sampled_at_once(
     turned = [[*prompts[first:], *prompts[:first]] for first in range(len(prompts))]
     order = [*range(len(turned))] * SENT
     requests: list[GenerateArguments] = [(turned[at], max_new, NO_STOP) for at in order]
+    alone: dict[float, list[SampledRequest]] = {temperature: [], temperature / COOLER: []}
+    beside: dict[float, list[SampledRequest]] = {each: [] for each in alone}
+
+    def sampled(seed: int, records: Iterable[Record], numbers: Sequence[int]) -> list[SampledRequest]:
+        return [SampledRequest(at, seed, turned[at], record) for at, record in zip(numbers, records, strict=True)]
+
     with judge.tally:
         certain = [generate_answer(greedy.decoder, rows, max_new) for rows in turned]
         judge_answers(judge, certain)
-        alone, beside = list[SampledRequest](), list[SampledRequest]()
         for seed in seeds:
-            with open_sampled(seed) as decoder:
-                first = seed == seeds[0]
-                records = [decoder.generate(rows, max_new, NO_STOP) for rows in turned] if first else []
-                alone += [SampledRequest(at, seed, turned[at], record) for at, record in enumerate(records)]
+            first = seed == seeds[0]
+            with ExitStack() as stack:
+                opened = {
+                    each: stack.enter_context(open_sampled(seed, each)) for each in (alone if first else [temperature])
+                }
+                if first:
+                    for each, decoder in opened.items():
+                        records = [decoder.generate(rows, max_new, NO_STOP) for rows in turned]
+                        alone[each] += sampled(seed, records, range(len(turned)))
+                hot, *cooler = opened.values()
                 for threads in AT_ONCE if first else AT_ONCE[-1:]:
                     with (
                         _refuted_by_errors(f"{threads} sampled requests at once"),
-                        _answered_beside(greedy.decoder, requests) as greedy_records,
+                        _answered_beside([greedy.decoder, *cooler], requests) as (greedy_records, *cooler_records),
                     ):
-                        records = list(decoder.generate_at_once(requests, threads))  # type: ignore[attr-defined]
-                    answered = len(records), len(greedy_records)
+                        records = list(hot.generate_at_once(requests, threads))  # type: ignore[attr-defined]
+                    answered = [len(each) for each in (records, greedy_records, *cooler_records)]
                     judge.tally.require(
-                        answered == (len(requests),) * 2, f"{answered} answers to {len(requests)} requests each"
+                        {*answered} == {len(requests)}, f"{answered} answers to {len(requests)} requests each"
                     )
                     for at, record in zip(order, greedy_records, strict=True):
                         name = f"greedy request {at} beside {threads} sampled ones"
                         _judge_beside_others(judge, certain[at], record, name)
-                    beside += [
-                        SampledRequest(at, seed, turned[at], record) for at, record in zip(order, records, strict=True)
-                    ]
-        judge_samples_at_once(judge, alone, beside, max_new, temperature, rng)
+                    for each, found in zip(opened, (records, *cooler_records), strict=True):
+                        beside[each] += sampled(seed, found, order)
+        for each in alone:
+            judge_samples_at_once(judge, alone[each], beside[each], max_new, each, rng)
     return judge.tally.finding()
 
 
 @contextmanager
-def _answered_beside(decoder: Decoder, requests: Sequence[GenerateArguments]) -> Iterator[list[Record]]:
-    """Inside the block, a thread sends ``requests`` to ``decoder``, two at once; then the list holds their answers.
+def _answered_beside(
+    decoders: Sequence[Decoder], requests: Sequence[GenerateArguments]
+) -> Iterator[list[list[Record]]]:
+    """Inside the block, a thread sends ``requests`` to each of ``decoders``, two at once; then the lists hold answers.
 
     Raises AuditRefutedError: an error, or far more time than the block took.
     """
-    records, errors = list[Record](), list[Exception]()
+    answers, errors = [list[Record]() for _ in decoders], list[Exception]()
 
-    def work() -> None:
+    def work(decoder: Decoder, records: list[Record]) -> None:
         try:
             records.extend(decoder.generate_at_once(requests, AT_ONCE[0]))  # type: ignore[attr-defined]
         except Exception as error:  # raised below, in the caller's thread
             errors.append(error)
 
-    thread, began = threading.Thread(target=work, daemon=True), time.monotonic()
-    thread.start()
-    yield records
+    pairs, began = zip(decoders, answers, strict=True), time.monotonic()
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    yield answers
     seconds = BESIDE_S + BESIDE_FACTOR * (time.monotonic() - began)
-    thread.join(seconds)
-    if thread.is_alive():
-        raise AuditRefutedError(f"greedy requests beside sampled ones: no answer within {seconds:.0f} s")
+    for thread in threads:
+        thread.join(max(0.0, seconds - (time.monotonic() - began)))
+    if any(thread.is_alive() for thread in threads):
+        raise AuditRefutedError(f"requests beside sampled ones: no answer within {seconds:.0f} s")
     if errors:
         raise errors[0]
 

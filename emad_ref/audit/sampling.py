@@ -19,7 +19,9 @@ or its prompt hold), the tokens of the event are counted against the probability
     E = mean over λ of exp(λ·Σ a_t − Σ log(1 + m_t·(e^λ − 1)))        a_t = 1 where token t is the event
 
 has mean 1 under an honest decoder, whatever the dependence, so that E ≥ 1/p happens with probability p at most (Ville's
-inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent).
+inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent). For a penalty of δ on the tokens
+of an event, exp of that exponent at λ = −δ/T is the likelihood ratio. A single id that is never drawn is found the same
+way, at the λ for impossible events.
 
 Rows that end early do not change the others: with the same seed and a stop set these draw the same tokens again. Nor do
 requests that are answered at the same time. A row may part where rounding moved a probability; more rows than that
@@ -47,7 +49,7 @@ from emad_ref.record import Floats, Ints, Record
 
 BINS, EACH_BIN = 10, 8  # bins of places at most, and the fewest tokens expected in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
-LEVEL = 1e-4  # level of each of four tests: an honest decoder fails one in ten thousand, and always the same
+LEVEL = 1e-4  # level of each of five tests: an honest decoder fails one in ten thousand, and always the same
 OPEN = 0.9  # a token with a likelier alternative than this shows little of its draw
 FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
@@ -244,6 +246,26 @@ def _require_rare_tokens(
                 f"{len(chance)} tokens are not drawn from softmax(logits / {temperature:.2f}): {what} are drawn too "
                 f"{how}, {int(happened.sum())} times where {chance.sum():.1f} are expected, p = {p:.1g}",
             )
+    _require_each_id(tally, rows, temperature, factor)
+
+
+def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: float, factor: float) -> None:
+    """Require that no id of the vocabulary is drawn far too rarely: a ban leaves all others as they were."""
+    vocabulary = rows[0].logits.shape[1]
+    wager, drawn, expected, gain = -max(WAGERS), *np.zeros((3, vocabulary))
+    for row in rows:
+        chance = row.p(temperature)[0] / factor
+        drawn += np.bincount(row.emitted, minlength=vocabulary)
+        expected += chance.sum(axis=0)
+        gain -= np.log1p(chance * np.expm1(wager)).sum(axis=0)
+    gain += wager * drawn
+    least = int(gain.argmax())
+    p = min(1.0, vocabulary * float(np.exp(-gain[least])))
+    tally.require(
+        p >= LEVEL,
+        f"token {least} is not drawn from softmax(logits / {temperature:.2f}): it is drawn too rarely, "
+        f"{int(drawn[least])} times where {expected[least]:.1f} are expected, p = {p:.1g}",
+    )
 
 
 def rare_events(row: SampledRow, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:

@@ -13,7 +13,7 @@ from pytest_emad.suite_support import Auditor
 DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
 # at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 2,500 tokens
 SEEDS = {"hot": 4, "hot, full": 10, "cold": 2, "cold, full": 4}
-COLDER = 4  # nearly greedy
+COLDER, COLDEST = 4, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
@@ -49,6 +49,9 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     )  # fmt: skip
     emad_audit(finding)
     if full and warmth == "cold":
-        coldest = [drawn(seed, asked=temperature / COLDER)[0] for seed in (first, *others[:1])]
+        coldest = [
+            drawn(seed, asked=temperature / COLDER)[0]
+            for seed in emad_rng.choice(2**16, COLDEST, replace=False).tolist()
+        ]
         given = point, prompts, NEW, temperature / COLDER, capabilities, emad_rng, subject.tolerance
         emad_audit(sampling(coldest, subject.lens, *given, needed=0))

@@ -12,10 +12,13 @@ import pytest
 
 from emad_ref.audit.comparisons import UNREACHED_THRESHOLD
 from emad_ref.audit.decoding_checks import decisions, generation, judge_record
+from emad_ref.audit.finding import Finding
 from emad_ref.audit.positions import block_end_lengths, buffer_edge_lengths, long_lengths, positions, short_lengths
 from emad_ref.audit.session_checks import forced
 from emad_ref.audit.trajectory import Judge
 from emad_ref.measurements.model import ModelMeasurements
+from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.point import OperatingPoint
 from emad_ref.signals import SIGNALS
 from pytest_emad.suite_support import Auditor
 
@@ -24,6 +27,7 @@ LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 LAST = (1, 2)  # new tokens that a prompt leaves room for
 AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
 ROWS = 8  # prompts of a request that end at the edges of blocks
+PASSING = 8  # rows that each pass as many positions as there are
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
 
@@ -54,18 +58,30 @@ def test_generation_passes_every_position(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     """Rows begin evenly spread over the window, at a point that reads every probe and leaves at none."""
-    subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
     probing = emad_evidence.replay_validity.probing_point
     unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
+    rows = max(emad_evidence.subject.budget.batch_sizes) + 1
+    emad_audit(generation_over_the_window(emad_evidence.subject, point, emad_rng, rows, 1))
+
+
+def generation_over_the_window(
+    subject: ModelUnderTest, point: OperatingPoint, rng: np.random.Generator, rows: int, times: int
+) -> Finding:
+    """Check ``rows`` that begin evenly spread over the window and together pass each position ``times``, if they can.
+
+    What a step left of a position is read by all later ones of its row, so a fault there shows in some row.
+    """
     stride = -(-(subject.window - 1) // rows)
-    new = min(stride + BEYOND, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
-    lengths = emad_rng.permutation([min(1 + stride * row, subject.window - new) for row in range(rows)]).tolist()
-    with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    new = min(
+        times * stride + BEYOND, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers)
+    )
+    lengths = rng.permutation([min(1 + stride * row, subject.window - new) for row in range(rows)]).tolist()
+    with subject.open_drawn(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.of("generation", under_test, needed=0)
         with judge.tally:
             judge_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
-    emad_audit(judge.tally.finding())
+    return judge.tally.finding()
 
 
 def test_forced_depths_are_obeyed_late_in_a_session(
@@ -94,7 +110,8 @@ def test_generation_holds_far_into_the_window(
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power.
 
     At full depth also prompts that leave room for one or two tokens: a server may cut what is longer than it likes.
-    Of other decoders than ours, which may offer no sessions, also prompts that end at the edges of blocks.
+    Of other decoders than ours, which may offer no sessions, also prompts that end at the edges of blocks, and rows
+    that pass every position token by token.
     """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
@@ -107,3 +124,5 @@ def test_generation_holds_far_into_the_window(
     for lengths, new in requests:
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))
+    if full and not subject.decoder_is_ours:
+        emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, PASSING))

@@ -106,7 +106,7 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
-    """Two and eight at once, greedy, then sampled beside greedy ones; of a decoder that takes them."""
+    """Two and eight at once, greedy, then sampled at two temperatures beside greedy ones; if the decoder takes them."""
     subject = emad_evidence.subject
     if subject.decoder_is_ours:
         pytest.skip("the reference decoder takes one request at a time")
@@ -116,8 +116,8 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
     temperature = float(emad_rng.uniform(*HOT))
     seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
 
-    def open_sampled(seed: int) -> AbstractContextManager[Decoder]:
-        return subject.open(subject.full, max_rows=SAMPLED, temperature=temperature, seed=seed)
+    def open_sampled(seed: int, asked: float) -> AbstractContextManager[Decoder]:
+        return subject.open(subject.full, max_rows=SAMPLED, temperature=asked, seed=seed)
 
     lengths = subject.brief(emad_rng, SAMPLED, SAMPLED_NEW)
     with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (greedy, prompts, _):

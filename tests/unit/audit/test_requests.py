@@ -312,6 +312,13 @@ class OneTemperature(Sampling):
         return running[0].temperature, self.seed
 
 
+class HottestOfAll(Sampling):
+    """Sampled requests at once have the highest of their temperatures; greedy ones stay greedy."""
+
+    def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
+        return (max(each.temperature for each in running) if self.temperature else 0.0), self.seed
+
+
 class ColderAtOnce(Sampling):
     """What is sampled beside others is sampled at temperature 1."""
 
@@ -338,8 +345,8 @@ def judged_samples(made: type[Sampling], noise: float = 0.0) -> Finding:
     greedy = DecoderUnderTest(Kind(0.0, 0), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
     prompts, rng = PROMPTS[:3], np.random.default_rng(0)
 
-    def opened(seed: int) -> closing[Any]:
-        return closing(Kind(HOT, seed))
+    def opened(seed: int, temperature: float) -> closing[Any]:
+        return closing(Kind(temperature, seed))
 
     return sampled_at_once(opened, SEEDS, greedy, prompts, SAMPLED_NEW, HOT, rng, needed=20)
 
@@ -351,8 +358,9 @@ def judged_samples(made: type[Sampling], noise: float = 0.0) -> Finding:
         (SharedGenerator, "rows of requests at once draw other tokens than alone under the same seed"),
         (OneSeed, "draw other tokens than alone under the same seed"),
         (OneTemperature, "greedy request . beside . sampled ones: |other tokens than alone"),
+        (HottestOfAll, "draw other tokens than alone under the same seed"),
         (ColderAtOnce, "draw other tokens than alone under the same seed"),
-        (Unanswered, "greedy requests beside sampled ones: no answer within"),
+        (Unanswered, "requests beside sampled ones: no answer within"),
     ],
 )
 def test_requests_sampled_at_once_draw_what_each_draws_alone(
