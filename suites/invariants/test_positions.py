@@ -27,7 +27,7 @@ LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 LAST = (1, 2)  # new tokens that a prompt leaves room for
 AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
 ROWS = 8  # prompts of a request that end at the edges of blocks
-PASSING = 8  # rows that each pass as many positions as there are
+PASSING, SHORTER = 8, 40  # rows that pass nearly every position of the window, and tokens of the longest prompt
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
 
@@ -61,22 +61,20 @@ def test_generation_passes_every_position(
     probing = emad_evidence.replay_validity.probing_point
     unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
-    rows = max(emad_evidence.subject.budget.batch_sizes) + 1
-    emad_audit(generation_over_the_window(emad_evidence.subject, point, emad_rng, rows, 1))
+    subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
+    new = -(-(subject.window - 1) // rows) + BEYOND
+    emad_audit(generation_over_the_window(subject, point, emad_rng, rows, new))
 
 
 def generation_over_the_window(
-    subject: ModelUnderTest, point: OperatingPoint, rng: np.random.Generator, rows: int, times: int
+    subject: ModelUnderTest, point: OperatingPoint, rng: np.random.Generator, rows: int, new: int
 ) -> Finding:
-    """Check ``rows`` that begin evenly spread over the window and together pass each position ``times``, if they can.
+    """Check ``rows`` of at most ``new`` tokens that begin evenly spread over the window and end with it at the latest.
 
     What a step left of a position is read by all later ones of its row, so a fault there shows in some row.
     """
-    stride = -(-(subject.window - 1) // rows)
-    new = min(
-        times * stride + BEYOND, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers)
-    )
-    lengths = rng.permutation([min(1 + stride * row, subject.window - new) for row in range(rows)]).tolist()
+    new = min(new, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
+    lengths = rng.permutation(np.linspace(1, subject.window - new, rows).astype(int)).tolist()
     with subject.open_drawn(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.of("generation", under_test, needed=0)
         with judge.tally:
@@ -125,4 +123,4 @@ def test_generation_holds_far_into_the_window(
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))
     if full and not subject.decoder_is_ours:
-        emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, PASSING))
+        emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, subject.window - SHORTER))
