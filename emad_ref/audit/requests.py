@@ -31,8 +31,8 @@ from emad_ref.record import Ints, Record
 MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 17  # variations of it, itself included
-BLOCKS = (16, 32, 64)  # tokens of a block of a prefix cache; a key may leave out its last one
+VARIATIONS = 18  # variations of it at most, itself included
+REPLACED = 4  # variations that replace the last token of a block of a prefix cache: its key may leave that out
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent beside others
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than sampled ones beside them
@@ -237,10 +237,10 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """Variations of ``text``: itself twice, ``others``, and edited copies.
 
     Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
-    hash that adds tokens up cannot tell these apart), replace the last token of each of ``BLOCKS``, shorten, and
-    continue the text. Two are shorter and longer than the text and leave it in the middle: a prefix that is kept by its
-    beginning, whatever the length of its prompt, shows there. Two hold runs of one token, a third of the text and all
-    of it: a decoder that merges what repeats shows there.
+    hash that adds tokens up cannot tell these apart), replace the last token of a block of 2ⁿ right before the end,
+    shorten, and continue the text. Two are shorter and longer than the text and leave it in the middle: a prefix that
+    is kept by its beginning, whatever the length of its prompt, shows there. Two hold runs of one token, a third of the
+    text and all of it: a decoder that merges what repeats shows there.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
@@ -254,11 +254,10 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         exchanged = text.copy()
         exchanged[one], exchanged[other] = text[other], text[one]
         varied.append(exchanged)
-    for block in BLOCKS:
-        changed = text.copy()
-        changed[block - 1 :: block] = [
-            next((token for token in others[at:] if token != text[at]), text[at]) for at in range(block - 1, n, block)
-        ]
+    block = 1 << (n - 1).bit_length() - 1  # below n; its last token is also that of all smaller blocks
+    for token in [token for token in dict.fromkeys(others.tolist()) if token != text[block - 1]][:REPLACED]:
+        changed = text[: block + 1].copy()
+        changed[block - 1] = token
         varied.append(changed)
     run = text.copy()
     run[n // 3 : 2 * n // 3] = text[n // 3]

@@ -133,7 +133,11 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     assert len(varied) == VARIATIONS
     assert varied[0] == varied[1] == text.tolist()
     alike = [each for each in varied[2:] if len(each) == 10]
-    assert len({tuple(each) for each in alike}) == 6
+    assert len({tuple(each) for each in alike}) == 8
+    assert [0, 1, 2, 3, 3, 3, 6, 7, 8, 9] in alike
+    assert [3] * 10 in alike
+    of_blocks = [each for each in varied if each[:7] == text[:7].tolist() and each[8:] == [8]]
+    assert [each[7] for each in of_blocks] == [50, 51, 52, 53]
     assert [0, 1, 3, 2, 5, 4, 7, 6, 8, 9] in alike
     assert [0, 8, 2, 3, 4, 5, 6, 7, 1, 9] in alike
     parted = [each for each in varied if each[:5] == text[:5].tolist() and each[5:6] not in ([], [text[5]])]
