@@ -44,6 +44,23 @@ def completing(longest: int = WINDOW) -> Complete:
     return complete
 
 
+def losing(position: int) -> Complete:
+    """The bundled model; rows that decode past ``position`` have lost the token there."""
+    complete = completing()
+
+    def lose(
+        prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+    ) -> tuple[list[int], bool]:
+        found, stopped = complete(prompt, max_new, stop, temperature, seed)
+        kept = position + 1 - len(prompt)
+        if not 0 < kept < len(found):
+            return found, stopped
+        others, stopped = complete([*prompt, *found[: kept - 1], 0], max_new - kept, stop, temperature, seed)
+        return [*found[:kept], *others], stopped
+
+    return lose
+
+
 # engine, and what the summary of a run says that passes without a waiver
 RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
     "vllm": (lambda: Engine(completing(), window=WINDOW), LIVE, r"first token [\d.]+ \([\d.]+\)"),
@@ -80,6 +97,11 @@ def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
 REQUESTS = "invariants/test_requests.py"
 FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, and what its failed test says
     "prompts cut": (lambda: Engine(completing(64), window=WINDOW), "invariants/test_positions.py", "emitted"),
+    "a position lost in decoding": (
+        lambda: Engine(losing(301), window=WINDOW),
+        "invariants/test_positions.py",
+        "emitted",
+    ),
     "a stream that hangs": (lambda: Hanging(completing(), window=WINDOW), REQUESTS, "after 3 events of a stream"),
 }
 
@@ -88,7 +110,7 @@ FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, an
 def test_a_server_with_a_fault_is_red(judge_apart: Run, fault: str) -> None:
     make, file, words = FAULTS[fault]
     with serve(make()) as url:
-        result = judge_apart(file, model=MODEL, decoder=url, decoder_timeout=10, **TIER)
+        result = judge_apart(file, model=MODEL, decoder=url, decoder_timeout=10 if "hangs" in fault else 300, **TIER)
     said = " ".join(text_of(result).split())
     assert result.ret == 1
     assert re.search(r"FAILED: \d tests? failed", said)

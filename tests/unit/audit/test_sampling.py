@@ -163,6 +163,25 @@ def test_a_small_penalty_on_tokens_of_the_prompt_is_named() -> None:
     assert "tokens that the prompt or the row holds are drawn too rarely" in str(rare(repeating_rows(0.4)))
 
 
+def test_a_single_id_that_is_never_drawn_is_named() -> None:
+    """Of ordinary frequency, so that no other event shows it."""
+    logits = np.zeros((40, 300))
+    banned = np.where(np.arange(300) == 7, -np.inf, 0.0)
+
+    def drawn(offset: np.ndarray) -> list[audited.SampledRow]:
+        p = np.exp(offset) / np.exp(offset).sum()
+        rng = np.random.default_rng(0)
+        return [audited.SampledRow(0, row, rng.choice(300, 40, p=p), logits) for row in range(200)]
+
+    assert rare(drawn(np.zeros(300))) is None
+    complaint = rare(drawn(banned))
+    assert complaint is not None
+    assert complaint.startswith(
+        "token 7 is not drawn from softmax(logits / 1.00): it is drawn too rarely, 0 times where 26"
+    )
+    assert rare(drawn(banned), noise=1.0) is None
+
+
 def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level of 5 % at most one in twenty, whatever the tokens: Ville's inequality holds for all events at once."""
     monkeypatch.setattr(audited, "LEVEL", 0.05)
