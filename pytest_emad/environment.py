@@ -21,12 +21,12 @@ import pytest
 
 import emad_ref
 import pytest_emad
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, nearest_names
 from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import shipped_name
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.statistics.verdicts import DASH_VARIANTS
-from pytest_emad.options import settings
+from pytest_emad.options import OPTION_FLAGS, settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -305,6 +305,24 @@ def check_command_line(config: pytest.Config, arguments: Sequence[str]) -> None:
     if ours or any(argument.startswith("--emad-") for argument in arguments):
         _check_workers(config, arguments)
         _keep_root(config, arguments)
+
+
+def check_option_names(parser: pytest.Parser, arguments: Sequence[str]) -> None:
+    """Refuse a misspelt option of ours with the nearest one; pytest itself names none.
+
+    Raises:
+        pytest.UsageError: ``arguments`` have an option ``--emad-…`` that no plugin and no conftest has.
+    """
+    if not any(argument.startswith("--emad-") for argument in arguments):
+        return
+    _, unknown = parser.parse_known_and_unknown_args(arguments)
+    for argument in unknown:
+        option = argument.partition("=")[0]
+        if option.startswith("--emad-"):
+            names = [flag.removeprefix("--emad-") for flag in OPTION_FLAGS]  # the prefix would make all of them alike
+            near = [f"--emad-{name}" for name in nearest_names(option.removeprefix("--emad-"), names)]
+            remedy = f"nearest: {', '.join(near)}" if near else "pytest --help lists them"
+            raise pytest.UsageError(f"unrecognized arguments: {option}; {remedy}")
 
 
 def _check_dashes(arguments: Sequence[str]) -> None:

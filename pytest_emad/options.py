@@ -316,6 +316,7 @@ OPTIONS: tuple[PluginOption, ...] = (
 
 
 SELFCHECK = "--emad-selfcheck"
+OPTION_FLAGS = (*(option.flag for option in OPTIONS), SELFCHECK)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -454,4 +455,4 @@ def _check_update(built: RunSettings, config: pytest.Config, environment: Mappin
         )
 
 
-__all__ = ["OPTIONS", "SELFCHECK", "RunSettings", "add_options", "claims_register", "settings"]
+__all__ = ["OPTIONS", "OPTION_FLAGS", "SELFCHECK", "RunSettings", "add_options", "claims_register", "settings"]

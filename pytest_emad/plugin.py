@@ -115,11 +115,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         hypothesis_settings.load_profile(config.stash[_PREVIOUS_PROFILE])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, args: list[str], parser: pytest.Parser
+) -> Generator[None, None, None]:
     environment.check_command_line(early_config, args)
     if not subprocesses.is_replicate(early_config):
         _announce_report(early_config)
+    yield
+    environment.check_option_names(parser, args)  # a conftest may have added options
 
 
 def _announce_report(config: pytest.Config) -> None:

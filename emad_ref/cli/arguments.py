@@ -47,6 +47,8 @@ class EmadParser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": GroupedFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: VERB"):
+            message += f"; {self.prog} --help lists them"
         nearest = None if "maybe you meant" in message else nearest_known(message, self)
         super().error(message + (f"; did you mean {nearest}?" if nearest else ""))
 

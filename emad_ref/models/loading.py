@@ -64,13 +64,14 @@ from emad_ref.models.checkpoint import (
 from emad_ref.models.downloads import dequantised, read_origin
 from emad_ref.models.families import FAST, WALKED, anatomy_of, row_of
 from emad_ref.models.generation import describe_ignored, disable_collection, ignored_settings
-from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+from emad_ref.models.geometry import Geometry, geometry_of, published_config
 from emad_ref.models.names import (
     CONFIG,
     OUT_OF_REACH,
     ModelSource,
     ModelUnavailable,
     require_fetched,
+    require_geometry,
     source_and_revision,
     unreadable_error,
 )
@@ -558,13 +559,12 @@ def _first_line(error: Exception) -> str:
 
 def _load_random(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
+    require_geometry(name)
     if source.place in bundled.bundled_names():
         folder = str(bundled.weights_folder() / source.place)
         config, tokenizer = AutoConfig.from_pretrained(folder), _tokenizer(folder)
-    elif source.place in PUBLISHED_NAMES:
-        config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     else:
-        raise BadArgument("name", name, f"random: and one of {', '.join((*bundled.bundled_names(), *PUBLISHED_NAMES))}")
+        config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     anatomy_of(config.get_text_config())
     return _with_random_weights(config, seed), tokenizer, {}
 

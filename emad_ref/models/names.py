@@ -130,7 +130,8 @@ def require_available(name: str, argument: str = "name") -> None:
     ``argument``: the option that holds the name, for the error about a bundled model that is not installed.
 
     Raises:
-        BadArgument: as ``source_and_revision``; a GGUF file that is none, or that no installed package reads.
+        BadArgument: as ``source_and_revision`` and ``require_geometry``; a GGUF file that is none, or that no
+            installed package reads.
         ModelUnavailable: a bundled model that is not installed; one that was not fetched yet, or not completely; one of
             a hub that does not answer.
     """
@@ -138,6 +139,8 @@ def require_available(name: str, argument: str = "name") -> None:
     source, revision = source_and_revision(name, None)
     if source.kind == "fetched":
         require_fetched(name)
+    elif source.kind == "random":
+        require_geometry(name, argument)
     elif source.kind == "gguf":
         downloads.require_gguf(Path(source.place))
     elif source.hub_id is not None and not _is_cached(source.hub_id, revision):
@@ -145,6 +148,20 @@ def require_available(name: str, argument: str = "name") -> None:
 
         if not is_hub_reachable():
             raise unreadable_error(name, source, OUT_OF_REACH)
+
+
+def require_geometry(name: str, argument: str = "name") -> None:
+    """Refuse ``random:`` before a geometry that is not known here.
+
+    Raises:
+        BadArgument: the message names the nearest of those known.
+    """
+    from emad_ref.models.geometry import PUBLISHED_NAMES
+
+    known = (*bundled.bundled_names(), *PUBLISHED_NAMES)
+    if name.removeprefix("random:") not in known:
+        nearest = suggest_nearest(name, [f"random:{each}" for each in known])
+        raise BadArgument(argument, name, f"random: and one of {', '.join(known)}", nearest)
 
 
 def require_fetched(name: str) -> None:

@@ -116,6 +116,27 @@ def test_pasted_dashes_are_named(run: Run, pasted: str, meant: str) -> None:
     assert f"write {meant}" in said(result)
 
 
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        (["--emad-modle", "x"], "--emad-modle; nearest: --emad-model"),
+        (["--emad-raport=out"], "--emad-raport; nearest: --emad-report"),
+        (["--emad-qqqq"], "--emad-qqqq; pytest --help lists them"),
+    ],
+)
+def test_an_unknown_option_of_ours_gets_the_nearest(run: Run, given: list[str], nearest: str) -> None:
+    result = run(*given)
+    assert result.ret == USAGE
+    assert f"unrecognized arguments: {nearest}" in said(result)
+
+
+def test_an_option_that_a_conftest_adds_is_its_own(project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest("def pytest_addoption(parser): parser.addoption('--emad-modle')")
+    project.makepyfile("def test_own(request): assert request.config.getoption('--emad-modle') == 'x'")
+    run("--emad-modle", "x").assert_outcomes(passed=1)
+    assert run("--emad-modle", "x", "--help").ret == pytest.ExitCode.OK
+
+
 @pytest.mark.parametrize("workers", [["-n", "2"], ["-n2"], ["--numprocesses=2"]])
 def test_workers_without_xdist_are_a_usage_error_of_the_suites(
     suites: Path, run_apart: Run, workers: list[str]

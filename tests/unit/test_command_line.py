@@ -126,6 +126,12 @@ def test_what_is_unknown_gets_the_nearest_match(argv, meant, capsys):
     assert meant in said.splitlines()[-1].rpartition("ou mean")[2] or f"meant '{meant}'" in said
 
 
+def test_without_a_verb_the_error_says_what_lists_them(capsys):
+    with pytest.raises(SystemExit):
+        TOP.parse_args([])
+    assert capsys.readouterr().err.endswith("required: VERB; emad --help lists them\n")
+
+
 def test_what_is_like_nothing_gets_no_match(capsys):
     with pytest.raises(SystemExit):
         TOP.parse_args(["generate", "emad-tiny", "hi", "--qqqqq"])

@@ -23,7 +23,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import fingerprint_of, load
 from emad_ref.models.model_spec import ModelSpec
-from emad_ref.models.names import HUB, ModelUnavailable
+from emad_ref.models.names import HUB, ModelUnavailable, require_available
 from emad_ref.models.stepper import Stepper
 from tests.devices import FIRST, SECOND, two_devices
 from tests.small import small_model
@@ -318,6 +318,8 @@ class TestRandom:
     def test_an_unknown_geometry_is_refused(self) -> None:
         with pytest.raises(BadArgument, match=r"random: and one of.*pythia-70m"):
             load("random:pythia-71m")
+        with pytest.raises(BadArgument, match=r"--emad-model='random:emad-nan', .*; nearest: random:emad-nano"):
+            require_available("random:emad-nan", "--emad-model")
 
 
 def control_states(stepper: Stepper) -> list[torch.Tensor]:
