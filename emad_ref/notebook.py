@@ -77,11 +77,14 @@ class RunResults:
         return f"{type(self).__name__}({models}: {self.headline}; {parts})"
 
     def _repr_html_(self) -> str:
+        from emad_ref.report.summary import run_summary
+
+        causes = {f"failed tests, cause {n}": said for n, said in enumerate(run_summary(self.report).broken, start=1)}
         verdicts = {
             f"{claim['id']} on {claim['model']}": f"{claim['verdict']}: {claim.get('title', '')}"
             for claim in self.report["claims"]
         }
-        return facts_html(self.headline, verdicts)
+        return facts_html(self.headline, causes | verdicts)
 
 
 def _frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:

@@ -161,7 +161,8 @@ def _header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     subprocesses.note_providers(session.config)
-    if environment.requested_suites(session.config):
+    has_terminal = session.config.pluginmanager.has_plugin("terminalreporter")  # -p no:terminal leaves it out
+    if has_terminal and environment.requested_suites(session.config):
         from emad_ref.console import replace_unencodable
 
         # pytest itself would write a line of escapes, its end among them

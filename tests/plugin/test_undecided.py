@@ -109,6 +109,12 @@ def test_a_foreign_decoder_that_is_decided_passes(suites: Path, project: pytest.
     ]
 
 
+def test_a_run_without_pytests_terminal_writes_its_report(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    result = run("suites", "-p", "no:terminal", "--emad-report", "out")
+    assert (result.ret, result.stderr.str()) == (OK, "")
+    assert report_of(project.path / "out")["state"] == "complete"
+
+
 def test_our_own_decoder_may_leave_open_what_it_likes(suites: Path, project: pytest.Pytester, run: Run) -> None:
     project.makeconftest("")
     result = run("suites/claims", "-k", "nothing", "--emad-report", "out")

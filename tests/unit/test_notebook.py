@@ -63,6 +63,9 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
     assert results.legs.loc[0, ["claim", "name", "estimate"]].tolist() == ["EMAD-F2", "batch 4", 0.9]
     assert results.points.loc[0, ["net_reduction", "low"]].tolist() == [0.4, 0.1]
     assert results.tables["m: t"].shape == (2, 2)
+    broken = {"nodeid": "a.py::test_b", "outcome": "failed", "reason": "OSError: no"}
+    told = emad.RunResults(results.report | {"tests": [broken]})._repr_html_()
+    assert "<tr><th>failed tests, cause 1</th><td>1 test: OSError: no</td></tr>" in told
     assert repr(results) == "RunResults(m: FAILED: 1 of 1 gate does not hold; 1 claims, 1 tables)"
     with pytest.raises(BadArgument, match="a table with the figure 'entropy profile'"):
         emad.plot_profile(results)

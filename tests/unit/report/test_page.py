@@ -16,6 +16,7 @@ import pytest
 
 from emad_ref.report.contents import report_contents
 from emad_ref.report.depth_explorer import depth_explorers, has_matching_lists, shade
+from emad_ref.report.markdown import markdown_document
 from emad_ref.report.page import PageMissing, draw_figures, inline_svg, package_text, page
 from emad_ref.statistics.verdicts import Leg, load_register
 from tests.unit.report.html_page import Page
@@ -80,6 +81,16 @@ def test_the_page_opens_with_the_verdict_in_a_word_and_a_colour():
         text = page_of(found)
         assert f'<p class="overall {tone}">{word}' in text
         assert text.index('class="overall') < text.index("<h3>Gates</h3>")
+
+
+def test_causes_of_failed_tests_come_before_the_gates_on_both_pages():
+    found = report(claims=[verdict("survived")]) | {"state": "complete", "audits": []}
+    reasons = [f"Failed: {word} <went> wrong" for word in "abcdefghi"]
+    found["tests"] = [{"nodeid": f"a.py::test_{i}", "outcome": "failed", "reason": r} for i, r in enumerate(reasons)]
+    text = page_of(found)
+    assert text.index("<strong>Failed:</strong> 1 test: a &lt;went&gt; wrong</p>") < text.index("<h3>Gates</h3>")
+    assert "<summary>1 more cause</summary><ul><li>1 test: i &lt;went&gt; wrong</li></ul>" in text
+    assert "- 1 test: a &lt;went&gt; wrong\n" in markdown_document(report_contents([found], [{}]))
 
 
 def test_every_part_below_the_figures_is_folded_and_named_in_the_contents():
