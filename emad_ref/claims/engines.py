@@ -141,6 +141,7 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
 def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     """ENG-7: a leg for each stated number, measured against it less ``slack``, and one for the rise of perplexity.
 
+    A speed-up beyond what the blocks that ran explain is no result: full depth was slowed, or something else left out.
     It does not apply to a decoder that states neither number.
     """
     stated, slack = found.stated, asked.claim.thresholds["slack"]
@@ -152,6 +153,9 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
         least = stated.speedup * (1 - slack)
         faster = total_ratio(found.full_s, found.rule_s, threshold=least)
         tests.append(asked.test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least))
+        if found.explained is not None:
+            beyond = total_ratio(found.full_s, found.rule_s, threshold=found.explained)
+            tests.append(asked.test("speed-up beyond what blocks explain", beyond, "above", found.explained))
     if stated.saved_blocks is not None:
         name, least = f"blocks saved, {stated.saved_blocks:.0%} stated", stated.saved_blocks - slack
         if found.skipped is None or found.blocks is None:
@@ -178,7 +182,7 @@ QUESTIONS = (
         "ENG-7",
         lambda of: of.own_rule,
         decide_stated_rule,
-        legs=lambda study, layers: 3,
+        legs=lambda study, layers: 4,
         measures=True,
         suite="cost",
     ),

@@ -5,15 +5,17 @@ And of an exit rule of somebody else's: what it states is held against blocks th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
 
+from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.claims.base import question_of
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
@@ -247,6 +249,64 @@ def test_blocks_that_are_saved_are_seen_and_quality_that_is_lost_as_well(by_modu
     assert legs["blocks saved"].estimate == pytest.approx(0.5, abs=0.03)
     assert legs["perplexity of emitted tokens"].outcome == "falsified"
     assert legs[""].verdict == "falsified"
+
+
+TIMED = StatedRule("faster", saved_blocks=0.5, speedup=1.8)
+
+
+class RunsEveryBlock(Stating):
+    """States ``TIMED``, and runs every block."""
+
+    def __init__(self, request: Request):
+        super().__init__(request, TIMED)
+        self.under_rule = request.own_rule
+
+
+class EmitsHalf(RunsEveryBlock):
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max_new // 2 if self.under_rule else max_new, stop)
+
+
+class SlowsFullDepth(RunsEveryBlock):
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        began = time.perf_counter()
+        record = super().generate(prompts, max_new, stop)
+        time.sleep(0.0 if self.under_rule else 2 * (time.perf_counter() - began))
+        return record
+
+
+class Remembers(RunsEveryBlock):
+    """Under the rule, what this process has answered before is not computed again."""
+
+    known: ClassVar[dict[tuple[bytes, int], Record]] = {}
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        key = prompts[0].tokens.tobytes(), max_new
+        if not self.under_rule or key not in self.known:
+            self.known[key] = super().generate(prompts, max_new, stop)
+        return self.known[key]
+
+
+def test_fewer_tokens_and_remembered_answers_are_no_speed_up(by_modules: LoadedModel) -> None:
+    for made, words in ((EmitsHalf, "16 new tokens, where 32 were asked for"), (Remembers, "it remembers answers")):
+        with pytest.raises(AuditRefutedError, match=words):
+            stated_legs(by_modules, made)
+
+
+def test_blocks_are_counted_on_prompts_that_were_not_sent_before(
+    by_modules: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Remembers.known.clear()
+    monkeypatch.setattr("emad_ref.measurements.own_rule.REMEMBERED", 0.0)
+    legs = stated_legs(by_modules, Remembers)
+    assert legs["blocks saved"].estimate == 0
+
+
+def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel) -> None:
+    decided = stated_legs(by_modules, SlowsFullDepth)[""]
+    legs = {leg.name: leg for leg in decided.legs}
+    assert legs["speed-up, 1.8× stated"].estimate > 2
+    assert legs["speed-up beyond what blocks explain"].outcome == "falsified"
 
 
 def test_a_decoder_that_states_nothing_is_not_asked(loaded: LoadedModel) -> None:
