@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 
+ENDS_ALIKE = 0.8  # ratio of a name that ends with the word
 NEAR = 0.6  # ratio of difflib from which two names count as alike, its own default
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 LONGEST_MESSAGE, LONGEST_VALUE = 4000, 500  # characters
@@ -67,11 +68,14 @@ def suggest_nearest(word: str, known: Iterable[str]) -> str:
 def nearest_names(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     """At most ``most`` of ``known`` that ``word`` may mean, the likeliest first, whatever their case.
 
-    A name is near if it is alike, or if it contains the word once punctuation is dropped: ``F1`` may mean ``EMAD-F1``.
+    A name is near if it is alike, or if it contains the word once punctuation is dropped. One that ends with the word
+    is nearly the same: ``F1`` means ``EMAD-F1``.
     Of names that are equally alike, those that begin as the word does come first, then those that ``known`` has first.
 
     >>> nearest_names("EMAD-F9", ["EMAD-E9", "EMAD-F1", "EMAD-F2"])
     ['EMAD-F1', 'EMAD-F2', 'EMAD-E9']
+    >>> nearest_names("E1", ["EE-1", "EE-10", "EE-11", "EMAD-E1"])
+    ['EE-1', 'EMAD-E1', 'EE-10']
     """
     from difflib import SequenceMatcher  # for a message alone
 
@@ -81,7 +85,10 @@ def nearest_names(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     for name in dict.fromkeys(known):
         folded = name.casefold()
         ratio = SequenceMatcher(None, folded, sought).ratio()
-        if ratio >= NEAR or (len(letters) > 1 and letters in _NOT_ALPHANUMERIC.sub("", folded)):
+        others = _NOT_ALPHANUMERIC.sub("", folded)
+        if len(letters) > 1 and others.endswith(letters):
+            ratio = max(ratio, ENDS_ALIKE)
+        if ratio >= NEAR or (len(letters) > 1 and letters in others):
             ranked.append((-ratio, -_common_start(folded, sought), name))
     ranked.sort(key=lambda each: each[:2])  # stable: keeps the order of ``known``
     return [name for *_, name in ranked[:most]]

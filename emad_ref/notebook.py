@@ -119,15 +119,16 @@ def read_report(place: str | Path) -> RunResults:
     return RunResults(schema.read_report(Path(place)))
 
 
-def judge(model: str | Path, claims: Sequence[str] = (), **options: Any) -> RunResults:
+def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -> RunResults:
     """Ask claims about a model in this process, as ``emad judge`` does.
 
     Parameters
     ----------
     model : str or Path
         A bundled name, a folder or a name of the hub.
-    claims : sequence of str
-        Ids or patterns such as ``EMAD-R*``; empty: all of ``suites/claims`` that apply.
+    claims : str or sequence of str
+        Ids or patterns such as ``EMAD-R*``, as a sequence or with commas between them; empty: all of ``suites/claims``
+        that apply.
     **options
         Options of ``emad judge`` with underscores: ``corpus="wikitext"``, ``budget="standard"``, ``seed=1``. True sets
         an option without a value; None leaves one out.
@@ -146,7 +147,8 @@ def judge(model: str | Path, claims: Sequence[str] = (), **options: Any) -> RunR
     from emad_ref.cli import parser
     from emad_ref.cli.judgment import judge_claims
 
-    words = ["judge", str(model), *(["--claims", ",".join(claims)] if claims else [])]
+    patterns = claims if isinstance(claims, str) else ",".join(claims)
+    words = ["judge", str(model), *(["--claims", patterns] if patterns else [])]
     for name, value in options.items():
         if value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

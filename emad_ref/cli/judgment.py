@@ -57,10 +57,12 @@ GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 
 def judge(args: argparse.Namespace) -> int:
     """Judge the claims about a model and a pair, and print the verdicts; exit status 1 if a gate fails."""
+    from emad_ref.report.summary import run_summary
     from emad_ref.report.tables import sections
 
     run = judge_claims(args)
     report = run.report
+    print(run_summary(report).headline)
     for message in run.warnings:
         print_error(f"warning: {message}")
     tables = report["tables"] if args.with_tables else []

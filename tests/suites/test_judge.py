@@ -63,8 +63,13 @@ def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.
 def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["judge", str(reader), "--corpus", "self", "--claims", "EMAD-E13"]
     assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("PASSED: no claim of this run is a gate\n"), (
+        "the first line says how it ended"
+    )
     assert main([*arguments, "--gate-claims", "EMAD-E13"]) == 1
-    assert "EMAD-E13" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "EMAD-E13" in said.err
+    assert said.out.startswith("FAILED: 1 of 1 gate does not hold\n")
     assert main([*arguments[:-1], "EMAD-X9"]) == 4
     assert "--claims='EMAD-X9', but expected an id of the register" in capsys.readouterr().err
 

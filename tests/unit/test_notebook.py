@@ -71,6 +71,12 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
         emad.plot_profile(results)
 
 
+def test_claims_may_be_one_text_with_commas() -> None:
+    """Letter by letter the text would be a list of patterns."""
+    with pytest.raises(BadArgument, match=r"--claims='EMAD-F9', .*nearest: EMAD-F1"):
+        emad.judge("emad-nano", claims="EMAD-E1,EMAD-F9")
+
+
 def test_a_verdict_is_short_in_a_notebook() -> None:
     assert repr(VERDICT) == "Verdict(EMAD-F2 on m: falsified, found 0.9× [0.8×, 1×] as fast, needs at least 1.1×)"
     assert "<td>falsified</td>" in VERDICT._repr_html_()
