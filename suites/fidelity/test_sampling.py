@@ -13,7 +13,7 @@ from pytest_emad.suite_support import Auditor
 DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
 # at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 2,500 tokens
 SEEDS = {"hot": 4, "hot, full": 10, "cold": 2, "cold, full": 4}
-COLDER, COLDEST = 4, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
+COLDER, COLDEST = 8, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
 OWN = 4, 2  # seeds at most, and of the coldest: our decoder samples by one rule from logits that other audits compare
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
@@ -25,7 +25,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
 ) -> None:
     """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early.
 
-    At full depth a cold temperature is quartered besides: there nothing is left open, and a least temperature shows.
+    At full depth an eighth of the cold temperature, too: there nothing is left open, and a least temperature shows.
     """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
