@@ -62,19 +62,33 @@ OVERLAP = 4  # steps that read the last entries of the next row's steps
 AFTER = 2  # tokens fed after a prompt that ends at an edge
 WIDEST_FEED = 64  # tokens of a feed at most
 
+
+def block_end_lengths(rng: np.random.Generator, room: int) -> list[int]:
+    """Lengths of prompts up to ``room``: at, and one beyond, the first and a random multiple of every size."""
+    edges = {
+        size * int(times) for size in BLOCK_SIZES if size <= room for times in (1, rng.integers(1, room // size + 1))
+    }
+    return sorted({n for edge in edges for n in (edge, edge + 1) if n <= room}) or [room]
+
+
 # row, its first position, and the logits [n, V] shown from there on
 PositionLogits = tuple[int, int, Floats]
 
 
 def positions(
-    under_test: DecoderUnderTest, own: Callable[[Ints], Floats], texts: Ints, rng: np.random.Generator
+    under_test: DecoderUnderTest,
+    own: Callable[[Ints], Floats],
+    texts: Ints,
+    rng: np.random.Generator,
+    edges: Callable[[np.random.Generator, int], list[int]] = block_end_lengths,
 ) -> Finding:
     """Check a decoder at full depth on ``texts`` int64 [rows, window], each read once by the model's own forward.
 
     K/V lie in blocks, pages and buffers, and errors occur at their ends. Their size is unknown, so the audit covers
     every position. First each row begins elsewhere and is fed token by token to the start of the next one; then in
-    feeds of random widths. Then prompts end at, and one beyond, a random multiple of every usual size, and are fed two
-    tokens more. ``own``: the model's own logits [window, V] after each token of a text.
+    feeds of random widths. Then prompts end at, and one beyond, a random multiple of every usual size, or where
+    ``edges(rng, room)`` says, and are fed two tokens more. ``own``: the model's own logits [window, V] after each token
+    of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
     tolerance = tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
@@ -82,7 +96,7 @@ def positions(
         readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
             readings += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
-        ends = block_end_lengths(texts.shape[1] - AFTER, rng)
+        ends = sorted(edges(rng, texts.shape[1] - AFTER))
         for place in range(0, len(ends), rows):  # similar lengths together: padding costs as much as text
             readings += _read_prompts(decoder, texts, ends[place : place + rows])
         for row, text in enumerate(texts):
@@ -90,14 +104,6 @@ def positions(
             for reading in (each for each in readings if each[0] == row):
                 _compare_logits(tally, under_test, text, reading, right, tolerance)
     return tally.finding()
-
-
-def block_end_lengths(room: int, rng: np.random.Generator) -> list[int]:
-    """Lengths of prompts up to ``room``: at, and one beyond, the first and a random multiple of every size."""
-    edges = {
-        size * int(times) for size in BLOCK_SIZES if size <= room for times in (1, rng.integers(1, room // size + 1))
-    }
-    return sorted({n for edge in edges for n in (edge, edge + 1) if n <= room}) or [room]
 
 
 def _step_through(decoder: Decoder, texts: Ints, rng: np.random.Generator, widest: int) -> Iterator[PositionLogits]:

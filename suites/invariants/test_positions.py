@@ -25,6 +25,7 @@ from pytest_emad.suite_support import Auditor
 FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 LAST = (1, 2)  # new tokens that a prompt leaves room for
+OWN_ROWS = 4  # rows of our own decoder that cover the window: other tests have more rows
 AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
 ROWS = 8  # prompts of a request that end at the edges of blocks
 PASSING, SHORTER = 8, 40  # rows that pass nearly every position of the window, and tokens of the longest prompt
@@ -45,13 +46,20 @@ def test_forced_depths_are_obeyed_far_into_the_window(
 def test_every_position_is_written_and_read(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
-    """By single steps, by feeds of any width, and in prompts that end at the edges of blocks of any usual size."""
-    subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
+    """By single steps, by feeds of any width, and in prompts that end at the edges of blocks of any usual size.
+
+    Our own decoder has no blocks, but buffers: its prompts end at the edges of these.
+    """
+    subject = emad_evidence.subject
+    ours = subject.decoder_is_ours
+    rows = OWN_ROWS if ours else max(subject.budget.batch_sizes) + 1
     window = min(subject.stepper.max_positions, subject.window + BEYOND)
     prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open(subject.full, max_rows=rows) as decoder:
-        emad_audit(positions(subject.under_test(decoder, subject.full), subject.own_logits, texts, emad_rng))
+        under_test = subject.under_test(decoder, subject.full)
+        edges = buffer_edge_lengths if ours else block_end_lengths
+        emad_audit(positions(under_test, subject.own_logits, texts, emad_rng, edges))
 
 
 def test_generation_passes_every_position(
@@ -117,7 +125,7 @@ def test_generation_holds_far_into_the_window(
     if full:
         requests += [([subject.window - room], room) for room in LAST]
     if full and not subject.decoder_is_ours:
-        ends = block_end_lengths(subject.window - AFTER_BLOCKS, emad_rng)
+        ends = block_end_lengths(emad_rng, subject.window - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
