@@ -34,7 +34,6 @@ from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
 from pytest_emad.terminal import header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
-BENCHMARK_PLUGIN = ("benchmark", "pytest_benchmark.plugin")  # its names: as an entry point, and after -p
 OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting")
 
 _REGISTERED = pytest.StashKey[dict[str, object]]()  # what is registered under their names
@@ -81,7 +80,7 @@ def _prepare(config: pytest.Config) -> None:
     _quiet_benchmarks(config)
     terminal.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(terminal.close_stream)
-    _require_plugins(config)
+    _refuse_blocked_plugins(config)
     if environment.requested_suites(config):
         environment.use_pytest_cache(config)
     config.stash[_COLLECTION_LOG] = attended = collection_log.CollectionLog(config)
@@ -100,19 +99,11 @@ def _quiet_benchmarks(config: pytest.Config) -> None:
         config.option.benchmark_quiet = True
 
 
-def _require_plugins(config: pytest.Config) -> None:
-    """Without a part of ours a gate would not be asked, and the run would look like one that passed.
-
-    Timed tests of the suites use the fixture of pytest-benchmark.
-    """
+def _refuse_blocked_plugins(config: pytest.Config) -> None:
+    """Without one of them a gate that was asked for would not be asked, and the run would look like one that passed."""
     for name in OWN_PLUGINS:
         if config.pluginmanager.is_blocked(name):
             raise pytest.UsageError(f"-p no:{name} leaves out a part of this plugin; -p no:emad leaves out all of it")
-    if environment.requested_suites(config) and not any(map(config.pluginmanager.has_plugin, BENCHMARK_PLUGIN)):
-        raise pytest.UsageError(
-            "pytest-benchmark is not loaded, but timed tests of the suites use its fixture; leave -p no:benchmark out, "
-            "and add -p pytest_benchmark.plugin if PYTEST_DISABLE_PLUGIN_AUTOLOAD is set"
-        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

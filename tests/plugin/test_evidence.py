@@ -266,11 +266,3 @@ def test_no_part_of_the_plugin_can_be_left_out_alone(project: pytest.Pytester, r
         result = run("-p", f"no:{part}", "--emad-require", "speed", "--emad-report", "out")
         assert result.ret == USAGE
         assert f"-p no:{part} leaves out a part of this plugin" in result.stderr.str()
-
-
-def test_a_run_of_the_suites_without_pytest_benchmark_is_a_usage_error(project: pytest.Pytester, run: Run) -> None:
-    project.makepyfile("def test(): pass")
-    result = run("-p", "no:benchmark", "--co", "--pyargs", "pytest_emad.suites.cost")
-    assert result.ret == USAGE
-    assert "pytest-benchmark is not loaded" in result.stderr.str()
-    assert run("-p", "no:benchmark").ret == 0  # no test of the suites, no fixture of that plugin
