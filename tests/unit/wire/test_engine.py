@@ -758,7 +758,7 @@ def test_exits_sessions_and_sources_are_declined() -> None:
         with pytest.raises(Unsupported, match="decoder-only"):
             decoder.generate([Prompt(np.array([1]), np.array([2]))], 1)
         with pytest.raises(BadArgument, match="max_rows"):
-            decoder.generate(PROMPTS * 2, 1)
+            decoder.generate(PROMPTS * (VARIATIONS // len(PROMPTS) + 1), 1)
         with pytest.raises(BadArgument, match="max_new"):
             decoder.generate(PROMPTS[:1], 0)
 
