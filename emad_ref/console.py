@@ -92,7 +92,10 @@ def facts_html(title: str, facts: Mapping[str, object]) -> str:
 
 
 class NotebookFacts:
-    """Short forms of a value: ``repr`` and a notebook's table, from ``_notebook_title`` and ``_notebook_facts``."""
+    """Short forms of a value: ``repr`` and a notebook's table.
+
+    Every subclass has its own ``_notebook_title`` and ``_notebook_facts``; those of this class raise.
+    """
 
     @property
     def _notebook_title(self) -> str:

@@ -87,7 +87,7 @@ class TokenDecoder:
         """Complete each of ``prompts`` (int64 [n], n ≥ 1) by at most ``max_new`` tokens, up to the first of ``stop``.
 
         ``temperature`` 0 is greedy. Otherwise tokens are drawn from softmax(logits / temperature) over the whole
-        vocabulary, and a row's tokens depend on ``row_seed(row)`` and its prompt alone.
+        vocabulary, and a row's tokens depend on ``row_seed(row)`` and its prompt alone. Every subclass has its own.
         """
         raise NotImplementedError
 

@@ -137,14 +137,10 @@ def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest
     elif isinstance(error, EmadError):
         notes = getattr(error, "__notes__", [])  # Hypothesis puts the falsifying example there
         report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
-    elif environment.is_shipped(item) and any(_is_users(entry) for entry in call.excinfo.traceback):
-        report.longrepr = call.excinfo.getrepr(style="short", tbfilter=_from_the_users_frame)
-
-
-def _from_the_users_frame(excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
-    """The traceback from the first frame of a file that is the user's; all of it if there is none."""
-    first = next((place for place, entry in enumerate(excinfo.traceback) if _is_users(entry)), 0)
-    return excinfo.traceback[first:]
+    elif environment.is_shipped(item):
+        first = next((place for place, entry in enumerate(call.excinfo.traceback) if _is_users(entry)), None)
+        if first is not None:
+            report.longrepr = call.excinfo.getrepr(style="short", tbfilter=lambda error: error.traceback[first:])
 
 
 def _is_users(entry: Any) -> bool:

@@ -87,8 +87,8 @@ def positions(
     K/V lie in blocks, pages and buffers, and errors occur at their ends. Their size is unknown, so the audit covers
     every position. First each row begins elsewhere and is fed token by token to the start of the next one; then in
     feeds of random widths. Then prompts end at, and one beyond, a random multiple of every usual size, or where
-    ``edges(rng, room)`` says, and are fed two tokens more. ``own``: the model's own logits [window, V] after each token
-    of a text.
+    ``edges(rng, room)`` says, the shortest first, and are fed two tokens more. ``own``: the model's own logits
+    [window, V] after each token of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
     tolerance = tally.allow(under_test.tolerance, decoder.capabilities.logit_noise)
@@ -96,7 +96,7 @@ def positions(
         readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:
             readings += _step_through(decoder, texts, rng, min(decoder.capabilities.max_feed, WIDEST_FEED))
-        ends = sorted(edges(rng, texts.shape[1] - AFTER))
+        ends = edges(rng, texts.shape[1] - AFTER)
         for place in range(0, len(ends), rows):  # similar lengths together: padding costs as much as text
             readings += _read_prompts(decoder, texts, ends[place : place + rows])
         for row, text in enumerate(texts):

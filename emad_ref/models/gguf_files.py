@@ -40,6 +40,7 @@ def convert(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
     reader = _open(path)
     try:
         read = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+    # what Transformers and gguf raise for architectures, quantisations and tensors that they cannot read
     except (ValueError, NotImplementedError, KeyError, RuntimeError) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise BadArgument("file", path.name, "a GGUF file that Transformers and gguf can dequantise", said) from error

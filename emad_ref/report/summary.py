@@ -30,6 +30,7 @@ from emad_ref.report.tables import STREAM_TIMES, stream_words
 from emad_ref.report.tiers import tier_line
 from emad_ref.statistics import goldens, number_format
 from emad_ref.statistics.gate import UNDECIDED, deciding_leg, measurement, title_of
+from emad_ref.statistics.units import counted
 from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
 
@@ -56,6 +57,7 @@ class GateSummary:
         return [text for text in (self.measured, where, self.why) if text]
 
 
+FailedTest = Mapping[str, Any]  # an entry of ``tests`` in the report
 # claims of one outcome: reason, which may be "" → id and title in plain words of each that shares it
 ClaimGroups = Mapping[str, Sequence[tuple[str, str]]]
 
@@ -102,13 +104,14 @@ def run_summary(report: Report) -> RunSummary:
     models = [str(name) for name in report["settings"].get("models", ())]
     run = report.get("run") or {}
     gates = tuple(_gate_summary(claim, models, register) for claim in gating)
-    headline, passed = _headline(report, gates)
+    broken = _broken_tests(report)
+    headline, passed = _headline(report, gates, broken)
     return RunSummary(
         models=", ".join(models),
         headline=headline,
         passed=passed,
-        broken=tuple(_causes(_broken_tests(report), report)),
-        repeat=_repeat_command(report),
+        broken=tuple(_causes(broken, report)),
+        repeat=_repeat_command(broken, report),
         unknown=tuple(_unknown_texts(report)),
         gates=gates,
         points=dict(_selected_points(report["points"])),
@@ -120,12 +123,12 @@ def run_summary(report: Report) -> RunSummary:
     )
 
 
-def _headline(report: Report, gates: Sequence[GateSummary]) -> tuple[str, bool | None]:
+def _headline(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> tuple[str, bool | None]:
     """Passed or failed, and why. A report of schema 1 has neither state nor exit status: then its gates tell."""
     run = report.get("run") or {}
     if (state := report.get("state", "complete")) != "complete":
         return f"NOT FINISHED: the run {UNFINISHED[state]}; what follows is what it reached", None
-    reasons = list(_failure_reasons(report, gates))
+    reasons = list(_failure_reasons(report, gates, broken))
     if not reasons and run.get("exit_status"):
         reasons = [EXIT_REASONS.get(run["exit_status"], f"pytest ended with status {run['exit_status']}")]
     if reasons:
@@ -148,33 +151,33 @@ def _count_of_gates(gates: Sequence[GateSummary]) -> str:
     """``3 of 4 gates hold, 1 not applicable``."""
     holding = [gate for gate in gates if gate.verdict == "survived"]
     _, comma, others = count_gates(gates).partition(", ")
-    return f"{len(holding)} of {_count(len(gates), 'gate')} {_verb(holding, 'hold')}{comma}{others}"
+    return f"{len(holding)} of {counted(len(gates), 'gates')} {_verb(holding, 'hold')}{comma}{others}"
 
 
 def _unrefuted(report: Report) -> str:
     """How many audits the decoder passed, where the run judges the decoder."""
     passed = sum(audit["passed"] is True for audit in report.get("audits", ()))
     judged = report["settings"].get("gate") == "decoder" and passed
-    return f", and the decoder passed {_count(passed, 'audit')}" if judged else ""
+    return f", and the decoder passed {counted(passed, 'audits')}" if judged else ""
 
 
-def _failure_reasons(report: Report, gates: Sequence[GateSummary]) -> Iterator[str]:
+def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> Iterator[str]:
     """What failed, counted: gates, verdicts that differ from the record, other tests, conditions on the run."""
     known = report["settings"].get("gate") == "known"
     failing = [claim for claim in report["claims"] if _fails(claim, known)]
     if failing and known:
         compared = [entry for entry in report.get("known", ()) if not entry.get("why")]
-        yield f"{len(failing)} of {_count(len(compared), 'verdict')} {_verb(failing, 'differ')} from the record"
+        yield f"{len(failing)} of {counted(len(compared), 'verdicts')} {_verb(failing, 'differ')} from the record"
     elif failing:
-        yield f"{len(failing)} of {_count(len(gates), 'gate')} {_verb(failing, 'do')} not hold"
-    if broken := _broken_tests(report):
-        yield f"{_count(len(broken), 'other test' if failing else 'test')} failed"
+        yield f"{len(failing)} of {counted(len(gates), 'gates')} {_verb(failing, 'do')} not hold"
+    if broken:
+        yield f"{counted(len(broken), 'other tests' if failing else 'tests')} failed"
     conditions = (report.get("run") or {}).get("failures", ())
     if conditions:
-        yield f"{_count(len(conditions), 'condition')} on the run {_verb(conditions, 'are')} not met"
+        yield f"{counted(len(conditions), 'conditions')} on the run {_verb(conditions, 'are')} not met"
 
 
-def _broken_tests(report: Report) -> list[Mapping[str, Any]]:
+def _broken_tests(report: Report) -> list[FailedTest]:
     """Failed tests that did not fail for the verdict of a claim."""
     known = report["settings"].get("gate") == "known"
     of_claims = {claim.get("test") for claim in report["claims"] if _fails(claim, known)}
@@ -189,7 +192,7 @@ _COMPARED = re.compile(r" \([^()]*\bcompared\b[^()]*\)$")  # how much an audit r
 _NUMBER = re.compile(r"\d[\d.e+-]*|\binf\b")
 
 
-def _causes(broken: Sequence[Mapping[str, Any]], report: Report) -> Iterator[str]:
+def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
     """For each cause of failed tests: how many failed, the audits that refuted the decoder, what the first found.
 
     Two tests have one cause if what they found differs in numbers, and before the last colon, alone.
@@ -207,15 +210,15 @@ def _causes(broken: Sequence[Mapping[str, Any]], report: Report) -> Iterator[str
     for cause, found in causes.items():
         checks = list(dict.fromkeys(audits[cause]))
         of = f" ({'audit' if len(checks) == 1 else 'audits'} {', '.join(checks)})" if checks else ""
-        yield f"{_count(len(found), 'test')}{of}: {found[0] or 'no reason was reported'}"
+        yield f"{counted(len(found), 'tests')}{of}: {found[0] or 'no reason was reported'}"
 
 
-def _repeat_command(report: Report) -> str:
-    """The ``emad replay`` command of the first broken test; "" without one, or without a report folder.
+def _repeat_command(broken: Sequence[FailedTest], report: Report) -> str:
+    """The ``emad replay`` command of the first of ``broken``; "" without one, or without a report folder.
 
     A test is named by its function, or with its parameters if several of that function failed.
     """
-    names = [str(test["nodeid"]).rpartition("::")[2] for test in _broken_tests(report)]
+    names = [str(test["nodeid"]).rpartition("::")[2] for test in broken]
     place = report["settings"].get("report")
     if not names or not place or len(report["tests"]) == 1:  # one alone is what ran
         return ""
@@ -234,10 +237,6 @@ _SINGULAR = {"hold": "holds", "differ": "differs", "do": "does", "are": "is"}
 
 def _verb(things: Sequence[object], plural: str) -> str:
     return _SINGULAR[plural] if len(things) == 1 else plural
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 KNOWN_SHARE = 0.5  # of the loss of a uniform guess: a model that loses more at full depth knows little of the text
@@ -530,7 +529,7 @@ def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) ->
     for cause in brief.broken[: level.failures]:
         yield f"  {textwrap.shorten(cause, BROKEN_LETTERS, placeholder=' …')}", "    ", "bad"
     if len(brief.broken) > level.failures:
-        yield f"  {_count(len(brief.broken) - level.failures, 'more cause')}: see above or the report", "    ", "bad"
+        yield f"  {counted(len(brief.broken) - level.failures, 'more causes')}: see above or the report", "    ", "bad"
     if brief.repeat:
         yield f"  to repeat one test alone: {brief.repeat}", "    ", ""
     for failure in brief.failures[: level.failures]:

@@ -249,6 +249,11 @@ def effective(weight: NDArray[Any]) -> int:
     return max(1, math.floor(float(w.sum() ** 2 / (w @ w)) * (1 + 1e-9)))
 
 
+def counted(n: int, noun: str) -> str:
+    """``n`` of a plural ``noun``: ``30 documents``, ``1 document``."""
+    return f"{n} {noun.removesuffix('s') if n == 1 else noun}"
+
+
 def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
     """[n] values of ``column`` as float64.
 

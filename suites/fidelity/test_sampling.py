@@ -14,7 +14,7 @@ DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of man
 # at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 2,500 tokens
 SEEDS = {"hot": 4, "hot, full": 10, "cold": 2, "cold, full": 4}
 COLDER, COLDEST = 8, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
-OWN = 4, 2  # seeds at most, and of the coldest: our decoder samples by one rule from logits that other audits compare
+OWN_SEEDS, OWN_COLDEST = 4, 2  # at most: our decoder samples by one rule from logits that other audits compare
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
@@ -32,9 +32,9 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
     prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
     prompts = [prompts[0], *prompts]
-    seeds, coldest_seeds = SEEDS.get(f"{warmth}, full", SEEDS[warmth]) if full else SEEDS[warmth], COLDEST
+    seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
     if subject.decoder_is_ours:
-        seeds, coldest_seeds = min(seeds, OWN[0]), OWN[1]
+        seeds, coldest_seeds = min(seeds, OWN_SEEDS), OWN_COLDEST
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(

@@ -124,11 +124,12 @@ def test_generation_holds_far_into_the_window(
     requests = [(long_lengths(emad_rng, subject.window - FED)[: None if full else 2], FED)]
     if full:
         requests += [([subject.window - room], room) for room in LAST]
-    if full and not subject.decoder_is_ours:
+    others = full and not subject.decoder_is_ours
+    if others:
         ends = block_end_lengths(emad_rng, subject.window - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))
-    if full and not subject.decoder_is_ours:
+    if others:
         emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, subject.window - SHORTER))
