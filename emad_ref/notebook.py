@@ -22,6 +22,7 @@ from emad_ref.console import facts_html
 from emad_ref.errors import BadArgument
 from emad_ref.report import figures, schema
 from emad_ref.report.contents import quality_rows
+from emad_ref.statistics.units import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +74,7 @@ class RunResults:
 
     def __repr__(self) -> str:
         models = ", ".join(self.report["settings"].get("models", ()))
-        parts = f"{len(self.report['claims'])} claims, {len(self.report['tables'])} tables"
+        parts = ", ".join(counted(len(self.report[what]), what) for what in ("claims", "tables"))
         return f"{type(self).__name__}({models}: {self.headline}; {parts})"
 
     def _repr_html_(self) -> str:

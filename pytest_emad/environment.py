@@ -238,6 +238,11 @@ STORAGE = "HYPOTHESIS_STORAGE_DIRECTORY"
 BENCHMARKS = "file://./.benchmarks"  # pytest-benchmark's default storage
 
 
+def has_benchmarks(config: pytest.Config) -> bool:
+    """Whether pytest-benchmark takes part in this run, under whatever name it was loaded."""
+    return hasattr(config.option, "benchmark_skip")
+
+
 def use_pytest_cache(config: pytest.Config) -> None:
     """Point pytest-benchmark and Hypothesis to pytest's cache, unless the user chose folders.
 

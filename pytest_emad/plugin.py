@@ -77,7 +77,7 @@ def _prepare(config: pytest.Config) -> None:
     settings(config)
     environment.check_waivers(config)
     environment.check_models(config)
-    _quiet_benchmarks(config)
+    _prepare_benchmarks(config)
     terminal.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(terminal.close_stream)
     _refuse_blocked_plugins(config)
@@ -93,8 +93,13 @@ def _prepare(config: pytest.Config) -> None:
     config.stash[_REGISTERED] = {name: config.pluginmanager.get_plugin(name) for name in OWN_PLUGINS}
 
 
-def _quiet_benchmarks(config: pytest.Config) -> None:
-    """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it."""
+def _prepare_benchmarks(config: pytest.Config) -> None:
+    """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it.
+
+    Without pytest-benchmark the suites' mark of that name is known all the same: only its table is left out.
+    """
+    if not environment.has_benchmarks(config):
+        config.addinivalue_line("markers", "benchmark(timer): of pytest-benchmark, which is switched off")
     if environment.requested_suites(config) and config.get_verbosity() < 1:
         config.option.benchmark_quiet = True
 

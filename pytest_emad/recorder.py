@@ -174,14 +174,14 @@ class Recorder:
     def golden(self, name: str, found: Any) -> Any | None:
         """The golden stored under ``name``, for the test to compare with ``found``; None if none is recorded.
 
-        Under ``--emad-update-golden`` ``found`` (JSON values only) is stored and returned.
+        Under ``--emad-update-golden`` ``found``, or what it gives as a function, is stored and returned: JSON values.
 
         Raises:
             emad_ref.statistics.goldens.DamagedGolden: listed in the index, but missing or altered.
             Failed: none is recorded, and ``--emad-require golden`` is set.
         """
         if self._settings.update_golden:
-            stored = json.loads(_strict_json(f"golden {name}", found))
+            stored = json.loads(_strict_json(f"golden {name}", found() if callable(found) else found))
             change = self._goldens.update(name, stored, self._provenance())
             self._changed(f"golden {name}", change)
             return stored

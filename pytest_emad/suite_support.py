@@ -113,7 +113,7 @@ class Auditor:
     def golden(
         self,
         about: tuple[str, str, str, int, str],
-        taken: GoldenTokens,
+        take: Callable[[], GoldenTokens],
         prompts: Sequence[Prompt],
         noise: float,
         *,
@@ -121,7 +121,7 @@ class Auditor:
         point: OperatingPoint | None = None,
         drawn: bool = False,
     ) -> bool:
-        """Hold ``taken`` of ``prompts`` against the golden on record; False, and a note, where there is none.
+        """Hold what ``take`` gives of ``prompts`` against the golden on record; False, and a note, where there is none.
 
         Args:
             about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
@@ -133,7 +133,13 @@ class Auditor:
         key = golden_key(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
         asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
         decided = {} if point is None else {"point": golden_thresholds(point)}
-        golden = self._record.golden(key, asked | decided | taken.to_json())
+        taken: list[GoldenTokens] = []  # nothing is decoded where nothing is on record
+
+        def found() -> dict[str, Any]:
+            taken.append(take())
+            return asked | decided | taken[0].to_json()
+
+        golden = self._record.golden(key, found)
         if golden is None:
             self._record.note("golden rows not applicable (no golden recorded)")
             return False
@@ -145,7 +151,8 @@ class Auditor:
         for name in others:
             pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
         noise += shift / self._tolerance if shift else 0.0
-        self(compare_golden(GoldenTokens.from_json(golden), taken, self._tolerance, noise, declared=declared))
+        actual = taken[0] if taken else take()
+        self(compare_golden(GoldenTokens.from_json(golden), actual, self._tolerance, noise, declared=declared))
         return True
 
 

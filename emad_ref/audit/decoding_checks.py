@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +12,7 @@ from scipy.special import log_softmax
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally, require_shape
 from emad_ref.audit.lens import (
     LensReference,
+    PrefixLens,
     ProbeReadouts,
     emission_noise,
     is_read_from_logits,
@@ -52,6 +53,7 @@ def decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuat
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("decisions", under_test, MIN_DISCRIMINATING if point.adaptive else 0, judges_work=True)
+    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # every history comes twice
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
@@ -69,7 +71,8 @@ def judge_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], con
         for columns in feed_slices(continuations.shape[1], widest):
             transcript.feed(continuations[:, columns])
         trajectories = transcript.trajectories()
-        readouts = [judge.trajectory(trajectory).readouts for trajectory in trajectories]
+        ahead = judge.reading_ahead(trajectories)
+        readouts = [ahead.trajectory(trajectory).readouts for trajectory in trajectories]
         judge.tally.discriminating += sum(count_discriminating(each, judge.point) for each in trajectories)
         if judge.counted:
             judge_ledger(judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED))
@@ -93,6 +96,7 @@ def generation(
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.of("generation", under_test, needed if point.adaptive else 0, judges_work=True)
+    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # most histories come again
     with judge.tally:
         together = decoder.generate(prompts, max_new, NO_STOP)
         halfway = frozenset(together.emitted[0][len(together.emitted[0]) // 2 :][:1].tolist())
@@ -126,6 +130,7 @@ def judge_record(
     if len(looked_at) < len(prompts) and not is_read_from_logits(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
     readouts = [ProbeReadouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
+    judge = judge.reading_ahead(trajectories[row] for row in looked_at)
     for row in looked_at:
         reference = judge.trajectory(trajectories[row])
         judge.tokens(trajectories[row], record.emitted[row], reference)

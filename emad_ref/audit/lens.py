@@ -7,7 +7,8 @@ independently of ``exit_rules.thresholds``, because it judges it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
 FULL = READOUTS.index("full")
+AT_ONCE = 256  # positions, padding included, of several sequences that are read in one pass
 Tolerance = TypeVar("Tolerance", float, Floats)  # one, or one for each position
 
 
@@ -177,24 +179,56 @@ class LogitLens:
 
 
 class PrefixLens:
-    """A lens that caches its last sequence, and answers for its prefixes from it: entries are causal."""
+    """A lens that keeps its last ``kept`` sequences, and answers for their prefixes from them: entries are causal.
 
-    def __init__(self, lens: Lens):
+    Sequences that are announced (``plan``) are read several at once, where the lens can: a pass over few positions
+    takes about as long as one over many.
+    """
+
+    def __init__(self, lens: Lens, kept: int = 1):
         self._lens = lens
-        self._tokens, self._first = np.zeros(0, dtype=np.int64), 0
-        self._logits: LayerLogits | None = None
+        self._kept: deque[tuple[Ints, int, LayerLogits]] = deque(maxlen=kept)  # tokens, first, their logits
+        self._planned: list[tuple[Ints, int]] = []
+        self._ahead: list[tuple[Ints, int, LayerLogits]] = []  # read, and not asked for yet
+
+    def plan(self, sequences: Iterable[tuple[Ints, int]]) -> None:
+        """Announce sequences, each with its ``first``, in the order in which they will be asked for."""
+        self._planned = [(np.array(tokens), first) for tokens, first in sequences]
 
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
-        if self._logits is None or first < self._first or not np.array_equal(self._tokens[: len(tokens)], tokens):
-            self._logits = self._lens(tokens, first)
-            self._tokens, self._first = np.array(tokens), first
-        return self._logits.between(first - self._first, len(tokens) - self._first)
+        for known, begun, logits in self._kept:
+            if begun <= first and np.array_equal(known[: len(tokens)], tokens):
+                return logits.between(first - begun, len(tokens) - begun)
+        at = next((at for at, one in enumerate(self._ahead) if _is_same((tokens, first), one[:2])), None)
+        read = self._read(tokens, first) if at is None else self._ahead.pop(at)
+        self._kept.append(read)
+        return read[2]
+
+    def _read(self, tokens: Ints, first: int) -> tuple[Ints, int, LayerLogits]:
+        """The sequence, with as many planned ones after it as one pass takes."""
+        group, together = [(np.array(tokens), first)], getattr(self._lens, "together", None)
+        at = next((at for at, one in enumerate(self._planned) if _is_same(group[0], one)), None)
+        if together is None or at is None:
+            return *group[0], self._lens(tokens, first)
+        longest = len(tokens)
+        for following in self._planned[at + 1 :]:
+            longest = max(longest, len(following[0]))
+            if longest * (len(group) + 1) > AT_ONCE:
+                break
+            group.append(following)
+        self._planned = self._planned[at + len(group) :]
+        read, *self._ahead = [(*one, logits) for one, logits in zip(group, together(group), strict=True)]
+        return read
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:
         return self._lens.lead(tokens, first, point)
 
     def rounding(self, tokens: Ints, layers: Sequence[int]) -> float:
         return self._lens.rounding(tokens, layers)
+
+
+def _is_same(one: tuple[Ints, int], other: tuple[Ints, int]) -> bool:
+    return one[1] == other[1] and np.array_equal(one[0], other[0])
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from zlib import crc32
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 from emad_ref.audit.decoding_checks import ReplayedDocument
 from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins
 from emad_ref.audit.tolerances import ROUNDING_FACTORS
-from emad_ref.calibration.trace import lens_states, open_cache, take_trace
+from emad_ref.calibration.trace import layer_states, lens_states, open_cache, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
@@ -44,13 +45,26 @@ class ModelLens:
     source: Ints | None = None
 
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
-        states = lens_states(self.stepper, tokens, first, self.source)
+        return self.together([(tokens, first)])[0]
+
+    def together(self, sequences: Sequence[tuple[Ints, int]]) -> list[LayerLogits]:
+        """The logits of several sequences, each from its ``first`` position on, by one pass."""
+        layers = layer_states(self.stepper, [tokens for tokens, _ in sequences], self.source)
+        parts = [slice(first, len(tokens)) for tokens, first in sequences]
+        ends = np.cumsum([part.stop - part.start for part in parts])
+        known: dict[int, list[Floats]] = {}
 
         @torch.inference_mode()
-        def read(layer: int) -> Floats:
-            return _finite(to_host(self.stepper.logits(states[layer - 1][None])[0]), layer)
+        def read(layer: int, row: int) -> Floats:
+            if layer not in known:
+                states = torch.cat([layers[layer - 1][row, part] for row, part in enumerate(parts)])
+                known[layer] = np.split(_finite(to_host(self.stepper.logits(states[None])[0]), layer), ends[:-1])
+            return known[layer][row]
 
-        return LayerLogits(len(tokens) - first, self.stepper.layers, read)
+        return [
+            LayerLogits(part.stop - part.start, self.stepper.layers, partial(read, row=row))
+            for row, part in enumerate(parts)
+        ]
 
     @torch.inference_mode()
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:

@@ -20,7 +20,7 @@ import numpy as np
 from emad_ref.audit.answers import AnsweredRequest
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, judge_work, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
-from emad_ref.audit.lens import PrefixLens, ProbeReadouts
+from emad_ref.audit.lens import ProbeReadouts
 from emad_ref.audit.sampling import SampledRequest, judge_samples_at_once, require_same_draws
 from emad_ref.audit.token_comparison import first_difference, same_tokens
 from emad_ref.audit.trajectory import DecoderUnderTest, Judge, Trajectory, Transcript
@@ -69,23 +69,23 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
-    shared, remembering = None, judge
-    for trajectory, emitted, index in sorted(rows, key=_longest_of_each_prompt):
-        prompt = trajectory.tokens[: trajectory.first + 1].tobytes()
-        if prompt != shared:
-            shared, remembering = prompt, replace(judge, lens=PrefixLens(judge.lens))
-        reference = remembering.trajectory(trajectory)
+    longest: dict[bytes, Trajectory] = {}  # of each prompt: shorter ones are mostly its prefixes
+    for trajectory, _, _ in sorted(rows, key=lambda row: -len(row[0].tokens)):
+        longest.setdefault(_prompt_of(trajectory), trajectory)
+    rows.sort(key=lambda row: (len(longest[_prompt_of(row[0])].tokens), _prompt_of(row[0]), -len(row[0].tokens)))
+    judge = judge.reading_ahead(longest[prompt] for prompt in dict.fromkeys(_prompt_of(row[0]) for row in rows))
+    for trajectory, emitted, index in rows:
+        reference = judge.trajectory(trajectory)
         if emitted is not None:
-            remembering.tokens(trajectory, emitted, reference)
+            judge.tokens(trajectory, emitted, reference)
             readouts[index][trajectory.name] = reference.readouts
     if judge.counted:
         for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
             judge_work(judge, answer.record, trajectories, [of_rows[trajectory.name] for trajectory in trajectories])
 
 
-def _longest_of_each_prompt(row: tuple[Trajectory, Ints | None, int]) -> tuple[bytes, int]:
-    trajectory = row[0]
-    return trajectory.tokens[: trajectory.first + 1].tobytes(), -len(trajectory.tokens)
+def _prompt_of(trajectory: Trajectory) -> bytes:
+    return trajectory.tokens[: trajectory.first + 1].tobytes()
 
 
 # ---------------------------------------------------------------- many rows
@@ -200,8 +200,10 @@ def prefixes(
     *,
     sessions: bool = True,
     needed: int = MIN_DISCRIMINATING,
+    variations: int = VARIATIONS,
 ) -> Finding:
-    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``.
+    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``,
+    the first ``variations`` of them.
 
     Each is requested alone, in random order, right after a token of ``text``, from one array that is overwritten
     between requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
@@ -215,7 +217,7 @@ def prefixes(
     if min(len(text), len(others)) < MIN_PROMPT:
         raise BadArgument("text", (len(text), len(others)), f"at least {MIN_PROMPT} tokens of each")
     judge = Judge.of("prefixes", under_test, needed, judges_work=True)
-    varied = prompt_variations(text, others)
+    varied = prompt_variations(text, others)[:variations]
     with judge.tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
         order = [ask for index in rng.permutation(len(varied)).tolist() for ask in ((0, 1), (index, max_new))]

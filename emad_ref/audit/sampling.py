@@ -20,8 +20,12 @@ or its prompt hold), the tokens of the event are counted against the probability
 
 has mean 1 under an honest decoder, whatever the dependence, so that E ≥ 1/p happens with probability p at most (Ville's
 inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent). For a penalty of δ on the tokens
-of an event, exp of that exponent at λ = −δ/T is the likelihood ratio. A single id that is never drawn is found the same
-way, at the λ for impossible events.
+of an event, exp of that exponent at λ = −δ/T is the likelihood ratio. A single id that is never drawn, or too often, is
+found the same way, at one λ each.
+
+A slightly other temperature T′ bends u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token) has mean
+1 under an honest decoder, too, and is the most powerful test of T against T′ (Neyman and Pearson): its mean over a few
+T′ is E here. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is divided.
 
 Rows that end early do not change the others: with the same seed and a stop set these draw the same tokens again. Nor do
 requests that are answered at the same time. A row may part where rounding moved a probability; more rows than that
@@ -40,7 +44,7 @@ from scipy.special import log_softmax, logsumexp
 
 from emad_ref.audit.decoding_checks import NO_STOP, count_answer, read_record
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.audit.lens import Lens, emission_noise
+from emad_ref.audit.lens import Lens, PrefixLens, emission_noise
 from emad_ref.audit.token_comparison import first_difference
 from emad_ref.audit.trajectory import Judge, Trajectory, emitted_logits
 from emad_ref.point import OperatingPoint
@@ -49,13 +53,15 @@ from emad_ref.record import Floats, Ints, Record
 
 BINS, EACH_BIN = 10, 8  # bins of places at most, and the fewest tokens expected in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
-LEVEL = 1e-4  # level of each of five tests: an honest decoder fails one in ten thousand, and always the same
+LEVEL = 1e-4  # level of each of six tests: an honest decoder fails one in ten thousand, and always the same
 OPEN = 0.9  # a token with a likelier alternative than this shows little of its draw
 FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
 SHARES = (0.2, 0.05, 0.01)  # of the best token's probability; tokens below are counted
 RECENT = 8  # last tokens of a row; a repetition among them is counted
 WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for impossible events
+EACH_ID = (-4.0, 1.0)  # λ for single ids: never drawn, and raised by a logit or two
+FACTORS = (0.85, 0.95, 1.05, 1.2)  # of the temperature: others that it is tested against
 SPREAD = 10  # factor by which a draw may amplify a difference of probabilities: it accumulates them over the vocabulary
 TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # candidates for the best fit
 
@@ -110,12 +116,13 @@ def sampling(
     """Check records that decoders at ``temperature`` > 0 made of ``prompts``, no stop token; ``rng`` draws v.
 
     Rows of equal prompts must differ from one another, as must records of different seeds; those of one seed must be
-    equal. ``ended``: the record of a fresh decoder under one of those seeds with ``stop``. Discriminating are tokens
-    whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in logits, raised to the noise in
-    ``capabilities``.
+    equal. ``ended``: the record of a fresh decoder under one of those seeds, best the last, with ``stop``.
+    Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
+    logits, raised to the noise in ``capabilities``.
     """
     tally = Tally("sampling", needed)
-    judge = Judge(tally, lens, point, tally.allow(tolerance, capabilities.logit_noise))
+    remembering = PrefixLens(lens, kept=len(prompts))  # records of one seed follow one another, ``ended`` the last
+    judge = Judge(tally, remembering, point, tally.allow(tolerance, capabilities.logit_noise))
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
         _require_drawn(tally, rows, temperature)
@@ -138,6 +145,7 @@ def _rows(
     seed, record = sampled
     trajectories = read_record(judge.tally, record, prompts, max_new, stop, judge.point)
     count_answer(judge.tally, record, prompts, drawn=True)
+    judge = judge.reading_ahead(trajectories)
     return [
         _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
         for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
@@ -201,10 +209,11 @@ def _difference_text(one: SampledRow, other: SampledRow) -> str:
 def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """χ² tests of the places of all tokens, and of the first of each row."""
+    """χ² tests of the places of all tokens, and of the first of each row, and a test against other temperatures."""
     _require_even(tally, rows, temperature, rng, noise, "tokens")
     firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
     _require_even(tally, firsts, temperature, rng, noise, "first tokens of rows")
+    _require_temperature(tally, rows, temperature, noise)
 
 
 def _require_even(
@@ -224,6 +233,25 @@ def _require_even(
         False,
         f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
         f"they take in it, {counts.tolist()} in {bins} equal parts; of all temperatures {fits:.2f} fits them best",
+    )
+
+
+def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
+    """Require that temperatures near the one asked for do not explain the tokens far better."""
+    gain, spread = np.zeros(len(FACTORS)), np.expm1(2 * noise / temperature)
+    for row in rows:
+        at, p = np.arange(len(row.emitted)), row.p(temperature)[0]
+        own = row.log_p(temperature)[at, row.emitted]
+        for index, factor in enumerate(FACTORS):
+            other = log_softmax(row.logits / (factor * temperature), axis=-1)
+            moved = np.abs(np.exp(other) - p).sum(axis=-1)
+            gain[index] += (other[at, row.emitted] - own - np.log1p(spread * moved)).sum()
+    p_value = float(np.exp(-max(0.0, logsumexp(gain) - np.log(len(FACTORS)))))
+    best = FACTORS[int(gain.argmax())] * temperature
+    tally.require(
+        p_value >= LEVEL,
+        f"{sum(len(row.emitted) for row in rows)} tokens are not drawn from softmax(logits / {temperature:.2f}): "
+        f"temperature {best:.2f} explains them better, p = {p_value:.1g} by likelihood ratios",
     )
 
 
@@ -250,21 +278,27 @@ def _require_rare_tokens(
 
 
 def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: float, factor: float) -> None:
-    """Require that no id of the vocabulary is drawn far too rarely: a ban leaves all others as they were."""
+    """Require that no id of the vocabulary is drawn far too rarely or too often.
+
+    A ban or a bias of one id leaves the proportions of all others as they were.
+    """
     vocabulary = rows[0].logits.shape[1]
-    wager, drawn, expected, gain = -max(WAGERS), *np.zeros((3, vocabulary))
+    drawn, expected, gains = np.zeros(vocabulary), np.zeros(vocabulary), np.zeros((len(EACH_ID), vocabulary))
     for row in rows:
-        chance = row.p(temperature)[0] / factor
+        p = row.p(temperature)[0]
         drawn += np.bincount(row.emitted, minlength=vocabulary)
-        expected += chance.sum(axis=0)
-        gain -= np.log1p(chance * np.expm1(wager)).sum(axis=0)
-    gain += wager * drawn
-    least = int(gain.argmax())
-    p = min(1.0, vocabulary * float(np.exp(-gain[least])))
+        expected += p.sum(axis=0)
+        for gain, wager in zip(gains, EACH_ID, strict=True):
+            bound = np.minimum(1.0, p * factor) if wager > 0 else p / factor
+            gain -= np.log1p(bound * np.expm1(wager)).sum(axis=0)
+    gains += np.array(EACH_ID)[:, None] * drawn
+    at, token = np.unravel_index(int(gains.argmax()), gains.shape)
+    p_value = min(1.0, gains.size * float(np.exp(-gains[at, token])))
     tally.require(
-        p >= LEVEL,
-        f"token {least} is not drawn from softmax(logits / {temperature:.2f}): it is drawn too rarely, "
-        f"{int(drawn[least])} times where {expected[least]:.1f} are expected, p = {p:.1g}",
+        p_value >= LEVEL,
+        f"token {token} is not drawn from softmax(logits / {temperature:.2f}): it is drawn too "
+        f"{'often' if EACH_ID[at] > 0 else 'rarely'}, {int(drawn[token])} times where {expected[token]:.1f} are "
+        f"expected, p = {p_value:.1g}",
     )
 
 

@@ -7,8 +7,8 @@ the trajectory it took.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Tally
 from emad_ref.audit.lens import (
     Lens,
     LensReference,
+    PrefixLens,
     consult,
     emission_noise,
     headroom,
@@ -149,6 +150,13 @@ class Judge:
         exactness = under_test.exact_context, under_test.forces
         return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, *exactness)
 
+    def reading_ahead(self, trajectories: Iterable[Trajectory]) -> Judge:
+        """This judge, whose lens reads ``trajectories`` several at once: the next ones to be judged, in their order."""
+        assert self.lens is not None, "only replay is judged without a lens"
+        lens = self.lens if isinstance(self.lens, PrefixLens) else PrefixLens(self.lens)
+        lens.plan((each.tokens, each.first) for each in trajectories)
+        return replace(self, lens=lens)
+
     def trajectory(self, trajectory: Trajectory) -> LensReference:
         """Judge depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
         reference = self.consult(trajectory)
@@ -198,8 +206,9 @@ class Judge:
 
         Where no depth is forced, discriminating are positions as ``count_reading_context`` counts them.
         """
+        ahead = self.reading_ahead(trajectories)
         for trajectory in trajectories:
-            reference = self.trajectory(trajectory)
+            reference = ahead.trajectory(trajectory)
             if self.forces:
                 self.tally.discriminating += count_differing_logits(reference, trajectory, self.tolerance)
             else:

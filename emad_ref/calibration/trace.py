@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from emad_ref.benchmark.machine import every_thread_for_batches
-from emad_ref.calibration.windows import TokenSequence, batched, pad_right, positions_of, shared_inputs
+from emad_ref.calibration.windows import TokenSequence, batched, pad_right, pad_rows, positions_of, shared_inputs
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
@@ -818,20 +818,26 @@ def open_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int)
 
 
 @torch.inference_mode()
-def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> list[Tensor]:
-    """States [n − first, D] of one sequence after every layer, from position ``first`` on.
+def layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | None = None) -> list[Tensor]:
+    """States [rows, n, D] of ``sequences`` after every layer; n is the length of the longest.
 
-    One plain pass without earlier K/V: the oracle of every audit.
+    One plain pass without earlier K/V: the oracle of every audit. Shorter rows are padded behind their ends, which no
+    position before can see.
     """
-    positions = np.arange(len(tokens))[None]
-    cache = open_cache(stepper, [source], len(tokens))
-    frame = stepper.frame(positions, cache)
-    hidden = stepper.embed(torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device), frame)
-    states = []
+    tokens = pad_rows(sequences)
+    rows, longest = tokens.shape
+    cache = open_cache(stepper, [source] * rows, longest)
+    frame = stepper.frame(np.tile(np.arange(longest), (rows, 1)), cache)
+    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame), []
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
-        states.append(hidden[0, first:])
+        states.append(hidden)
     return states
+
+
+def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> list[Tensor]:
+    """States [n − first, D] of one sequence after every layer, from position ``first`` on; see ``layer_states``."""
+    return [states[0, first:] for states in layer_states(stepper, [tokens], source)]
 
 
 @torch.inference_mode()

@@ -125,11 +125,15 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
 
 def pad_right(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
     """(tokens int64 [rows, widest] padded on the right with 0, lengths int64 [rows])."""
-    lengths = np.array([len(s.tokens) for s in batch])
-    tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
-    for row, sequence in enumerate(batch):
-        tokens[row, : len(sequence.tokens)] = sequence.tokens
-    return tokens, lengths
+    return pad_rows([s.tokens for s in batch]), np.array([len(s.tokens) for s in batch])
+
+
+def pad_rows(rows: Sequence[Ints]) -> Ints:
+    """int64 [rows, widest] tokens, padded on the right with 0."""
+    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for row, each in enumerate(rows):
+        tokens[row, : len(each)] = each
+    return tokens
 
 
 def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:

@@ -40,6 +40,7 @@ from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.statistics.units import ByPair
 
 COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
+UNTRAINED_PAIRS = 10
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request no longer measures decoding
 WARM_UP = 2  # uncounted pairs
@@ -183,11 +184,17 @@ class LatencyBenchmark:
         if budget.rank:
             return prompt, new
         prefill, step = self._trial_seconds(prompt)
-        return affordable_request(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
+        return affordable_request(prompt, new, prefill, step, self.pairs, budget.batch_sizes, self.arms)
+
+    @property
+    def pairs(self) -> int:
+        """Timed pairs of each batch size; under ``smoke`` few of random weights, whose ratios decide nothing."""
+        budget = self.subject.budget
+        return budget.pairs if budget.rank or self.subject.loaded.trained else min(UNTRAINED_PAIRS, budget.pairs)
 
     def requests(self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None) -> RequestBatches:
         """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed."""
-        pairs = pairs or self.subject.budget.pairs
+        pairs = pairs or self.pairs
         prompts = self.subject.prompts(rows * (pairs + WARM_UP), self.request_shape[0])
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
         return RequestBatches(batches, audited, (self.subject.seed,))
@@ -253,7 +260,7 @@ class LatencyBenchmark:
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
-        requests = self.requests(1, audited=range(self.subject.budget.pairs))
+        requests = self.requests(1, audited=range(self.pairs))
         if decides:
             race = partial(LatencyBenchmark.time_points, points=points)
             return self.races(race, points.values(), {1: requests})[1]
@@ -417,7 +424,7 @@ class LatencyBenchmark:
         length, new = self.request_shape
         where = process_description(next(iter(races.values())).process, self._alone)
         return (
-            f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, {self.subject.budget.pairs} "
+            f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, {self.pairs} "
             f"pairs {where}, {torch.get_num_threads()} CPU threads"
         )
 

@@ -38,6 +38,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
+from emad_ref.screening.settings import LARGE_TOKEN_FLOPS
 from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocuments,
@@ -83,6 +84,7 @@ class FixedEncoderInput:
 
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire
 SOURCE_TOKENS = 24  # of the fixed encoder input of audits
+AUDITED_AT_LEAST = 160  # positions: buffers of 64 and 128 end below
 NOISE_TOKENS = 32  # tokens of text that determine the largest noise
 ENCODER_DECODER_REFUSAL = (
     "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
@@ -151,6 +153,11 @@ class ModelUnderTest:
     @cached_property
     def window(self) -> int:
         return window_size(self.stepper.max_positions)
+
+    @cached_property
+    def audited_window(self) -> int:
+        """Positions of the window that audits of long prompts reach; raises as ``open``."""
+        return self.share_of(self.window, AUDITED_AT_LEAST)
 
     @property
     def opening(self) -> int | None:
@@ -379,6 +386,21 @@ class ModelUnderTest:
     def decoder_is_ours(self) -> bool:
         """Whether the decoder at full depth ``is_ours``. Raises as ``open``."""
         return self._at_full_depth[1]
+
+    @cached_property
+    def audit_share(self) -> float:
+        """Share of an audit's rows, tokens and seeds that this run asks for: 1 of every decoder but our own.
+
+        Under ``smoke`` our own is asked for less of a large model, so that the run ends in minutes: the same code is
+        judged in full on smaller models. Raises as ``open``.
+        """
+        if self.study.budget.rank or not self.decoder_is_ours:
+            return 1.0
+        return min(1.0, LARGE_TOKEN_FLOPS / traced_token_flops(self.loaded.geometry))
+
+    def share_of(self, amount: int, least: int) -> int:
+        """``audit_share`` of ``amount``, at least ``least``; raises as ``open``."""
+        return min(amount, max(least, round(self.audit_share * amount)))
 
     @cached_property
     def _at_full_depth(self) -> tuple[Capabilities, bool]:

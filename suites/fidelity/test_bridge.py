@@ -11,6 +11,7 @@ from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 NEW, ROWS = 24, 5
+FEWEST_ROWS = 3
 
 
 def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
@@ -25,6 +26,6 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     subject = emad_evidence.subject
     point = getattr(emad_evidence.replay_validity, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window - NEW)
-    prompts, _ = subject.drawn_rows(emad_rng, short_lengths(emad_rng, ROWS, longest), 1)
-    with subject.open(point, max_rows=ROWS) as decoder:
-        emad_audit(generation(subject.under_test(decoder, point), prompts, NEW))
+    lengths = short_lengths(emad_rng, subject.share_of(ROWS, FEWEST_ROWS), longest)
+    with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+        emad_audit(generation(under_test, prompts, NEW))

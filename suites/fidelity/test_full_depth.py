@@ -10,18 +10,18 @@ from emad_ref.audit.tolerances import check_declared_noise, first_excess
 from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
-NEW, PROMPTS, LENGTH = 32, 4, 8
+NEW, FEWEST_NEW, PROMPTS, LENGTH = 32, 16, 4, 8
 
 
 def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     emad_evidence: ModelMeasurements, emad_audit: Auditor
 ) -> None:
     subject = emad_evidence.subject
-    prompts = subject.prompts(PROMPTS, LENGTH)
+    prompts, new = subject.prompts(PROMPTS, LENGTH), subject.share_of(NEW, FEWEST_NEW)
     with subject.open(subject.full, max_rows=PROMPTS) as decoder:
-        record = decoder.generate(prompts, NEW, frozenset())
+        record = decoder.generate(prompts, new, frozenset())
         declared = decoder.capabilities.logit_noise
-    own = subject.own_greedy(prompts, NEW)
+    own = subject.own_greedy(prompts, new)
     emad_audit.same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
 
 

@@ -60,13 +60,18 @@ def test_tokens_and_depths_are_the_golden_ones(
         pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
     if asked.temperature and not subject.decoder_is_ours:
         pytest.skip("not applicable (another decoder draws in its own way)")
+
     with subject.open(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
-        made = decoder.generate(prompts, NEW, frozenset())
-        none = np.full((asked.rows, NEW), np.inf)
-        margin = none if asked.temperature else logit_margins(decoder, prompts, made.emitted)
-        taken = GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, point))
-        declared = subject.allowed(decoder.capabilities)
-    about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
-    drawn = bool(asked.temperature)
-    if not emad_audit.golden(about, taken, prompts, signal_noise(point), declared=declared, point=point, drawn=drawn):
+
+        def take() -> GoldenTokens:
+            made = decoder.generate(prompts, NEW, frozenset())
+            none = np.full((asked.rows, NEW), np.inf)
+            margin = none if asked.temperature else logit_margins(decoder, prompts, made.emitted)
+            return GoldenTokens(np.stack(made.emitted), emitted_depths(made), margin, threshold_distances(made, point))
+
+        about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
+        given = about, take, prompts, signal_noise(point)
+        declared, drawn = subject.allowed(decoder.capabilities), bool(asked.temperature)
+        compared = emad_audit.golden(*given, declared=declared, point=point, drawn=drawn)
+    if not compared:
         pytest.skip("not applicable (no golden recorded)")

@@ -83,6 +83,9 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, audit: Audi
     declared = max(subject.allowed(subject.capabilities) for subject in subjects)
     prompts = large.prompts(ROWS, LENGTH)
     about = f"{small.fingerprint[:16]}+{large.fingerprint[:16]}", large.dtype, large.corpus, large.seed, kind
-    taken = PAIRED[kind](emad_pair, prompts)
-    if not audit.golden(about, taken, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
+
+    def take() -> GoldenTokens:
+        return PAIRED[kind](emad_pair, prompts)
+
+    if not audit.golden(about, take, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
         pytest.skip("not applicable (no golden recorded)")

@@ -10,9 +10,14 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 
-DIFFERENT, NEW = 15, 16  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
-# at full depth a cold distribution leaves fewer tokens open, and a tail of 1 % that is cut shows in 2,500 tokens
-SEEDS = {"hot": 4, "hot, full": 10, "cold": 2, "cold, full": 4}
+DIFFERENT, FEWEST, NEW = (
+    15,
+    7,
+    16,
+)  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
+# at full depth a cold distribution leaves fewer tokens open, and a temperature that is off by 6 % shows in 4,000 tokens
+SEEDS = {"hot": 4, "hot, full": 16, "cold": 2, "cold, full": 4}
+MOST_LOGITS = 2**28  # held at once: 2 GiB
 COLDER, COLDEST = 8, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
 OWN_SEEDS, OWN_COLDEST = 4, 2  # at most: our decoder samples by one rule from logits that other audits compare
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
@@ -30,11 +35,13 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
-    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
+    different = subject.share_of(DIFFERENT, FEWEST)
+    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, different, NEW), 1)
     prompts = [prompts[0], *prompts]
     seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
     if subject.decoder_is_ours:
-        seeds, coldest_seeds = min(seeds, OWN_SEEDS), OWN_COLDEST
+        seeds, coldest_seeds = subject.share_of(min(seeds, OWN_SEEDS), 2), subject.share_of(OWN_COLDEST, 1)
+    seeds = min(seeds, max(2, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * NEW)))
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(
@@ -43,8 +50,8 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
         with subject.open(point, max_rows=len(prompts), temperature=asked, seed=seed) as decoder:
             return (seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
 
-    records = [drawn(seed)[0] for seed in (first, *others, first)]
-    stop = early_stop_tokens(records[0][1].emitted)
+    records = [drawn(seed)[0] for seed in (*others, first, first)]
+    stop = early_stop_tokens(records[-1][1].emitted)
     ended, capabilities = drawn(first, stop)
     finding = sampling(
         records, subject.lens, point, prompts, NEW, temperature, capabilities, emad_rng, subject.tolerance,

@@ -20,9 +20,10 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import SIGNALS
+from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
 
-FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
+FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
 LAST = (1, 2)  # new tokens that a prompt leaves room for
 OWN_ROWS = 4  # rows of our own decoder that cover the window: other tests have more rows
@@ -38,22 +39,27 @@ def test_forced_depths_are_obeyed_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str
 ) -> None:
     subject = emad_evidence.subject
-    point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.window - FED)
+    point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.audited_window - FED)
     with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
 
 def test_every_position_is_written_and_read(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
     """By single steps, by feeds of any width, and in prompts that end at the edges of blocks of any usual size.
 
     Our own decoder has no blocks, but buffers: its prompts end at the edges of these.
     """
     subject = emad_evidence.subject
-    ours = subject.decoder_is_ours
+    ours, share = subject.decoder_is_ours, subject.audit_share
+    if share < 1:
+        emad_record.note(
+            f"{subject.name}: audits of our own decoder ask for {share:.0%} of their rows, tokens and seeds, or the "
+            f"fewest that decide, in the first {subject.audited_window} positions; --emad-budget standard asks for all"
+        )
     rows = OWN_ROWS if ours else max(subject.budget.batch_sizes) + 1
-    window = min(subject.stepper.max_positions, subject.window + BEYOND)
+    window = min(subject.stepper.max_positions, subject.audited_window + BEYOND)
     prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open(subject.full, max_rows=rows) as decoder:
@@ -70,7 +76,7 @@ def test_generation_passes_every_position(
     unreached = ((UNREACHED_THRESHOLD[SIGNALS[probing.signal].sense],) * len(probing.probes),)
     point = replace(probing, name="watching", thresholds=unreached)
     subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
-    new = -(-(subject.window - 1) // rows) + BEYOND
+    new = -(-(subject.audited_window - 1) // rows) + BEYOND
     emad_audit(generation_over_the_window(subject, point, emad_rng, rows, new))
 
 
@@ -81,8 +87,8 @@ def generation_over_the_window(
 
     What a step left of a position is read by all later ones of its row, so a fault there shows in some row.
     """
-    new = min(new, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
-    lengths = rng.permutation(np.linspace(1, subject.window - new, rows).astype(int)).tolist()
+    new = min(new, subject.audited_window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
+    lengths = rng.permutation(np.linspace(1, subject.audited_window - new, rows).astype(int)).tolist()
     with subject.open_drawn(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.of("generation", under_test, needed=0)
         with judge.tally:
@@ -94,8 +100,8 @@ def test_forced_depths_are_obeyed_late_in_a_session(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, fed = subject.full, min(LONG, subject.window // 2)
-    drawn = short_lengths(emad_rng, 3, subject.window - fed)
+    point, fed = subject.full, min(subject.share_of(LONG, LONG_AT_LEAST), subject.audited_window // 2)
+    drawn = short_lengths(emad_rng, 3, subject.audited_window - fed)
     with subject.open_drawn(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
         emad_audit(forced(under_test, prompts, continuation, emad_rng))
 
@@ -104,7 +110,7 @@ def test_decisions_are_the_rules_far_into_the_window(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
-    drawn = long_lengths(emad_rng, subject.window - FED)[:2]
+    drawn = long_lengths(emad_rng, subject.audited_window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(decisions(under_test, prompts, continuation))
 
@@ -121,15 +127,15 @@ def test_generation_holds_far_into_the_window(
     """
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
-    requests = [(long_lengths(emad_rng, subject.window - FED)[: None if full else 2], FED)]
+    requests = [(long_lengths(emad_rng, subject.audited_window - FED)[: None if full else 2], FED)]
     if full:
-        requests += [([subject.window - room], room) for room in LAST]
+        requests += [([subject.audited_window - room], room) for room in LAST]
     others = full and not subject.decoder_is_ours
     if others:
-        ends = block_end_lengths(emad_rng, subject.window - AFTER_BLOCKS)
+        ends = block_end_lengths(emad_rng, subject.audited_window - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
         with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(generation(under_test, prompts, new, needed=0))
     if others:
-        emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, subject.window - SHORTER))
+        emad_audit(generation_over_the_window(subject, point, emad_rng, PASSING, subject.audited_window - SHORTER))

@@ -33,9 +33,10 @@ from pytest_emad.suite_support import Auditor
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
 FEWEST = 6  # rows: one more than other audits ask for
-ENDING = 12  # rows of which several end by ids of their own
+ENDING, FEWEST_ENDING = 12, 8  # rows of which several end by ids of their own
 TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
 FIRST_NEW = 8  # new tokens that our own decoder is asked for first
+FEWEST_VARIATIONS = 8  # of a prompt: replaced and exchanged tokens
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 SHARED_BLOCKS = (136, 200)  # the same, of several blocks of any usual prefix cache (16 to 64 tokens)
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
@@ -43,7 +44,7 @@ SIMULTANEOUS = 8  # prompts of requests that are sent at once
 SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
 HOT = (2.2, 3.2)  # their temperatures: most tokens are open
 STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
-REPEATED = 8  # rows whose order, company and length of prompt vary
+REPEATED, FEWEST_REPEATED = 8, 6  # rows whose order, company and length of prompt vary
 TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
 DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
@@ -62,7 +63,8 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
     point, most = point_of(emad_evidence, case != "probing"), max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     if case == "full":
-        counts, most = [*counts, *TOGETHER], max(most, *TOGETHER)
+        together = TOGETHER[: subject.share_of(len(TOGETHER), 2)]
+        counts, most = [*counts, *together], max(most, *together)
     with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (under_test, prompts, _):
         emad_audit(batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
@@ -72,7 +74,8 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     subject, point = emad_evidence.subject, point_of(emad_evidence, full)
-    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (under_test, prompts, _):
+    lengths = subject.brief(emad_rng, subject.share_of(ENDING, FEWEST_ENDING), NEW)
+    with subject.open_drawn(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(endings(under_test, prompts, NEW, emad_rng))
 
 
@@ -90,13 +93,15 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         beyond = min(longest, 2 * (subject.window - TOLD_APART) // 3)  # one prompt continues it by half
         length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
         (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
-        with subject.open(point, max_rows=VARIATIONS) as decoder:
+        variations = subject.share_of(VARIATIONS, FEWEST_VARIATIONS)
+        with subject.open(point, max_rows=variations) as decoder:
             texts = subject.under_test(decoder, point), text.tokens, other.tokens
             if not full:
-                emad_audit(prefixes(*texts, BETWEEN, emad_rng))
+                emad_audit(prefixes(*texts, BETWEEN, emad_rng, variations=variations))
                 continue
             for new in (FIRST_NEW, TOLD_APART) if subject.decoder_is_ours else (TOLD_APART,):
-                finding = prefixes(*texts, new, emad_rng, sessions=case == "sessions", needed=DIFFERENT)
+                sessions = case == "sessions"
+                finding = prefixes(*texts, new, emad_rng, sessions=sessions, needed=DIFFERENT, variations=variations)
                 if finding.passed is not None:
                     break
             emad_audit(finding)
@@ -106,7 +111,7 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    lengths = subject.brief(emad_rng, REPEATED, NEW)
+    lengths = subject.brief(emad_rng, subject.share_of(REPEATED, FEWEST_REPEATED), NEW)
     with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(repetitions(under_test, prompts, NEW, emad_rng))
 

@@ -268,3 +268,10 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
     )
     assert "quiet: True" in result.outlines
     assert "quiet: False" in run_apart(*begun).outlines
+
+
+def test_the_suites_run_without_pytest_benchmark(run_apart: Run) -> None:
+    """Its marker is known all the same; nothing but its table is left out."""
+    result = run_apart("--collect-only", "-q", environment.SUITES[0] / "cost", "--emad-model", "emad-nano")
+    assert result.ret == pytest.ExitCode.OK
+    assert any("test_samples_are_recorded_as_benchmarks[emad-nano-full]" in line for line in result.outlines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,8 +39,8 @@ class Stored:
         self.findings: list[Finding] = []
         self.notes: list[str] = []
 
-    def golden(self, key: str, value: Any) -> Any:
-        before, self.held = self.held, self.held or value
+    def golden(self, key: str, give: Callable[[], Any]) -> Any:
+        before, self.held = self.held, self.held or give()
         return before
 
     def audit(self, finding: Finding) -> None:
@@ -56,7 +57,7 @@ def stored() -> Stored:
 
 def holds(stored: Stored, point: OperatingPoint, found: GoldenTokens, prompts: list[Prompt] = PROMPTS) -> None:
     auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, stored))
-    auditor.golden(ABOUT, found, prompts, NOISE, declared=0.0, point=point)
+    auditor.golden(ABOUT, lambda: found, prompts, NOISE, declared=0.0, point=point)
 
 
 def test_where_none_is_on_record_that_is_said(stored: Stored) -> None:
@@ -96,6 +97,18 @@ def test_a_threshold_that_moved_excuses_what_lies_between(stored: Stored) -> Non
     assert stored.findings[-1].ties == 1
     with pytest.raises(pytest.fail.Exception, match="the golden has"):
         holds(stored, at(2.0), taken(depth=1))
+
+
+def test_nothing_is_decoded_where_none_is_on_record() -> None:
+    class Without(Stored):
+        def golden(self, key: str, give: Callable[[], Any]) -> Any:
+            return None
+
+    def take() -> GoldenTokens:
+        raise AssertionError("decoded")
+
+    auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, Without()))
+    assert not auditor.golden(ABOUT, take, PROMPTS, NOISE, declared=0.0)
 
 
 def test_never_is_never() -> None:

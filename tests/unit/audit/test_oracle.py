@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.audit.lens import LayerLogits, PrefixLens
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.exit_rules import early_exit_point
@@ -59,3 +60,33 @@ def test_the_size_of_an_adaptive_readout_is_known_within_the_error_of_its_confid
     assert np.array_equal(least, most) is (error == 0.0)
     width = lens.stepper.geometry.embedding_width
     assert (most - least).max() <= (2 * error * 0.9 * VOCABULARY + 1) * width * (error > 0)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt", "gemma2"])
+def test_sequences_in_one_pass_have_the_logits_of_each_alone(family: str) -> None:
+    """Shorter ones are padded behind their ends, which changes nothing but the order of summation."""
+    lens = ModelLens(CausalStepper(small_model(family)))
+    sequences = [(TOKENS, 0), (TOKENS[2:5], 1), (TOKENS[::-1][:7], 6)]
+    for (tokens, first), found in zip(sequences, lens.together(sequences), strict=True):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(lens(tokens, first)), atol=1e-5)
+
+
+def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, with others between; a pass holds at most ``AT_ONCE`` positions."""
+    lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), []
+    together = ModelLens.together
+    monkeypatch.setattr("emad_ref.audit.lens.AT_ONCE", 27)
+
+    def counted(self: ModelLens, group: list[tuple[np.ndarray, int]]) -> list[LayerLogits]:
+        passes.append([len(one) for one, _ in group])
+        return together(self, group)
+
+    monkeypatch.setattr(ModelLens, "together", counted)
+    texts = [np.roll(TOKENS, by)[: 9 - by % 3] for by in range(5)]
+    ahead = PrefixLens(lens)
+    ahead.plan((text, 2) for text in texts)
+    order = [texts[0], texts[2], TOKENS[:4], texts[1], texts[3], texts[4], texts[4][:6]]
+    for tokens in order:
+        np.testing.assert_allclose(np.asarray(ahead(tokens, 2)), np.asarray(lens(tokens, 2)), atol=1e-5)
+    assert [each for each in passes if len(each) > 1] == [[9, 8, 7], [9, 8]]
+    assert passes.count([4]) == 2  # not announced: read alone, here and for comparison

@@ -167,6 +167,10 @@ def test_a_beginning_is_read_out_of_the_last_answer() -> None:
     remembering(np.arange(1, 7), 3)
     remembering(tokens, 1)
     assert asked == [9, 6, 9]
+    both = PrefixLens(Counting(), kept=2)
+    for sequence in (tokens, np.arange(1, 7), tokens[:5], np.arange(1, 5)):
+        both(sequence, 3)
+    assert asked == [9, 6, 9, 9, 6]
 
 
 # ---------------------------------------------------------------- decoders in this process that take threads, or stream

@@ -182,6 +182,52 @@ def test_a_single_id_that_is_never_drawn_is_named() -> None:
     assert rare(drawn(banned), noise=1.0) is None
 
 
+def test_a_single_id_that_is_raised_by_a_logit_is_named() -> None:
+    logits, raised = np.zeros((40, 300)), np.where(np.arange(300) == 7, 1.0, 0.0)
+    p = np.exp(raised) / np.exp(raised).sum()
+    rng = np.random.default_rng(0)
+    rows = [audited.SampledRow(0, row, rng.choice(300, 40, p=p), logits) for row in range(200)]
+    assert "token 7 is not drawn from softmax(logits / 1.00): it is drawn too often" in str(rare(rows))
+    assert rare(rows, noise=1.0) is None
+
+
+def at_temperature(rows: list[audited.SampledRow], noise: float = 0.0) -> str | None:
+    tally = Tally("sampling", 0)
+    with tally:
+        audited._require_temperature(tally, rows, 1.0, noise)
+    return tally.complaint
+
+
+@pytest.mark.parametrize("factor", [0.92, 1.09])
+def test_a_slightly_other_temperature_is_named(factor: float) -> None:
+    def draw(rng: np.random.Generator, p: np.ndarray) -> int:
+        tempered = p ** (1 / factor)
+        return plainly(rng, tempered / tempered.sum())
+
+    rows = [row for seed in range(6) for row in rows_of(draw, seed)]
+    complaint = str(at_temperature(rows))
+    assert complaint.startswith("4800 tokens are not drawn from softmax(logits / 1.00): temperature ")
+    assert f"temperature {0.95 if factor < 1 else 1.05:.2f} explains them better" in complaint
+    assert at_temperature(rows, noise=0.5) is None  # what noise explains is excused
+
+
+def test_honest_draws_are_rarely_refuted_for_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audited, "LEVEL", 0.05)
+    assert sum(at_temperature(rows_of(plainly, seed)) is not None for seed in range(40)) <= 7
+
+
+def test_noise_as_large_as_is_declared_refutes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits moved towards another temperature by as much as ``noise`` allows: at 5 % at most one in twenty."""
+    monkeypatch.setattr(audited, "LEVEL", 0.05)
+
+    def draw(rng: np.random.Generator, p: np.ndarray) -> int:
+        logits = np.log(p)
+        moved = np.exp(logits + np.clip(0.1 * (logits - logits.mean()), -0.05, 0.05))
+        return plainly(rng, moved / moved.sum())
+
+    assert sum(at_temperature(rows_of(draw, seed), 0.05) is not None for seed in range(40)) <= 7
+
+
 def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level of 5 % at most one in twenty, whatever the tokens: Ville's inequality holds for all events at once."""
     monkeypatch.setattr(audited, "LEVEL", 0.05)

@@ -14,7 +14,7 @@ import torch
 
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.model import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.model_under_test import ModelUnderTest, traced_token_flops
 from emad_ref.measurements.run_resources import (
     ModelIsolation,
     RemoteDecoders,
@@ -24,7 +24,7 @@ from emad_ref.measurements.run_resources import (
     make_judge_decoder,
     make_reference_decoder,
 )
-from emad_ref.measurements.study import Study
+from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models import snapshots
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
@@ -147,6 +147,7 @@ def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
         assert decoder.stepper is nano.stepper
         assert subject.is_ours(decoder)
     assert subject.decoder_is_ours
+    assert subject.audit_share == 1
     assert subject.isolation.copies == ()
     assert judge_model() is None, "the door is open while a host is asked, and no longer"
 
@@ -157,6 +158,23 @@ def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
         assert decoder.stepper.model is subject.isolation.copy.model is not nano.model
         assert not subject.is_ours(decoder)
     assert not subject.decoder_is_ours
+
+
+def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch):
+    """Under smoke, and of no other decoder."""
+    flops = traced_token_flops(nano.geometry)
+    monkeypatch.setattr("emad_ref.measurements.model_under_test.LARGE_TOKEN_FLOPS", flops / 4)
+    large, theirs, more = (
+        ModelUnderTest(nano, study, RunResources(make))
+        for study, make in (
+            (STUDY, make_judge_decoder),
+            (STUDY, make_reference_decoder),
+            (dataclasses.replace(STUDY, budget=BUDGETS["standard"]), make_judge_decoder),
+        )
+    )
+    assert (large.audit_share, theirs.audit_share, more.audit_share) == (0.25, 1, 1)
+    assert [large.share_of(16, least) for least in (2, 6, 20)] == [4, 6, 16]
+    assert large.audited_window == 160 < theirs.audited_window == theirs.window
 
 
 def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
