@@ -31,8 +31,9 @@ from emad_ref.record import Ints, Record
 MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 18  # variations of it at most, itself included
-REPLACED = 4  # variations that replace the last token of a block of a prefix cache: its key may leave that out
+VARIATIONS = 22  # variations of it at most, itself included
+REPLACED = 4  # that replace the last token of a block of a prefix cache, or one inside: its key may leave these out
+INSIDE = (3, 7, 10, 13)  # tokens from a block's last one back to those replaced: even and odd places, the middle of 16
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent beside others
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than sampled ones beside them
@@ -239,10 +240,10 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """Variations of ``text``: itself twice, ``others``, and edited copies.
 
     Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
-    hash that adds tokens up cannot tell these apart), replace the last token of a block of 2ⁿ right before the end,
-    shorten, and continue the text. Two are shorter and longer than the text and leave it in the middle: a prefix that
-    is kept by its beginning, whatever the length of its prompt, shows there. Two hold runs of one token, a third of the
-    text and all of it: a decoder that merges what repeats shows there.
+    hash that adds tokens up cannot tell these apart), replace the last token of a block of 2ⁿ right before the end, or
+    one inside the block, shorten, and continue the text. Two are shorter and longer than the text and leave it in the
+    middle: a prefix that is kept by its beginning, whatever the length of its prompt, shows there. Two hold runs of one
+    token, a third of the text and all of it: a decoder that merges what repeats shows there.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
@@ -261,6 +262,11 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         changed = text[: block + 1].copy()
         changed[block - 1] = token
         varied.append(changed)
+    for back in INSIDE:
+        changed, at = text[: block + 1].copy(), (block - 1 - back) % block
+        for token in [token for token in others[back % n :] if token != text[at]][:1]:
+            changed[at] = token
+            varied.append(changed)
     run = text.copy()
     run[n // 3 : 2 * n // 3] = text[n // 3]
     varied += [run, np.full(n, text[n // 3])]

@@ -138,10 +138,12 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     assert [3] * 10 in alike
     of_blocks = [each for each in varied if each[:7] == text[:7].tolist() and each[8:] == [8]]
     assert [each[7] for each in of_blocks] == [50, 51, 52, 53]
+    ends = [each for each in varied if each[7:] == text[7:9].tolist()]
+    assert [[at for at in range(7) if each[at] != at] for each in ends] == [[4], [0], [5], [2]]
     assert [0, 1, 3, 2, 5, 4, 7, 6, 8, 9] in alike
     assert [0, 8, 2, 3, 4, 5, 6, 7, 1, 9] in alike
     parted = [each for each in varied if each[:5] == text[:5].tolist() and each[5:6] not in ([], [text[5]])]
-    assert sorted(len(each) for each in parted) == [9, 10, 15]
+    assert sorted(len(each) for each in parted) == [9, 9, 10, 15]  # one is replaced inside a block
     assert any(each[:-1] == text[:-1].tolist() for each in alike)
     assert any(each[1:] == text[1:].tolist() for each in alike)
     assert text[:5].tolist() in varied
