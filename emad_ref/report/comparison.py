@@ -152,13 +152,6 @@ def setting_differences(old: Report, new: Report) -> list[str]:
 
 def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     """(name, old, new) of each setting and condition; None if a report of an earlier version lacks it."""
-    for name in dict.fromkeys([*old["settings"], *new["settings"]]):
-        if name not in NOT_MEASUREMENT_OPTIONS:
-            yield name, _setting_value(old, name), _setting_value(new, name)
-    before, after = (None if report["schema"] == 1 else report["run"]["asked"] for report in (old, new))
-    yield "asked", before, after
-    before, after = (_claims_file(report) for report in (old, new))
-    yield "claims file", before, after
     prints = [
         {
             model["name"]: str(model["fingerprint"])[:COMMIT_DIGITS]
@@ -167,6 +160,16 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
         }
         for report in (old, new)
     ]
+    theirs, ours = prints
+    if theirs and ours and not (theirs.keys() & ours.keys() or {*theirs.values()} & {*ours.values()}):
+        yield "models", list(map(short_name, theirs)), list(map(short_name, ours))
+    for name in dict.fromkeys([*old["settings"], *new["settings"]]):
+        if name not in NOT_MEASUREMENT_OPTIONS:
+            yield name, _setting_value(old, name), _setting_value(new, name)
+    before, after = (None if report["schema"] == 1 else report["run"]["asked"] for report in (old, new))
+    yield "asked", before, after
+    before, after = (_claims_file(report) for report in (old, new))
+    yield "claims file", before, after
     for name in prints[0]:
         yield f"weights of {short_name(name)}", prints[0][name], prints[1].get(name)
     releases = [_package_versions(report) for report in (old, new)]

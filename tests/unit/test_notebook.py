@@ -66,7 +66,7 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
     broken = {"nodeid": "a.py::test_b", "outcome": "failed", "reason": "OSError: no"}
     told = emad.RunResults(results.report | {"tests": [broken]})._repr_html_()
     assert "<tr><th>failed tests, cause 1</th><td>1 test: OSError: no</td></tr>" in told
-    assert repr(results) == "RunResults(m: FAILED: 1 of 1 gate does not hold; 1 claims, 1 tables)"
+    assert repr(results) == "RunResults(m: FAILED: 1 of 1 gate does not hold; 1 claim, 1 table)"
     with pytest.raises(BadArgument, match="a table with the figure 'entropy profile'"):
         emad.plot_profile(results)
 

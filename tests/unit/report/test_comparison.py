@@ -248,6 +248,15 @@ def test_what_is_measured_otherwise_is_named():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "fingerprint", "said"),
+    [("other", "beef", ["models m → other"]), ("moved", "f00d", []), ("m", "f00d", [])],
+)
+def test_another_model_is_named_and_a_moved_folder_is_none(name, fingerprint, said):
+    new = report_2(models=[{"name": name, "fingerprint": fingerprint}])
+    assert setting_differences(report_2(), new) == said
+
+
 def test_schema_1_is_compared_too():
     old, new = report(), report_2()
     assert {change.status for change in compare_reports(old, new).changes} == {"as before"}
