@@ -8,7 +8,7 @@ independently of ``exit_rules.thresholds``, because it judges it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -189,11 +189,15 @@ class PrefixLens:
         self._lens = lens
         self._kept: deque[tuple[Ints, int, LayerLogits]] = deque(maxlen=kept)  # tokens, first, their logits
         self._planned: list[tuple[Ints, int]] = []
+        self._shared: Collection[int] = ()  # layers that all planned sequences are read after
         self._ahead: list[tuple[Ints, int, LayerLogits]] = []  # read, and not asked for yet
 
-    def plan(self, sequences: Iterable[tuple[Ints, int]]) -> None:
-        """Announce sequences, each with its ``first``, in the order in which they will be asked for."""
-        self._planned = [(np.array(tokens), first) for tokens, first in sequences]
+    def plan(self, sequences: Iterable[tuple[Ints, int]], shared: Collection[int] = ()) -> None:
+        """Announce sequences, each with its ``first``, in the order in which they will be asked for.
+
+        ``shared``: layers after which the logits of all of them will be read.
+        """
+        self._planned, self._shared = [(np.array(tokens), first) for tokens, first in sequences], shared
 
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
         for known, begun, logits in self._kept:
@@ -217,7 +221,8 @@ class PrefixLens:
                 break
             group.append(following)
         self._planned = self._planned[at + len(group) :]
-        read, *self._ahead = [(*one, logits) for one, logits in zip(group, together(group), strict=True)]
+        logits = together(group, self._shared)
+        read, *self._ahead = [(*one, each) for one, each in zip(group, logits, strict=True)]
         return read
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> RuleReadings:

@@ -10,7 +10,7 @@ The only module of this package that runs a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from zlib import crc32
@@ -47,8 +47,11 @@ class ModelLens:
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
         return self.together([(tokens, first)])[0]
 
-    def together(self, sequences: Sequence[tuple[Ints, int]]) -> list[LayerLogits]:
-        """The logits of several sequences, each from its ``first`` position on, by one pass."""
+    def together(self, sequences: Sequence[tuple[Ints, int]], shared: Collection[int] = ()) -> list[LayerLogits]:
+        """The logits of several sequences, each from its ``first`` position on, by one pass.
+
+        Heads after ``shared`` layers are read of all at once, others of each sequence alone, when they are asked for.
+        """
         layers = layer_states(self.stepper, [tokens for tokens, _ in sequences], self.source)
         parts = [slice(first, len(tokens)) for tokens, first in sequences]
         ends = np.cumsum([part.stop - part.start for part in parts])
@@ -56,9 +59,12 @@ class ModelLens:
 
         @torch.inference_mode()
         def read(layer: int, row: int) -> Floats:
+            states = layers[layer - 1]
+            if layer not in shared:
+                return _finite(to_host(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
             if layer not in known:
-                states = torch.cat([layers[layer - 1][row, part] for row, part in enumerate(parts)])
-                known[layer] = np.split(_finite(to_host(self.stepper.logits(states[None])[0]), layer), ends[:-1])
+                joined = torch.cat([states[each, part] for each, part in enumerate(parts)])
+                known[layer] = np.split(_finite(to_host(self.stepper.logits(joined[None])[0]), layer), ends[:-1])
             return known[layer][row]
 
         return [

@@ -154,7 +154,7 @@ class Judge:
         """This judge, whose lens reads ``trajectories`` several at once: the next ones to be judged, in their order."""
         assert self.lens is not None, "only replay is judged without a lens"
         lens = self.lens if isinstance(self.lens, PrefixLens) else PrefixLens(self.lens)
-        lens.plan((each.tokens, each.first) for each in trajectories)
+        lens.plan(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
         return replace(self, lens=lens)
 
     def trajectory(self, trajectory: Trajectory) -> LensReference:

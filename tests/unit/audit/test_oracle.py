@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,24 +68,24 @@ def test_sequences_in_one_pass_have_the_logits_of_each_alone(family: str) -> Non
     """Shorter ones are padded behind their ends, which changes nothing but the order of summation."""
     lens = ModelLens(CausalStepper(small_model(family)))
     sequences = [(TOKENS, 0), (TOKENS[2:5], 1), (TOKENS[::-1][:7], 6)]
-    for (tokens, first), found in zip(sequences, lens.together(sequences), strict=True):
+    for (tokens, first), found in zip(sequences, lens.together(sequences, (2, LAYERS)), strict=True):
         np.testing.assert_allclose(np.asarray(found), np.asarray(lens(tokens, first)), atol=1e-5)
 
 
 def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In any order, with others between; a pass holds at most ``AT_ONCE`` positions."""
-    lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), []
+    lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), list[list[int]]()
     together = ModelLens.together
     monkeypatch.setattr("emad_ref.audit.lens.AT_ONCE", 27)
 
-    def counted(self: ModelLens, group: list[tuple[np.ndarray, int]]) -> list[LayerLogits]:
+    def counted(self: ModelLens, group: list[tuple[np.ndarray, int]], *shared: Any) -> list[LayerLogits]:
         passes.append([len(one) for one, _ in group])
-        return together(self, group)
+        return together(self, group, *shared)
 
     monkeypatch.setattr(ModelLens, "together", counted)
     texts = [np.roll(TOKENS, by)[: 9 - by % 3] for by in range(5)]
     ahead = PrefixLens(lens)
-    ahead.plan((text, 2) for text in texts)
+    ahead.plan(((text, 2) for text in texts), (LAYERS,))
     order = [texts[0], texts[2], TOKENS[:4], texts[1], texts[3], texts[4], texts[4][:6]]
     for tokens in order:
         np.testing.assert_allclose(np.asarray(ahead(tokens, 2)), np.asarray(lens(tokens, 2)), atol=1e-5)
