@@ -184,7 +184,7 @@ class LatencyBenchmark:
         if budget.rank:
             return prompt, new
         prefill, step = self._trial_seconds(prompt)
-        return affordable_request(prompt, new, prefill, step, self.pairs, budget.batch_sizes, self.arms)
+        return affordable_request(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
 
     @property
     def pairs(self) -> int:
