@@ -10,14 +10,11 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.protocol import Capabilities
 from pytest_emad.suite_support import Auditor
 
-DIFFERENT, FEWEST, NEW = (
-    15,
-    7,
-    16,
-)  # prompts, one of them twice; new tokens: a step of many rows costs little more than of one
+DIFFERENT, FEWEST = 15, 7  # prompts, one of them twice: a step of many rows costs little more than of one
+NEW = 16
 # at full depth a cold distribution leaves fewer tokens open, and a temperature that is off by 6 % shows in 4,000 tokens
 SEEDS = {"hot": 4, "hot, full": 16, "cold": 2, "cold, full": 4}
-MOST_LOGITS = 2**28  # held at once: 2 GiB
+MOST_LOGITS, FEWEST_SEEDS = 2**28, 10  # held at once (2 GiB), and seeds below which no vocabulary brings their number
 COLDER, COLDEST = 8, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
 OWN_SEEDS, OWN_COLDEST = 4, 2  # at most: our decoder samples by one rule from logits that other audits compare
 TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
@@ -41,7 +38,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
     if subject.decoder_is_ours:
         seeds, coldest_seeds = subject.share_of(min(seeds, OWN_SEEDS), 2), subject.share_of(OWN_COLDEST, 1)
-    seeds = min(seeds, max(2, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * NEW)))
+    seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * NEW)))
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(

@@ -55,8 +55,9 @@ def test_every_position_is_written_and_read(
     ours, share = subject.decoder_is_ours, subject.audit_share
     if share < 1:
         emad_record.note(
-            f"{subject.name}: audits of our own decoder ask for {share:.0%} of their rows, tokens and seeds, or the "
-            f"fewest that decide, in the first {subject.audited_window} positions; --emad-budget standard asks for all"
+            f"{subject.name}: audits of our own decoder ask for {share:.0%} of their rows, tokens, seeds and variants, "
+            f"or the fewest that decide, in the first {subject.audited_window} positions; --emad-budget standard asks "
+            "for all"
         )
     rows = OWN_ROWS if ours else max(subject.budget.batch_sizes) + 1
     window = min(subject.stepper.max_positions, subject.audited_window + BEYOND)
