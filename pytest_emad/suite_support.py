@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -133,13 +134,8 @@ class Auditor:
         key = golden_key(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
         asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
         decided = {} if point is None else {"point": golden_thresholds(point)}
-        taken: list[GoldenTokens] = []  # nothing is decoded where nothing is on record
-
-        def found() -> dict[str, Any]:
-            taken.append(take())
-            return asked | decided | taken[0].to_json()
-
-        golden = self._record.golden(key, found)
+        take = cache(take)  # nothing is decoded where nothing is on record, and nothing twice
+        golden = self._record.golden(key, lambda: asked | decided | take().to_json())
         if golden is None:
             self._record.note("golden rows not applicable (no golden recorded)")
             return False
@@ -151,8 +147,7 @@ class Auditor:
         for name in others:
             pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
         noise += shift / self._tolerance if shift else 0.0
-        actual = taken[0] if taken else take()
-        self(compare_golden(GoldenTokens.from_json(golden), actual, self._tolerance, noise, declared=declared))
+        self(compare_golden(GoldenTokens.from_json(golden), take(), self._tolerance, noise, declared=declared))
         return True
 
 

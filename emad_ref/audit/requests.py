@@ -70,11 +70,13 @@ def judge_answers(judge: Judge, answers: Sequence[AnsweredRequest], session_rows
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
+    rows.sort(key=lambda row: -len(row[0].tokens))
     longest: dict[bytes, Trajectory] = {}  # of each prompt: shorter ones are mostly its prefixes
-    for trajectory, _, _ in sorted(rows, key=lambda row: -len(row[0].tokens)):
+    for trajectory, _, _ in rows:
         longest.setdefault(_prompt_of(trajectory), trajectory)
-    rows.sort(key=lambda row: (len(longest[_prompt_of(row[0])].tokens), _prompt_of(row[0]), -len(row[0].tokens)))
-    judge = judge.reading_ahead(longest[prompt] for prompt in dict.fromkeys(_prompt_of(row[0]) for row in rows))
+    place = {prompt: at for at, prompt in enumerate(longest)}
+    rows.sort(key=lambda row: place[_prompt_of(row[0])])
+    judge = judge.reading_ahead(longest.values())
     for trajectory, emitted, index in rows:
         reference = judge.trajectory(trajectory)
         if emitted is not None:
@@ -203,13 +205,12 @@ def prefixes(
     needed: int = MIN_DISCRIMINATING,
     variations: int = VARIATIONS,
 ) -> Finding:
-    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``prompt_variations``,
-    the first ``variations`` of them.
+    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n].
 
-    Each is requested alone, in random order, right after a token of ``text``, from one array that is overwritten
-    between requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
-    variations whose signals or tokens differ from those of ``text``: for the others a cached answer for ``text`` would
-    be right.
+    They are the first ``variations`` of ``prompt_variations``. Each is requested alone, in random order, right after a
+    token of ``text``, from one array that is overwritten between requests, then all together, then by simultaneous
+    sessions, unless ``sessions`` is False. Discriminating are variations whose signals or tokens differ from those of
+    ``text``: for the others a cached answer for ``text`` would be right.
 
     Raises:
         BadArgument: too few tokens to vary.
@@ -247,10 +248,14 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]
+
+    def replaced(length: int, at: int, token: int) -> Ints:
+        changed = text[:length].copy()
+        changed[at] = token
+        return changed
+
     for at in (n - 1, middle, 0):
-        changed = text.copy()
-        changed[at] = next((token for token in others if token != text[at]), text[at])
-        varied.append(changed)
+        varied.append(replaced(n, at, next((token for token in others if token != text[at]), text[at])))
     later = next((at for at in range(n - 2, 0, -1) if text[at] != text[1]), 1)
     pairs = np.arange(2, n - 2, 2)  # from even places: the tokens of a pair are in one block of any even size
     for one, other in ((np.array([1]), np.array([later])), (pairs, pairs + 1)):
@@ -258,15 +263,13 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         exchanged[one], exchanged[other] = text[other], text[one]
         varied.append(exchanged)
     block = 1 << (n - 1).bit_length() - 1  # below n; its last token is also that of all smaller blocks
-    for token in [token for token in dict.fromkeys(others.tolist()) if token != text[block - 1]][:REPLACED]:
-        changed = text[: block + 1].copy()
-        changed[block - 1] = token
-        varied.append(changed)
+    different = [token for token in dict.fromkeys(others.tolist()) if token != text[block - 1]]
+    varied += [replaced(block + 1, block - 1, token) for token in different[:REPLACED]]
     for back in INSIDE:
-        changed, at = text[: block + 1].copy(), (block - 1 - back) % block
-        for token in [token for token in others[back % n :] if token != text[at]][:1]:
-            changed[at] = token
-            varied.append(changed)
+        at = (block - 1 - back) % block
+        token = next((token for token in others[back % n :] if token != text[at]), None)
+        if token is not None:  # else the variation would be no other text
+            varied.append(replaced(block + 1, at, token))
     run = text.copy()
     run[n // 3 : 2 * n // 3] = text[n // 3]
     varied += [run, np.full(n, text[n // 3])]

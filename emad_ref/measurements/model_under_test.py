@@ -38,7 +38,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
-from emad_ref.screening.settings import LARGE_TOKEN_FLOPS
+from emad_ref.screening.settings import work_share
 from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocuments,
@@ -396,7 +396,7 @@ class ModelUnderTest:
         """
         if self.study.budget.rank or not self.decoder_is_ours:
             return 1.0
-        return min(1.0, LARGE_TOKEN_FLOPS / traced_token_flops(self.loaded.geometry))
+        return work_share(traced_token_flops(self.loaded.geometry))
 
     def share_of(self, amount: int, least: int) -> int:
         """``audit_share`` of ``amount``, at least ``least``; raises as ``open``."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from emad_ref.errors import BadArgument
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_names
-from emad_ref.screening.settings import LARGE_TOKEN_FLOPS
+from emad_ref.screening.settings import work_share
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Budget:
 
         So it ends in minutes at every size. Larger budgets read all, whatever that takes.
         """
-        share = LARGE_TOKEN_FLOPS / token_flops
-        if self.rank or share >= 1:
+        share = work_share(token_flops)
+        if self.rank or share == 1:
             return self
         amounts = {name: max(least, round(share * getattr(self, name))) for name, least in FEWEST.items()}
         return replace(self, **{name: min(amount, getattr(self, name)) for name, amount in amounts.items()})

@@ -49,6 +49,11 @@ class ScreeningSettings:
         return max(fewest, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
 
 
+def work_share(token_flops: float) -> float:
+    """Share of the usual work that a model whose traced token costs so many FLOPs gets: 1 unless it is a large one."""
+    return min(1.0, LARGE_TOKEN_FLOPS / token_flops)
+
+
 def default_documents(token_flops: float) -> int:
     """``DOCUMENTS``, and fewer for a model whose traced token costs more FLOPs than ``LARGE_TOKEN_FLOPS``."""
-    return max(FEWEST_DOCUMENTS, round(DOCUMENTS * min(1.0, LARGE_TOKEN_FLOPS / token_flops)))
+    return max(FEWEST_DOCUMENTS, round(DOCUMENTS * work_share(token_flops)))

@@ -163,7 +163,7 @@ def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
 def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch):
     """Under smoke, and of no other decoder."""
     flops = traced_token_flops(nano.geometry)
-    monkeypatch.setattr("emad_ref.measurements.model_under_test.LARGE_TOKEN_FLOPS", flops / 4)
+    monkeypatch.setattr("emad_ref.screening.settings.LARGE_TOKEN_FLOPS", flops / 4)
     large, theirs, more = (
         ModelUnderTest(nano, study, RunResources(make))
         for study, make in (
