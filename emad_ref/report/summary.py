@@ -126,9 +126,12 @@ def run_summary(report: Report) -> RunSummary:
 def _headline(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> tuple[str, bool | None]:
     """Passed or failed, and why. A report of schema 1 has neither state nor exit status: then its gates tell."""
     run = report.get("run") or {}
-    if (state := report.get("state", "complete")) != "complete":
-        return f"NOT FINISHED: the run {UNFINISHED[state]}; what follows is what it reached", None
     reasons = list(_failure_reasons(report, gates, broken))
+    if (state := report.get("state", "complete")) != "complete":
+        unfinished = f"the run {UNFINISHED[state]}; what follows is what it reached"
+        if _has_failed(report, broken):  # -x, --maxfail, or a failure before somebody stopped the run
+            return f"FAILED: {'; '.join(reasons)}; {unfinished}", False
+        return f"NOT FINISHED: {unfinished}", None
     if not reasons and run.get("exit_status"):
         reasons = [EXIT_REASONS.get(run["exit_status"], f"pytest ended with status {run['exit_status']}")]
     if reasons:
@@ -175,6 +178,12 @@ def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Seque
     conditions = (report.get("run") or {}).get("failures", ())
     if conditions:
         yield f"{counted(len(conditions), 'conditions')} on the run {_verb(conditions, 'are')} not met"
+
+
+def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
+    """Whether a test failed. Conditions on a whole run do not count: an unfinished run had no chance to meet them."""
+    known = report["settings"].get("gate") == "known"
+    return bool(broken) or any(_fails(claim, known) for claim in report["claims"])
 
 
 def _broken_tests(report: Report) -> list[FailedTest]:

@@ -64,6 +64,14 @@ KNOWN = {"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": Fa
         ({"state": "usage error"}, "NOT FINISHED: the run ended with a usage error; what follows is what it reached"),
         ({"failures": ["speed is required"]}, "FAILED: 1 condition on the run is not met"),
         ({"tests": [{"nodeid": "t", "outcome": "error"}]}, "FAILED: 1 test failed"),
+        (
+            {"state": "interrupted", "tests": [{"nodeid": "t", "outcome": "failed"}]},
+            "FAILED: 1 test failed; the run was interrupted; what follows is what it reached",
+        ),
+        (
+            {"state": "interrupted", "failures": ["speed is required"]},
+            "NOT FINISHED: the run was interrupted; what follows is what it reached",
+        ),
         ({"exit": 2}, "FAILED: pytest ended with status 2"),
         ({"exit": 5}, "FAILED: no test was selected"),
     ],
