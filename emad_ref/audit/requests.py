@@ -31,9 +31,10 @@ from emad_ref.record import Ints, Record
 MAX_STOP_TOKENS = 12  # ids of the largest stop set: more than fit a buffer of one, two, four or eight
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
-VARIATIONS = 22  # variations of it at most, itself included
+VARIATIONS = 23  # variations of it at most, itself included
 REPLACED = 4  # variations that replace the last token of a block of a prefix cache: its key may leave that out
 INSIDE = (3, 7, 10, 13)  # tokens back from that one to others replaced: at even and odd places, in the middle of 16
+LOW_BITS = 8  # of two ids that agree at least: a key may hold a byte of each
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent beside others
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than sampled ones beside them
@@ -242,7 +243,7 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
 
     Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
     hash that adds tokens up cannot tell these apart), replace the last token of a block of 2ⁿ right before the end, or
-    one inside the block, shorten, and continue the text. Two are shorter and longer than the text and leave it in the
+    one inside the block (also by an id that agrees in its low bits), shorten, and continue the text. Two are shorter and longer than the text and leave it in the
     middle: a prefix that is kept by its beginning, whatever the length of its prompt, shows there. Two hold runs of one
     token, a third of the text and all of it: a decoder that merges what repeats shows there.
     """
@@ -270,12 +271,22 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
         token = next((token for token in others[back % n :] if token != text[at]), None)
         if token is not None:  # else the variation would be no other text
             varied.append(replaced(block + 1, at, token))
+    if (alike := _same_low_bits(text[:block], np.concatenate([text, others]))) is not None:
+        varied.append(replaced(block + 1, *alike))
     run = text.copy()
     run[n // 3 : 2 * n // 3] = text[n // 3]
     varied += [run, np.full(n, text[n // 3])]
     parted = np.concatenate([varied[4][: middle + 1], others[middle + 1 : n]])
     longer = [np.concatenate([each, others[:middle]]) for each in (text, parted)]
     return [*varied, text[:middle].copy(), parted[: n - 1].copy(), *longer]
+
+
+def _same_low_bits(text: Ints, tokens: Ints) -> tuple[int, int] | None:
+    """A place of ``text`` and another id of ``tokens`` that agree in most low bits; None if in fewer than eight."""
+    differing = text[:, None] ^ tokens[None, :]
+    lowest = differing & -differing  # the lowest bit in which two ids differ; 0 for equal ids
+    at, which = np.unravel_index(np.argmax(lowest), lowest.shape)
+    return (int(at), int(tokens[which])) if lowest[at, which] >= 1 << LOW_BITS else None
 
 
 def _in_open_sessions(

@@ -130,7 +130,7 @@ def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None
 def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     text, others = np.arange(10), np.arange(50, 60)
     varied = [each.tolist() for each in prompt_variations(text, others)]
-    assert len(varied) == VARIATIONS
+    assert len(varied) == VARIATIONS - 1  # no two ids agree in eight bits
     assert varied[0] == varied[1] == text.tolist()
     alike = [each for each in varied[2:] if len(each) == 10]
     assert len({tuple(each) for each in alike}) == 8
@@ -148,6 +148,13 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     assert any(each[1:] == text[1:].tolist() for each in alike)
     assert text[:5].tolist() in varied
     assert any(each[:10] == text.tolist() and len(each) == 15 for each in varied)
+
+
+def test_a_variation_differs_in_high_bits_of_an_id_alone() -> None:
+    text, others = np.arange(10), np.array([50, 51, 256 + 4, 53, 54, 2**16 + 5, 512 + 3, 57, 58, 59])
+    varied = [each.tolist() for each in prompt_variations(text, others)]
+    assert len(varied) == VARIATIONS
+    assert [0, 1, 2, 3, 4, 2**16 + 5, 6, 7, 8] in varied  # agrees in the most bits
 
 
 def test_a_beginning_is_read_out_of_the_last_answer() -> None:
