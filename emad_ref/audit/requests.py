@@ -243,9 +243,10 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
 
     Edits replace the last, a middle or the first token, exchange two distant tokens, or all adjacent ones in pairs (a
     hash that adds tokens up cannot tell these apart), replace the last token of a block of 2ⁿ right before the end, or
-    one inside the block (also by an id that agrees in its low bits), shorten, and continue the text. Two are shorter and longer than the text and leave it in the
-    middle: a prefix that is kept by its beginning, whatever the length of its prompt, shows there. Two hold runs of one
-    token, a third of the text and all of it: a decoder that merges what repeats shows there.
+    one inside the block (also by an id that agrees in its low bits), shorten, and continue the text. Two are shorter
+    and longer than the text and leave it in the middle: a prefix that is kept by its beginning, whatever the length of
+    its prompt, shows there. Two hold runs of one token, a third of the text and all of it: a decoder that merges what
+    repeats shows there.
     """
     n, middle = len(text), len(text) // 2
     varied = [text.copy(), text.copy(), others[:n].copy()]

@@ -154,7 +154,7 @@ def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Of the points put forward that F1 lets stand, the one that saves most; beside it its row of the point table."""
     if evidence.subject.seq2seq:
         return Answer(asked.not_applicable(evidence.subject.without_quality), evidence.corpus, evidence.fingerprint)
-    point, unusable = usable_point(evidence, asked)
+    point, unusable = timed_point(evidence, asked)
     found = speedup_evidence_at(evidence, point, unusable)
     exhibits = speedup_exhibits(found, evidence, point, asked) + Attachments(points=(evidence.latency.row(point),))
     refused = decoder_refusal(evidence) if unusable else ""
@@ -208,6 +208,13 @@ def timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
     return TimedBatch(
         seconds[ADAPTIVE], {name: seconds[arm] for arm, name in BASELINES.items() if arm in seconds}, check
     )
+
+
+def timed_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
+    """``usable_point``, timed: with fewer pairs if its speed-up does not count."""
+    point, unusable = usable_point(evidence, asked)
+    evidence.latency.timed(point, evidence.latency.indicative_pairs if unusable else None)
+    return point, unusable
 
 
 def usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:

@@ -40,7 +40,7 @@ from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.statistics.units import ByPair
 
 COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
-UNTRAINED_PAIRS = 10
+INDICATIVE_PAIRS = 10  # under ``smoke``, of ratios that decide nothing
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request no longer measures decoding
 WARM_UP = 2  # uncounted pairs
@@ -190,7 +190,17 @@ class LatencyBenchmark:
     def pairs(self) -> int:
         """Timed pairs of each batch size; under ``smoke`` few of random weights, whose ratios decide nothing."""
         budget = self.subject.budget
-        return budget.pairs if budget.rank or self.subject.loaded.trained else min(UNTRAINED_PAIRS, budget.pairs)
+        return budget.pairs if budget.rank or self.subject.loaded.trained else min(INDICATIVE_PAIRS, budget.pairs)
+
+    @property
+    def indicative_pairs(self) -> int:
+        """Pairs of a point that F1 does not let stand: few of our own decoder under ``smoke``, else all.
+
+        Times of other decoders are looked at for what may be wrong with them, whatever they decide.
+        """
+        if self.subject.budget.rank or not self.subject.decoder_is_ours:
+            return self.pairs
+        return min(INDICATIVE_PAIRS, self.pairs)
 
     def requests(self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None) -> RequestBatches:
         """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed."""
@@ -231,8 +241,10 @@ class LatencyBenchmark:
 
     # ------------------------------------------------------------ timings
 
-    def timed(self, point: OperatingPoint) -> dict[int, TimingResult]:
+    def timed(self, point: OperatingPoint, pairs: int | None = None) -> dict[int, TimingResult]:
         """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, if it runs, ``compiled``.
+
+        A point is timed once, with the ``pairs`` of the first call; by default the budget's.
 
         Raises:
             Unsupported: the decoder under test declines the point.
@@ -240,7 +252,8 @@ class LatencyBenchmark:
         """
         if point not in self._timed:
             race = partial(LatencyBenchmark.time_point, point=point)
-            self._timed[point] = self.races(race, (self.subject.full, point))
+            requests = {rows: self.requests(rows, pairs) for rows in self.subject.budget.batch_sizes}
+            self._timed[point] = self.races(race, (self.subject.full, point), requests)
         return self._timed[point]
 
     def swept(self, point: OperatingPoint) -> dict[int, TimingResult]:
@@ -422,10 +435,11 @@ class LatencyBenchmark:
     def description(self, what: str, races: Mapping[int, TimingResult]) -> str:
         """One sentence for any ``races``: ``what`` they timed, on which requests, and where."""
         length, new = self.request_shape
-        where = process_description(next(iter(races.values())).process, self._alone)
+        first = next(iter(races.values()))
+        where = process_description(first.process, self._alone)
         return (
-            f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, {self.pairs} "
-            f"pairs {where}, {torch.get_num_threads()} CPU threads"
+            f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, "
+            f"{len(next(iter(first.seconds.values())))} pairs {where}, {torch.get_num_threads()} CPU threads"
         )
 
     def prefill_note(self, point: OperatingPoint) -> str:

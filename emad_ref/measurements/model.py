@@ -21,7 +21,7 @@ from emad_ref.measurements.own_rule import OwnRuleEvidence, own_rule_evidence
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
-from emad_ref.measurements.study import Study
+from emad_ref.measurements.study import FEWEST, Study
 from emad_ref.measurements.task_scores import TaskScores
 from emad_ref.measurements.traces import EntropyEstimates, LensTraces
 from emad_ref.measurements.verification import FlopVerification, ReplayValidity
@@ -154,6 +154,9 @@ class ModelMeasurements:
         if other is None or not self.loaded.trained:
             return None
         study = replace(self.study, corpus=other, profile=None)
+        if other == "self" and self.subject.budget != self.study.budget:
+            # a large model writes no more text than calibrates: a token of it takes a step of decoding
+            study = replace(study, budget=replace(self.study.budget, calibrate=FEWEST["calibrate"]))
         return ModelMeasurements(self.loaded, study, self.resources, self.subject.isolation)
 
     def beside(self, name: str) -> ModelMeasurements:

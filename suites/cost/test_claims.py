@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.claims.base import RunPlan
-from emad_ref.claims.speedup import usable_point
+from emad_ref.claims.speedup import timed_point
 from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.environment import has_benchmarks
 from pytest_emad.suite_support import CLOCK, Ask, Auditor, claim_parameters, record_samples
@@ -32,7 +32,7 @@ def test_samples_are_recorded_as_benchmarks(
     if not has_benchmarks(request.config):
         pytest.skip("pytest-benchmark is switched off; report.json holds the times")
     asked = emad_docket.asked("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)
-    point, _ = usable_point(emad_evidence, asked)
+    point, _ = timed_point(emad_evidence, asked)
     timed = emad_evidence.latency.timed(point)
     batch = min(timed)
     seconds = timed[batch].seconds[arm]

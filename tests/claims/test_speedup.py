@@ -13,7 +13,7 @@ from emad_ref.audit.finding import Finding
 from emad_ref.claims import speedup
 from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.quality import is_usable
-from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup, timed_batch, usable_point
+from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup, timed_batch, timed_point, usable_point
 from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.statistics.units import ByPair
@@ -283,6 +283,16 @@ def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
         "shallow",
         'no usable point: "Saving 15 % of FLOPs leaves quality as it was" (EMAD-F1) is falsified',
     )
+
+
+@pytest.mark.parametrize(("outcome", "pairs"), [("survived", None), ("falsified", 10)])
+def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome, pairs):
+    timed, found = [], evidence()
+    found.latency.timed = lambda point, pairs: timed.append((point.name, pairs))
+    found.latency.indicative_pairs = 10
+    said = f1(*(leg(f"{name}: perplexity", outcome) for name in ("deep", "middle", "shallow")))
+    point, _ = timed_point(found, heard(said))
+    assert timed == [(point.name, pairs)] == [("shallow", pairs)]
 
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked():

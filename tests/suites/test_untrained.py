@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from emad_ref.measurements.latency import UNTRAINED_PAIRS
+from emad_ref.measurements.latency import INDICATIVE_PAIRS
 from emad_ref.models import bundled
 from pytest_emad import integrity
 from tests.suites.conftest import SIZES, Run, only, text_of, verdicts_of
@@ -52,6 +52,6 @@ def test_time_is_measured_but_no_speed_up_counts_without_quality(judge: Run, bun
     assert "random weights" in verdict["reason"]
     ratios = {leg["name"]: leg for leg in verdict["legs"] if ", against " in leg["name"]}
     assert set(ratios) == {f"batch {rows}, against {name}" for rows in (1, 4) for name in ("full depth", "generate")}
-    assert {(leg["outcome"], leg["n"]) for leg in ratios.values()} == {("measured", UNTRAINED_PAIRS)}
+    assert {(leg["outcome"], leg["n"]) for leg in ratios.values()} == {("measured", INDICATIVE_PAIRS)}
     checked = [leg for leg in verdict["legs"] if leg["name"].endswith("timed requests")]
     assert [leg["outcome"] for leg in checked] == ["measured"] * 2, "the timed path tells the truth"

@@ -18,7 +18,9 @@ from emad_ref.measurements.latency import (
     AUDITED_ROWS,
     FEWEST_NEW,
     FEWEST_PROMPT,
+    INDICATIVE_PAIRS,
     TIMING_SECONDS,
+    LatencyBenchmark,
     TimingResult,
     affordable_request,
     decidable_speedups,
@@ -67,6 +69,23 @@ def test_a_slow_models_prompts_are_paid_for_too(per_token, step):
 def test_no_request_is_shorter_than_decoding_needs_nor_longer_than_asked():
     assert shortened(64, 32, prefill=1e3, step=1e3) == (FEWEST_PROMPT, FEWEST_NEW)
     assert shortened(5, 3, prefill=1e3, step=1e3) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("trained", "ours", "budget", "decisive", "indicative"),
+    [
+        (True, True, "smoke", PAIRS, INDICATIVE_PAIRS),
+        (True, False, "smoke", PAIRS, PAIRS),
+        (False, False, "smoke", INDICATIVE_PAIRS, INDICATIVE_PAIRS),
+        (True, True, "standard", BUDGETS["standard"].pairs, BUDGETS["standard"].pairs),
+    ],
+)
+def test_ratios_that_decide_nothing_take_fewer_pairs_under_smoke(trained, ours, budget, decisive, indicative):
+    subject = SimpleNamespace(
+        budget=BUDGETS[budget], loaded=SimpleNamespace(trained=trained), decoder_is_ours=ours, seed=0
+    )
+    watch = LatencyBenchmark(SimpleNamespace(subject=subject))
+    assert (watch.pairs, watch.indicative_pairs) == (decisive, indicative)
 
 
 def test_timings_become_pairs_for_intervals():
