@@ -40,7 +40,8 @@ if TYPE_CHECKING:  # nobody who only names signals waits for torch
     from torch import Tensor
 
 
-LARGE_VOCABULARY, GROUP = 4096, 64  # columns from which on two levels are faster than one search, and of one group
+LARGE_VOCABULARY = 4096  # columns from which on more passes over them are faster than slow operations
+GROUP = 64  # columns that are searched together
 NEVER_LOG_P = -1e4  # its exponential is 0 in float64, too: whatever lies below it adds 0 to an entropy
 
 
@@ -213,6 +214,20 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.element_size() == 8 else values.float()
 
 
+def probabilities(log_p: Tensor) -> Tensor:
+    """e^x of log-probabilities x [..., V]; NaN stays NaN.
+
+    Of a large vocabulary, whatever lies below the dtype's smallest normal number becomes 0: a CPU takes ten times as
+    long for such exponentials, and sharp logits have hardly any others.
+    """
+    if log_p.shape[-1] < LARGE_VOCABULARY:
+        return log_p.exp()
+    import torch  # loaded by now: ``log_p`` is one of its tensors
+
+    tiny = torch.finfo(log_p.dtype).tiny
+    return torch.threshold(log_p.clamp_min(math.log(4 * tiny)).exp_(), 8 * tiny, 0.0)
+
+
 def log_probabilities(logits: Tensor) -> Tensor:
     """log softmax over the last axis, in float32 at least; [..., V]."""
     return at_least_float32(logits).log_softmax(dim=-1)
@@ -233,7 +248,7 @@ def _entropy(readout: LogitsReadout) -> Tensor:
     log_p = readout.log_p
     # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for an entropy of 0 would let every rule
     # fire. A bound on the logarithm does both, in a third of the time of a masked fill
-    return -(log_p.exp() * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
+    return -(probabilities(log_p) * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
 
 
 def _response(readout: LogitsReadout) -> Tensor:

@@ -43,7 +43,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import capped
 from emad_ref.probes.lens import Translator, raised_dtype
 from emad_ref.probes.signal_values import to_host
-from emad_ref.signals import at_least_float32
+from emad_ref.signals import at_least_float32, probabilities
 
 CACHED_BYTES = 2**30  # of states: text beyond it is not read
 SAMPLED_TOKENS = 4096  # of the vocabulary at a step, half of them the likeliest ones
@@ -130,7 +130,7 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
             for rows in head_blocks(stepper, len(final)):
                 logits = at_least_float32(stepper.logits(final[rows]))
                 normalisers.append(logits.logsumexp(dim=-1))
-                mass += (logits - normalisers[-1][:, None]).exp().sum(dim=0)
+                mass += probabilities(logits - normalisers[-1][:, None]).sum(dim=0)
             bar.update(len(final))
     small = stepper.vocabulary <= SAMPLED_TOKENS
     likeliest = mass.argsort(descending=True)[: stepper.vocabulary if small else SAMPLED_TOKENS // 2]
@@ -178,7 +178,7 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
             return at_least_float32(capped(F.linear(stepper.normed(hidden), *head), stepper.softcap))
 
         with torch.no_grad():
-            p = (logits(cache.final[rows]) - cache.log_z[rows, None] + log_c).exp()
+            p = probabilities(logits(cache.final[rows]) - cache.log_z[rows, None] + log_c)
             mass = p.sum(dim=-1)
 
         def loss_of(

@@ -30,7 +30,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
 from emad_ref.probes.signal_values import entropy_nats, read_in_blocks, require_finite
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import LogitsReadout
+from emad_ref.signals import LogitsReadout, probabilities
 
 BUCKETS = 4096
 LOWEST_NATS, HIGHEST_NATS = 1e-6, 16.0
@@ -347,7 +347,7 @@ def fast_entropy_nats(logits: Tensor) -> Tensor:
 def _expected_log_p(logits: Tensor) -> Tensor:
     """Σ p log p."""
     log_p = logits.float().log_softmax(dim=-1)
-    return log_p.exp().mul_(log_p).sum(dim=-1)
+    return probabilities(log_p).mul_(log_p).sum(dim=-1)
 
 
 def _entropy(logits: Tensor) -> Tensor:

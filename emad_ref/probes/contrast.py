@@ -28,7 +28,15 @@ from torch import Tensor
 
 from emad_ref.point import Confidence
 from emad_ref.probes.signal_values import ProbeOutput, require_finite, softmax_response
-from emad_ref.signals import HALF_DEPTH, SIGNALS, SINCE_MINIMUM, SignalInputs, at_least_float32, top2_margin
+from emad_ref.signals import (
+    HALF_DEPTH,
+    SIGNALS,
+    SINCE_MINIMUM,
+    SignalInputs,
+    at_least_float32,
+    probabilities,
+    top2_margin,
+)
 
 ScoreFunction = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], ProbeOutput]
 """(parameters, layer ℓ, logits z_ℓ [rows, n], {m: log p_m [rows, n]} of layers up to ℓ) → signal [rows] and logits."""
@@ -62,7 +70,7 @@ def contrast_log_p(log_p: Tensor, log_q: Tensor, head: Tensor, rescale: bool) ->
 def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
     """JSD(p, q) = ½·KL(p ‖ m) + ½·KL(q ‖ m), m = ½(p + q), in nats: [..., V] → [...]; symmetric, 0 … ln 2."""
     limits = torch.finfo(log_p.dtype)
-    p, q = log_p.exp(), log_q.exp()
+    p, q = probabilities(log_p), probabilities(log_q)
     log_m = ((p + q) / 2).clamp(min=limits.tiny).log()
     # a token without probability adds 0 times a finite number: −inf − (−inf) would be NaN
     divergences = p * (log_p.clamp(min=limits.min) - log_m) + q * (log_q.clamp(min=limits.min) - log_m)

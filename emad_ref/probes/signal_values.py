@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emad_ref.errors import EmadError
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import ENTROPY, RESPONSE, at_least_float32, log_probabilities
+from emad_ref.signals import ENTROPY, RESPONSE, at_least_float32, log_probabilities, probabilities
 
 FEW = 32  # entries that Python adds up faster than a call into torch
 
@@ -57,7 +57,7 @@ def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
     log_q = log_probabilities(logits)
     # a term with final probability zero is 0, but 0·(−inf) would be NaN
-    terms = (final_log_p.exp() * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
+    terms = (probabilities(final_log_p) * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
     return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below zero
 
 

@@ -22,7 +22,16 @@ from emad_ref.measurements.pareto import CONFIDENCES
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.record import READOUTS
 from emad_ref.screening.families import free_depth_families
-from emad_ref.signals import ENTROPY, LARGE_VOCABULARY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, Signal, two_largest
+from emad_ref.signals import (
+    ENTROPY,
+    LARGE_VOCABULARY,
+    LAYERWISE,
+    PREVIOUS_PROBE,
+    SIGNALS,
+    Signal,
+    probabilities,
+    two_largest,
+)
 
 EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
 LOGITS = arrays.arrays(np.float64, (3, 20), elements=st.floats(-30, 30, width=64))
@@ -86,6 +95,30 @@ def test_the_two_largest_are_found_in_one_group_in_two_and_in_the_remainder(plac
     values, tokens = two_largest(scores)
     assert values.tolist() == [[2.0, 1.0]] * 3
     assert tokens.tolist() == [list(places)] * 3
+
+
+@pytest.mark.parametrize("columns", [300, LARGE_VOCABULARY + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpness", [1.0, 30.0, 300.0])
+def test_probabilities_are_exponentials_without_what_the_dtype_cannot_hold(
+    columns: int, dtype: torch.dtype, sharpness: float
+) -> None:
+    drawn = sharpness * torch.randn(3, columns, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    drawn[1, 7], drawn[2] = torch.nan, -torch.inf
+    drawn[2, 5] = 0.0
+    log_p = drawn.log_softmax(dim=-1)
+    found, plain = probabilities(log_p), log_p.exp()
+    tiny = torch.finfo(dtype).tiny
+    assert torch.equal(
+        torch.where(plain[0] > 16 * tiny, plain[0], 0.0), torch.where(found[0] > 16 * tiny, found[0], 0.0)
+    )
+    if columns >= LARGE_VOCABULARY:
+        assert bool(((found[0] == 0) | (found[0] >= tiny)).all())
+    assert bool(found[1].isnan().all())
+    assert found[2].tolist() == [float(at == 5) for at in range(columns)]
+    entropy = ENTROPY.of(drawn[[0, 2]])
+    expected = -(plain[0] * log_p[0]).nan_to_num(0.0).sum()
+    torch.testing.assert_close(entropy, torch.stack([expected, torch.zeros_like(expected)]), rtol=1e-5, atol=1e-30)
 
 
 def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
