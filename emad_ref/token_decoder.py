@@ -61,7 +61,7 @@ class TokenDecoder:
     concurrent : bool
         Set by a subclass whose ``complete`` may be called from several threads at once.
     stated : StatedRule or None
-        Set by a subclass that has an exit rule of its own.
+        What it states of an exit rule of its own. A subclass or the hook sets it; None: it has no such rule.
 
     Raises
     ------
@@ -75,8 +75,6 @@ class TokenDecoder:
 
     def __init__(self, request: Request):
         point = request.point
-        if request.own_rule and self.stated is None:
-            raise Unsupported("the engine has no exit rule of its own")
         self.own_rule = request.own_rule
         if not point.fixed or point.ceiling < point.layers:
             raise Unsupported(f"{point.name}: an engine runs every layer for every token")

@@ -252,6 +252,19 @@ def test_blocks_that_are_saved_are_seen_and_quality_that_is_lost_as_well(by_modu
     assert legs[""].verdict == "falsified"
 
 
+def test_the_hook_may_state_the_rule_of_an_engine_after_it_is_made(loaded: LoadedModel, clock: AnswerClock) -> None:
+    """As docs/engines.md shows it: no part of the class knows the statement."""
+
+    def make(request: Request) -> Decoder:
+        engine = Generating(request, top_k=1)
+        engine.temperature = 1.0  # of one token
+        engine.stated = TRIPLE
+        return engine
+
+    legs = stated_legs(loaded, make)
+    assert (legs["blocks saved"].outcome, legs["blocks saved"].estimate) == ("falsified", 0)
+
+
 TIMED = StatedRule("faster", saved_blocks=0.5, speedup=1.8)
 
 
@@ -341,6 +354,7 @@ def test_a_decoder_that_states_nothing_is_not_asked(loaded: LoadedModel) -> None
     for make in (
         make_reference_decoder,
         lambda request: Changing(replace(request, own_rule=False), lambda rows, n: False),
+        lambda request: Generating(request, top_k=1),
     ):
         with pytest.raises(Unsupported, match="rule of its own"):
             stated_legs(loaded, make)
