@@ -12,6 +12,7 @@ from pytest_emad.suite_support import Auditor
 
 DIFFERENT, FEWEST = 15, 7  # prompts, one of them twice: a step of many rows costs little more than of one
 NEW = 16
+FEWEST_NEW = {"hot": 8, "cold": 12}  # of a large model: hot, nearly every token is open
 # at full depth a cold distribution leaves fewer tokens open, and a temperature that is off by 6 % shows in 4,000 tokens
 SEEDS = {"hot": 4, "hot, full": 16, "cold": 2, "cold, full": 4}
 MOST_LOGITS, FEWEST_SEEDS = 2**28, 10  # held at once (2 GiB), and seeds below which no vocabulary brings their number
@@ -32,26 +33,26 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
-    different = subject.share_of(DIFFERENT, FEWEST)
-    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, different, NEW), 1)
+    different, new = subject.share_of(DIFFERENT, FEWEST), subject.share_of(NEW, FEWEST_NEW[warmth])
+    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, different, new), 1)
     prompts = [prompts[0], *prompts]
     seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
     if subject.decoder_is_ours:
         seeds, coldest_seeds = subject.share_of(min(seeds, OWN_SEEDS), 2), subject.share_of(OWN_COLDEST, 1)
-    seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * NEW)))
+    seeds = min(seeds, max(FEWEST_SEEDS, MOST_LOGITS // (subject.stepper.vocabulary * len(prompts) * new)))
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(
         seed: int, stop: frozenset[int] = frozenset(), asked: float = temperature
     ) -> tuple[SampledRecord, Capabilities]:
         with subject.open(point, max_rows=len(prompts), temperature=asked, seed=seed) as decoder:
-            return (seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
+            return (seed, decoder.generate(prompts, new, stop)), decoder.capabilities
 
     records = [drawn(seed)[0] for seed in (*others, first, first)]
     stop = early_stop_tokens(records[-1][1].emitted)
     ended, capabilities = drawn(first, stop)
     finding = sampling(
-        records, subject.lens, point, prompts, NEW, temperature, capabilities, emad_rng, subject.tolerance,
+        records, subject.lens, point, prompts, new, temperature, capabilities, emad_rng, subject.tolerance,
         ended=ended, stop=stop,
     )  # fmt: skip
     emad_audit(finding)
@@ -60,5 +61,5 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
             drawn(seed, asked=temperature / COLDER)[0]
             for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()
         ]
-        given = point, prompts, NEW, temperature / COLDER, capabilities, emad_rng, subject.tolerance
+        given = point, prompts, new, temperature / COLDER, capabilities, emad_rng, subject.tolerance
         emad_audit(sampling(coldest, subject.lens, *given, needed=0))

@@ -32,6 +32,7 @@ from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import Auditor
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
+FEWEST_NEW, FEWEST_BETWEEN = 6, 2  # new tokens of repeated rows, and of requests between sessions, of a large model
 FEWEST = 6  # rows: one more than other audits ask for
 ENDING, FEWEST_ENDING = 12, 8  # rows of which several end by ids of their own
 TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
@@ -111,9 +112,10 @@ def test_repeated_and_reordered_requests_get_the_same_answers(
     emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    lengths = subject.brief(emad_rng, subject.share_of(REPEATED, FEWEST_REPEATED), NEW)
+    new = subject.share_of(NEW, FEWEST_NEW)
+    lengths = subject.brief(emad_rng, subject.share_of(REPEATED, FEWEST_REPEATED), new)
     with subject.open_drawn(subject.full, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(repetitions(under_test, prompts, NEW, emad_rng))
+        emad_audit(repetitions(under_test, prompts, new, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
@@ -178,8 +180,9 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
     """Three decoders at once: two at full depth, and one whose depth comes down or that stays there, too."""
     subject = emad_evidence.subject
     points = [subject.full, point_of(emad_evidence, full), subject.full]
+    between = subject.share_of(BETWEEN, FEWEST_BETWEEN)
     prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
         opened = [stack.enter_context(subject.open(point, max_rows=ROWS)) for point in points]
         decoders = [subject.under_test(decoder, point) for decoder, point in zip(opened, points, strict=True)]
-        emad_audit(interleaved(decoders, prompts, continuation, BETWEEN))
+        emad_audit(interleaved(decoders, prompts, continuation, between))
