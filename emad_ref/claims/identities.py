@@ -102,7 +102,8 @@ def differences_at(evidence: ModelMeasurements, falls: Sequence[int] | Ints, see
 # ---------------------------------------------------------------- EMAD-E5: blocks executed
 
 
-REQUESTS, NEW, LENGTH = 6, 24, 8  # tokens of a request: new ones, and of its prompt; of two none may ever fall
+REQUESTS, FEWEST_REQUESTS = 6, 3  # those of our own decoder over a large model
+NEW, LENGTH = 24, 8  # tokens of a request: new ones, and of its prompt; of two none may ever fall
 
 
 # blocks of each request's decoded tokens, int64 [requests]: executed by the decoder's count, Σ D_t of what it says it
@@ -146,7 +147,8 @@ def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answ
 def blocks_of(evidence: ModelMeasurements, decoder: Decoder) -> BlockCounts:
     """What ``decoder`` executed and decided while it continued openings of the run's text."""
     executed, decided, full = [], [], []
-    for prompt in evidence.subject.prompts(REQUESTS, LENGTH):
+    requests = evidence.subject.share_of(REQUESTS, FEWEST_REQUESTS)
+    for prompt in evidence.subject.prompts(requests, LENGTH):
         record = decoder.generate([prompt], NEW, frozenset())
         assert record.work is not None, "a decoder that says it counts"
         assert record.prompt_work is not None, "a decoder that says it counts"

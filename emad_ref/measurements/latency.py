@@ -40,7 +40,7 @@ from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.statistics.units import ByPair
 
 COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
-INDICATIVE_PAIRS = 10  # under ``smoke``, of ratios that decide nothing
+INDICATIVE_PAIRS = 6  # under ``smoke``, of ratios that decide nothing
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request no longer measures decoding
 WARM_UP = 2  # uncounted pairs
