@@ -9,7 +9,8 @@ The server says which of two interfaces it has:
 The rows of a batch are sent at once, each in a request of its own, so that the server batches them. Greedy requests
 have temperature 0; no request uses top-k, top-p, penalties or the model's own generation config. A model's own end of
 text ends no row: only the stop ids of the request do. llama.cpp takes no stop ids, so this client cuts its answers
-behind the first of them.
+behind the first of them; told to ignore its ends of text it would ban them, so the client lets them end an answer and
+asks for the rest by another request.
 
 Each request has a time limit for its whole reply. ``EMAD_DECODER_TOKEN`` of the environment is sent as bearer token.
 
@@ -39,7 +40,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -61,6 +62,7 @@ NO_STREAM = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses
 EVENTS = "text/event-stream"
 ALIVE_S = 10.0  # for one token, after a request hung
 WHOLE_AT_ONCE = 8  # tokens from which on an answer in a single event is not streamed
+SEED_STEP = 1_000_003  # between the seeds of two parts of an answer
 SAME_VALUE = 1e-4  # nats: one log-probability told twice may be rounded twice
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -100,6 +102,9 @@ class CompletionInterface(Protocol):
 
     def joined(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The reply that ``events`` of a stream make together. Raises as ``completion``, also for a stream cut off."""
+
+    def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
+        """Whether an end of text that the model knows, and the request does not, ended the reply."""
 
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a reply counts, if anything: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
@@ -198,6 +203,9 @@ class OpenAIInterface:
         usages = [event["usage"] for event in events if event.get("usage")]
         return {"choices": [{"token_ids": tokens, "text": text} | ended], "usage": usages[-1] if usages else None}
 
+    def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
+        return False  # it ignores them where a request says so
+
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return reply.get("usage") or {}
 
@@ -241,7 +249,7 @@ class LlamaCppInterface:
             "repeat_penalty": 1.0,
             "samplers": ["temperature"] if temperature else ["top_k"],
             "seed": seed,
-            "ignore_eos": True,
+            "ignore_eos": False,  # True bans them
             "return_tokens": True,
         }
 
@@ -267,7 +275,10 @@ class LlamaCppInterface:
         text = "".join(event.get("content") or "" for event in events)
         if text and not tokens:
             raise Unsupported("the server streams text without token ids (tokens)")
-        return {"tokens": tokens, "content": text}
+        return {"tokens": tokens, "content": text, "stop_type": events[-1].get("stop_type")}
+
+    def is_unfinished(self, reply: Mapping[str, Any]) -> bool:
+        return reply.get("stop_type") == "eos"
 
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}  # of prompts, releases count what was cached or what was not
@@ -379,6 +390,15 @@ class ReplyReset(OSError):
     """The connection broke before the first byte of a reply."""
 
 
+@dataclass(frozen=True)
+class AnswerPart(Generic[Reading]):
+    """What one reply holds: a ``reading`` of it, its ``tokens``, and whether the rest has to be asked for."""
+
+    reading: Reading
+    tokens: Ints
+    is_unfinished: bool
+
+
 class EngineClient:
     """The server at ``address``; ``seconds`` limit each of its replies. ``counts``: of requests, for the report."""
 
@@ -439,18 +459,57 @@ class EngineClient:
 
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
-        body = self.interface.body(prompt, max_new, stop, temperature, seed)
-        return self._read(body, lambda reply: self._completion(reply, prompt, stop))
+
+        def ask(history: Ints, left: int, seed: int) -> AnswerPart[Completion]:
+            body = self.interface.body(history, left, stop, temperature, seed)
+            return self._read(body, lambda reply: self._part(reply, history, stop, lambda found: found))
+
+        parts = self._parts(prompt, max_new, seed, ask)
+        return Completion(np.concatenate([part.tokens for part in parts]), parts[-1].stopped)
 
     def log_probs(self, prompt: Ints, max_new: int, top: int) -> TokenLogProbs:
         """One greedy row with log-probabilities. Raises Unsupported, DecoderFailed."""
-        body = self.interface.body(prompt, max_new, frozenset(), 0.0, 0) | self.interface.log_probs_body(top)
+        none: frozenset[int] = frozenset()
 
-        def read(reply: Mapping[str, Any]) -> TokenLogProbs:
-            tokens = self._completion(reply, prompt, frozenset()).tokens
-            return self.interface.log_probs(reply, prompt, tokens, top)
+        def ask(history: Ints, left: int, seed: int) -> AnswerPart[TokenLogProbs]:
+            body = self.interface.body(history, left, none, 0.0, seed) | self.interface.log_probs_body(top)
 
-        return self._read(body, read)
+            def read(reply: Mapping[str, Any]) -> AnswerPart[TokenLogProbs]:
+                return self._part(
+                    reply, history, none, lambda found: self.interface.log_probs(reply, history, found.tokens, top)
+                )
+
+            return self._read(body, read)
+
+        parts = self._parts(prompt, max_new, 0, ask)
+        names = ("tokens", "ids", "log_probs")
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return TokenLogProbs(**columns, prompt=parts[0].prompt)
+
+    def _part(
+        self, reply: Mapping[str, Any], history: Ints, stop: frozenset[int], made: Callable[[Completion], Reading]
+    ) -> AnswerPart[Reading]:
+        """What is ``made`` of the completion in ``reply``. Raises as ``_completion``."""
+        completion = self._completion(reply, history, stop)
+        unfinished = not completion.stopped and self.interface.is_unfinished(reply)
+        return AnswerPart(made(completion), completion.tokens, unfinished)
+
+    @staticmethod
+    def _parts(
+        prompt: Ints, max_new: int, seed: int, ask: Callable[[Ints, int, int], AnswerPart[Reading]]
+    ) -> list[Reading]:
+        """Parts of one answer: ``ask(history, tokens left, seed)`` until one is finished or there are ``max_new``.
+
+        Each part draws by a seed of its own, or it would draw as the one before.
+        """
+        found: list[Reading] = []
+        history, left = prompt, max_new
+        while True:
+            part = ask(history, left, (seed + SEED_STEP * len(found)) % 2**31)
+            found.append(part.reading)
+            history, left = np.concatenate([history, part.tokens]), left - len(part.tokens)
+            if left <= 0 or not (part.is_unfinished and len(part.tokens)):
+                return found
 
     def _completion(self, reply: Mapping[str, Any], prompt: Ints, stop: frozenset[int]) -> Completion:
         """``interface.completion``; raises ValueError, too, if the reply counts other tokens than there are."""
@@ -472,16 +531,30 @@ class EngineClient:
         self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int, stream: bool
     ) -> TokenArrivals:
         """One row as it arrives. Raises Unsupported, DecoderFailed."""
-        body, interface = self.interface.body(prompt, max_new, stop, temperature, seed), self.interface
-        received = EventStream()
-        if not stream:
-            reply = self._read(body, lambda reply: (self._completion(reply, prompt, stop), interface.text(reply)))
-            tokens, whole_s = reply[0].tokens, received.seconds()
-            return TokenArrivals(tokens, np.full(len(tokens), whole_s), whole_s, reply[1])
-        self._stream(body, received)
-        whole_s = received.seconds()
-        with self._readable(received.events):
-            return self._joined_arrivals(received.events, prompt, stop, whole_s)
+        interface, began = self.interface, time.perf_counter()
+
+        def ask(history: Ints, left: int, seed: int) -> AnswerPart[TokenArrivals]:
+            body, before_s = interface.body(history, left, stop, temperature, seed), time.perf_counter() - began
+            if not stream:
+
+                def read(reply: Mapping[str, Any]) -> AnswerPart[TokenArrivals]:
+                    whole_s = time.perf_counter() - began
+                    return self._part(reply, history, stop, lambda found: TokenArrivals(
+                        found.tokens, np.full(len(found.tokens), whole_s), whole_s, interface.text(reply)
+                    ))  # fmt: skip
+
+                return self._read(body, read)
+            received = EventStream()
+            self._stream(body, received)
+            whole_s = before_s + received.seconds()
+            with self._readable(received.events):
+                timed = [(before_s + seconds, data) for seconds, data in received.events]
+                return self._joined_arrivals(timed, history, stop, whole_s)
+
+        parts = self._parts(prompt, max_new, seed, ask)
+        tokens, seconds = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "seconds"))
+        texts = [part.text for part in parts if part.text is not None]
+        return TokenArrivals(tokens, seconds, parts[-1].whole_s, "".join(texts) if len(texts) == len(parts) else None)
 
     def abort_stream(self, prompt: Ints, max_new: int, after: int) -> None:
         """Ask for a greedy stream, and close the connection after ``after`` events.
@@ -505,7 +578,7 @@ class EngineClient:
 
     def _joined_arrivals(
         self, received: Sequence[tuple[float, str]], prompt: Ints, stop: frozenset[int], whole_s: float
-    ) -> TokenArrivals:
+    ) -> AnswerPart[TokenArrivals]:
         """Raises as ``CompletionInterface.joined``."""
         timed = [(seconds, json.loads(data)) for seconds, data in received if data.strip() != "[DONE]"]
         for _, event in timed:
@@ -523,7 +596,8 @@ class EngineClient:
         seconds = np.append(seconds, [timed[-1][0]] * max(0, len(tokens) - len(seconds)))[: len(tokens)]
         if sum(map(bool, held)) == 1 and len(tokens) >= WHOLE_AT_ONCE:
             raise Unsupported(f"the server sends all {len(tokens)} tokens of an answer in one event")
-        return TokenArrivals(tokens, seconds, whole_s, self.interface.text(reply))
+        arrivals = TokenArrivals(tokens, seconds, whole_s, self.interface.text(reply))
+        return self._part(reply, prompt, stop, lambda _: arrivals)
 
     def draft_counts(self) -> DraftCounts:
         """Counters of drafts as vLLM exports them, summed over its engines. Raises Unsupported: the server has none."""

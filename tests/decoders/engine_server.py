@@ -22,8 +22,8 @@ class Engine:
     """``complete(prompt, max_new, stop, temperature, seed)`` → (tokens, stopped). ``bodies``: requests as they came.
 
     ``score(tokens)`` → log-probabilities [n, V] after each of ``tokens``; None: the server reports none. ``window``:
-    the positions that it says it serves. ``vocabulary``: tokens of its model, if it says so (llama.cpp). ``closed``:
-    set when its server closes.
+    the positions that it says it serves. ``vocabulary``: tokens of its model, if it says so (llama.cpp). ``ends``:
+    tokens that end an answer of llama.cpp, whatever was asked for. ``closed``: set when its server closes.
     """
 
     complete: Complete
@@ -31,6 +31,7 @@ class Engine:
     score: Callable[[list[int]], Any] | None = None
     window: int = 256
     vocabulary: int = 0
+    ends: frozenset[int] = frozenset()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -55,12 +56,13 @@ class Engine:
             self.bodies.append(body)
             if self.kind == "llama.cpp":
                 assert path == "/completion", path
-                tokens, _ = self.complete(
-                    body["prompt"], body["n_predict"], frozenset(), body["temperature"], body["seed"]
+                assert not body["ignore_eos"], "it would ban them"
+                tokens, ended = self.complete(
+                    body["prompt"], body["n_predict"], self.ends, body["temperature"], body["seed"]
                 )
                 if body.get("stream"):
-                    return 200, self.stream(tokens, False)
-                reply = {"content": text_of_tokens(tokens), "stop": True, "stop_type": "limit"}
+                    return 200, self.stream(tokens, ended)
+                reply = {"content": text_of_tokens(tokens), "stop": True, "stop_type": "eos" if ended else "limit"}
                 reply |= {"tokens": tokens} if body.get("return_tokens") else {}
                 if self.score is not None and body.get("n_probs"):
                     reply["completion_probabilities"] = [
@@ -114,7 +116,7 @@ class Engine:
             choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": None}
             yield event({"content": text, "tokens": ids, "stop": False} if llama else {"choices": [choice]})
         if llama:
-            yield event({"content": "", "tokens": [], "stop": True, "stop_type": "limit"})
+            yield event({"content": "", "tokens": [], "stop": True, "stop_type": "eos" if stopped else "limit"})
             return
         ended = {"finish_reason": "stop" if stopped else "length", "stop_reason": tokens[-1] if stopped else None}
         yield event({"choices": [{"index": 0, "text": "", "token_ids": None} | ended]})

@@ -100,14 +100,54 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
     return prefixes(under_test, text, others, NEW, rng, sessions=False)
 
 
+CHECKS = ["batches", "endings", "prefixes", "repetitions", "generation", "sampling", "at once", "streams"]
+
+
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
-@pytest.mark.parametrize(
-    "check", ["batches", "endings", "prefixes", "repetitions", "generation", "sampling", "at once", "streams"]
-)
+@pytest.mark.parametrize("check", CHECKS)
 def test_a_right_server_passes(check: str, kind: str) -> None:
     with serve(Engine(complete, kind)) as url:
         finding = checked(check, url)
     assert finding.passed is True, finding.detail
+
+
+ENDS = frozenset(range(0, VOCABULARY, 3))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_follows_an_end_of_text_of_llama_cpp_is_asked_for(check: str) -> None:
+    with serve(engine := Engine(complete, "llama.cpp", ends=ENDS)) as url:
+        finding = checked(check, url)
+    assert finding.passed is True, finding.detail
+    assert any(body["n_predict"] < NEW for body in engine.bodies)
+
+
+def test_an_answer_in_parts_is_one_answer() -> None:
+    """Also its log-probabilities, its times and its text; each part has a seed of its own."""
+    with serve(Engine(complete, "llama.cpp", score=score)) as url:
+        rows = opened(url).log_probs(PROMPTS, NEW, TOP)
+    with serve(parted := Engine(complete, "llama.cpp", score=score, ends=ENDS)) as url:
+        decoder = opened(url)
+        found = decoder.log_probs(PROMPTS, NEW, TOP)
+        seeds = {body["seed"] for body in parted.bodies}
+        streamed, at_end = (decoder.token_arrivals(PROMPTS, NEW, frozenset(), stream) for stream in (True, False))
+    assert len(seeds) > 1
+    for row, other, arrivals, whole in zip(rows, found, streamed, at_end, strict=True):
+        np.testing.assert_array_equal(row.tokens, other.tokens)
+        np.testing.assert_array_equal(row.ids, other.ids)
+        np.testing.assert_allclose(row.log_probs, other.log_probs)
+        np.testing.assert_array_equal(row.tokens, arrivals.tokens)
+        assert (np.diff(arrivals.seconds) >= 0).all()
+        assert arrivals.seconds[-1] <= arrivals.whole_s
+        assert arrivals.text == whole.text
+
+
+def test_an_answer_that_ends_early_by_its_length_is_not_asked_on() -> None:
+    def short(prompt: list[int], max_new: int, *rest: Any) -> tuple[list[int], bool]:
+        return complete(prompt, max(1, max_new - 1), *rest)
+
+    with serve(Engine(short, "llama.cpp", ends=ENDS)) as url:
+        assert checked("generation", url).passed is False
 
 
 def cut_prompt(prompt: list[int], *rest: Any) -> tuple[list[int], bool]:
@@ -729,7 +769,7 @@ def test_no_request_leaves_a_sampling_setting_to_the_server(kind: str) -> None:
     penalty, end = ("repetition_penalty", -1) if kind == "vllm" else ("repeat_penalty", 0)
     assert (greedy["temperature"], drawn_body["temperature"]) == (0.0, 1.5)
     assert (drawn_body["top_p"], drawn_body["min_p"], drawn_body[penalty], drawn_body["top_k"]) == (1.0, 0.0, 1.0, end)
-    assert greedy["ignore_eos"] is True
+    assert greedy["ignore_eos"] is (kind == "vllm")
     assert greedy["prompt"] == PROMPTS[0].tokens.tolist()
 
 
