@@ -229,6 +229,7 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     try:
         _refuse_parallel_measuring(config, items)
         _refuse_traced_measuring(items)
+        _refuse_forked(config, items)
     except pytest.UsageError as error:
         _raise_usage_error(config, items, error)
     if not any(map(environment.is_shipped, items)):
@@ -313,6 +314,19 @@ def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
             f"{', '.join(found)} is active, but {measuring[0].nodeid} measures time or energy; run it without, or "
             "leave out what measures: -m 'not emad(measures=True)'"
         )
+
+
+def _refuse_forked(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest-forked runs a test in a child process: audits and verdicts recorded there never reach the report."""
+    if (everything := config.getoption("forked", None)) is None:  # that plugin is not loaded
+        return
+    for item in filter(selection.is_related, items):
+        if everything or item.get_closest_marker("forked") is not None:
+            named = "--forked" if everything else "@pytest.mark.forked"
+            raise pytest.UsageError(
+                f"{named}: {item.nodeid} would run in a child process, and what it records would be lost there; run it "
+                "in this one (-p no:pytest_forked), or in workers (-n)"
+            )
 
 
 def _parallel_alternative(items: list[pytest.Item]) -> str:

@@ -112,6 +112,34 @@ def test_measuring_tests_that_are_left_out_by_their_mark_do_not_stop_it_either(
     run_apart("-n", 2, "-m", "not emad(measures=True)").assert_outcomes(passed=1)
 
 
+FORKING = """
+def pytest_addoption(parser):
+    parser.addoption("--forked", action="store_true")
+def pytest_configure(config):
+    config.addinivalue_line("markers", "forked: run in a child process")
+"""
+FORKED = """
+import pytest
+{mark}
+def test_ours(emad_settings): pass
+def test_other(): pass
+"""
+
+
+@pytest.mark.parametrize(("mark", "given"), [("", ["--forked"]), ("@pytest.mark.forked", [])])
+def test_a_test_of_ours_in_a_forked_child_stops_the_run(
+    project: pytest.Pytester, run: Run, mark: str, given: list[str]
+) -> None:
+    """As pytest-forked runs it: what it recorded would be lost."""
+    project.makeconftest(FORKING)
+    project.makepyfile(FORKED.format(mark=mark))
+    result = run(*given)
+    assert result.ret == USAGE
+    assert f"{(given or [mark])[0]}: test_a_test_of_ours" in result.stderr.str()
+    assert "::test_ours would run in a child process" in result.stderr.str()
+    run(*given, "-k", "other").assert_outcomes(passed=1)
+
+
 DEVICES = """
 import os, sys, types
 def seen():
