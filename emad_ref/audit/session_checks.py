@@ -157,8 +157,9 @@ def sessions(
     The sessions hold ``prompts``, and the last two of them in reverse order; they are fed ``continuations`` int64
     [rows, n], n ≥ 12, in turns. In the first, part of each row is committed and the rows are rolled back to there: the
     committed part may be freed above the cap of that time, not of this. They continue at the depths that the restored
-    caps allow, the second session is closed, and several rows are dropped in one call, in either order. ``rng`` draws
-    what is kept and dropped. Discriminating are positions as in ``forced``.
+    caps allow. Then either session drops rows while the other is open, the second one is closed, and the first drops
+    rows again: several in one call, in either order. ``rng`` draws what is kept and dropped. Discriminating are
+    positions as in ``forced``.
 
     Raises:
         BadArgument: too few tokens to feed.
@@ -175,6 +176,9 @@ def sessions(
         with Transcript(judge, decoder, [prompts[row] for row in others], names) as other:
             asides = iter(np.flip(continuations[others], axis=1).T)
 
+            def feed_at_cap(column: int) -> None:
+                transcript.feed(continuations[transcript.rows, column, None], transcript.session.cap[:, None].copy())
+
             def in_turns(tokens: Ints) -> None:
                 """Feed ``tokens`` [rows, n] at depths that fall from the caps, and as many to the other session."""
                 depths = falling_depths(rng, transcript.session.cap, tokens.shape[1], point.schedule)
@@ -186,18 +190,25 @@ def sessions(
             committed = np.array([len(prompt.tokens) for prompt in prompts]) + rng.integers(0, phase - 1, len(prompts))
             transcript.session.commit(committed)
             transcript.stage = other.stage = "after a commit of part of each row"
-            transcript.feed(continuations[:, phase : phase + 1], transcript.session.cap[:, None].copy())
+            feed_at_cap(phase)
             transcript.rollback(committed)
             transcript.stage = "after a rollback to what was committed"
             in_turns(continuations[:, phase + 1 : 2 * phase])
+            beside, alone = np.array_split(np.arange(2 * phase + 1, 3 * phase), 2)
+            _drop_two(transcript, rng, backwards=False)
+            other.stage = "after rows of the first session were dropped"
+            for column in beside:
+                feed_at_cap(column)
+                other.feed(next(asides)[: len(other.rows), None])
+                if len(other.rows) > 1:
+                    other.drop(0)
+                    transcript.stage += ", and one of the second session"
             others_did = other.trajectories()
         transcript.stage = "after the other session was closed"
-        transcript.feed(continuations[:, 2 * phase : 2 * phase + 1], transcript.session.cap[:, None].copy())
-        halves = np.array_split(np.arange(2 * phase + 1, 3 * phase), 2)
-        for columns, backwards in zip(halves, (False, True), strict=True):
-            _drop_two(transcript, rng, backwards=backwards)
-            for fed in continuations[transcript.rows][:, columns].T:
-                transcript.feed(fed[:, None], transcript.session.cap[:, None].copy())
+        feed_at_cap(2 * phase)
+        _drop_two(transcript, rng, backwards=True)
+        for column in alone:
+            feed_at_cap(column)
         judge.trajectories([*transcript.trajectories(), *others_did])
     return judge.tally.finding()
 

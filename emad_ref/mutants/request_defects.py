@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -67,6 +68,20 @@ def drop_by_shifting_indices(drop: Any, session: Any, rows: Ints) -> None:
     """Rows are dropped one after the other, by indices that were those of all."""
     for row in np.atleast_1d(rows).tolist():
         drop(np.array([min(row, len(session._trail) - 1)]))
+
+
+def remember_fed(feed: Any, session: Any, *arguments: Any, **named: Any) -> Any:
+    vars(session._forward).setdefault("fed", WeakSet()).add(session)
+    return feed(*arguments, **named)
+
+
+def empty_other_sessions(drop: Any, session: Any, rows: Ints) -> None:
+    """Every other session that was fed finds zeros for its values."""
+    drop(rows)
+    for other in vars(session._forward).get("fed", ()):
+        for layer in other._store.cache.layers if other is not session else ():
+            if layer._values is not None:
+                layer._values = torch.zeros_like(layer._values)
 
 
 def share_buffers(pool_of: Callable[[Any], Any]) -> Overrides:
@@ -454,6 +469,8 @@ MUTANTS = (
          mutate(session={"drop": lambda drop, session, rows: drop(len(session.length) - 1 - np.atleast_1d(rows))})),
         ("drop-shifting-indices", "several rows are dropped by indices that shift",
          mutate(session={"drop": drop_by_shifting_indices}))),
+    Mutant("drop-empties-others", "drop", "a drop empties the K/V of other sessions",
+           mutate(session={"feed": remember_fed, "drop": empty_other_sessions}), SESSIONS, r"were dropped"),
     Mutant("sessions-share-buffers", "sessions", "sessions of one decoder share their buffers",
            mutate(cache=share_buffers(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))), SESSIONS,
            r"row \d, position \d+"),

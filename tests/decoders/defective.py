@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -73,6 +74,24 @@ def forget_work(original: Any, session: CachedSession, length: Ints) -> None:
 def free_the_cap(original: Any, session: CachedSession, length: Ints) -> None:
     for row in session.rows:
         session.free(row, row.caps[-1] - 1)
+
+
+def empty_the_others(drop: Any, session: CachedSession, rows: Ints) -> None:
+    """The K/V of every other session of the model are zeroed."""
+    drop(rows)
+    for other in OPEN:
+        if other is not session and other.model is session.model:
+            for row in other.rows:
+                row.memory.layers = [kv and (kv[0], torch.zeros_like(kv[1])) for kv in row.memory.layers]
+
+
+OPEN: WeakSet[CachedSession] = WeakSet()
+
+
+def remember_open(prefill: Any, session: CachedSession, prompts: Sequence[Prompt]) -> Step:
+    OPEN.add(session)
+    step: Step = prefill(prompts)
+    return step
 
 
 def accept_rising(original: Any, session: CachedSession, depth: Ints) -> None:
@@ -165,6 +184,8 @@ DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
     "drops the wrong row": (
         with_session(drop=lambda drop, session, rows: drop(len(session.rows) - 1 - np.atleast_1d(rows).astype(int))),
         "forced"),
+    "a drop empties the other sessions": (
+        with_session(drop=empty_the_others, prefill=remember_open), "sessions"),
     "depth rises": (with_session(next_cap=lambda original, session, row, depth: session.point.ceiling), "decisions"),
     "depth rises behind a false cap": (
         with_session(ceiling_of=lambda original, session, row: session.point.ceiling), "decisions"),

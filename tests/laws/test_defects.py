@@ -27,6 +27,7 @@ MAX_NEW = 16
 AT_FULL_DEPTH = (
     *("stale K/V after rollback", "rolled-back work is forgotten", "position off by one", "wrong batch row"),
     *("drops the wrong row", "logits that are NaN", "depths of the last tokens alone"),
+    "a drop empties the other sessions",
 )
 
 
@@ -34,7 +35,7 @@ def run_check(name: str, decoder: type, point: OperatingPoint, *, forces: bool =
     """One check as a suite would call it; depth has most room where no rule takes it away."""
     full = replace(under_test(decoder, full_depth(LAYERS), TOLERANCE), forces=forces)
     asked, rng = under_test(decoder, point, TOLERANCE), np.random.default_rng(5)
-    prompts, continuation = drawn((5, 9, 1), 12)
+    prompts, continuation = drawn((5, 9, 1, 3, 7) if name == "sessions" else (5, 9, 1), 12)
     checks: dict[str, Callable[[], Finding]] = {
         "forced": lambda: forced(full, prompts, continuation, rng),
         "sessions": lambda: sessions(full, prompts, continuation, rng),
