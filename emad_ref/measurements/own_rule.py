@@ -4,16 +4,17 @@ The decoder names its operating point and states what it saves (``protocol.State
 pairs, its blocks are counted on the modules that it was lent, and its tokens are scored by the model at full depth.
 
 A speed-up may also come from fewer tokens, from answers that were remembered, or from a full depth that was slowed. So
-every answer has the tokens that were asked for, blocks are counted on prompts that were not sent before, and the blocks
-that run limit the ratio that they explain:
+every answer has the tokens that were asked for, blocks are counted and timed on prompts that were not sent before, and
+the blocks that full depth runs beyond those of the rule limit the ratio that they explain, at the rule's own pace:
 
-    (L·b + h) / ((1 − s)·L·b)        L layers of b FLOPs, a head of h that may cost the rule nothing, s blocks skipped
+    1 + ((n_full − n_rule)·b + p) / t        n blocks of b seconds in single-token steps, p seconds in blocks that read
+                                             prompts, full depth's beyond the rule's; t seconds of the rule's answers
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ DOCUMENTS = 400  # against a rise of 1 % nothing survives with fewer than 300
 WITNESSED = 40  # documents of which blocks are counted, apart from those timed
 ARMS = ("full", "rule")
 REMEMBERED = 0.5  # of the time of an answer: one that follows the other arm's to the same prompt takes more
-EXPLAINED = 1.25  # factor on what blocks explain: overheads that a step of the rule may do without
+EXPLAINED = 1.15  # factor on what blocks explain: overheads that a step of the rule may do without
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class OwnRuleEvidence:
     that the model at full depth gives the tokens emitted under the rule and at full depth; ``tokens`` [documents].
 
     ``skipped``, ``blocks`` [documents]: blocks of single-token steps that the rule skipped, of those that full depth
-    runs; None: an arm runs no lent module. ``explained``: the largest ratio of times that these blocks explain.
+    runs; None: an arm runs no lent module. ``explained``: the largest ratio of times that blocks explain.
     """
 
     stated: StatedRule
@@ -88,12 +89,11 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
                 if len(emitted[arm][-1]) != NEW:
                     raise AuditRefutedError(f"{arm}: {len(emitted[arm][-1])} new tokens, where {NEW} were asked for")
         _require_own_answers(seconds["rule"], after)
-        blocks = {arm: _executed_blocks(subject, decoders[arm], unsent) for arm in ARMS[::-1]}  # the rule's are new
+        runs = {arm: _block_runs(subject, decoders[arm], unsent) for arm in ARMS[::-1]}  # the rule's are new
     for arm in ARMS:
         loss[arm][:] = [_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)]
-    seen = all(each.sum() for each in blocks.values())
-    geometry = subject.stepper.geometry
-    depth = geometry.layers * geometry.block_flops()
+    full_runs, rule_runs = runs["full"], runs["rule"]
+    seen = all(each.counts.sum() for each in runs.values())
     return OwnRuleEvidence(
         stated,
         ByPair(seconds["full"]),
@@ -101,10 +101,30 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         ByDocument.distinct(loss["rule"]),
         ByDocument.distinct(loss["full"]),
         ByDocument.distinct(np.full(len(prompts), NEW)),
-        ByDocument.distinct(blocks["full"] - blocks["rule"]) if seen else None,
-        ByDocument.distinct(blocks["full"]) if seen else None,
-        EXPLAINED * (1 + geometry.head_flops() / depth) * blocks["full"].sum() / blocks["rule"].sum() if seen else None,
+        ByDocument.distinct(full_runs.counts - rule_runs.counts) if seen else None,
+        ByDocument.distinct(full_runs.counts) if seen else None,
+        EXPLAINED * explained_ratio(full_runs, rule_runs) if seen else None,
     )
+
+
+@dataclass(frozen=True)
+class BlockRuns:
+    """Blocks that ran on lent modules while prompts were answered.
+
+    ``counts`` [documents]: of single-token steps. ``step_s``, ``prompt_s``: seconds in them, and in blocks that read
+    several tokens. ``whole_s``: seconds of all answers.
+    """
+
+    counts: np.ndarray
+    step_s: float
+    prompt_s: float
+    whole_s: float
+
+
+def explained_ratio(full: BlockRuns, rule: BlockRuns) -> float:
+    """Time of full depth over that of the rule, if they differ by the blocks that run alone."""
+    beyond = (full.counts.sum() - rule.counts.sum()) * rule.step_s / rule.counts.sum()
+    return 1 + float(max(beyond, 0.0) + max(full.prompt_s - rule.prompt_s, 0.0)) / rule.whole_s
 
 
 def _require_own_answers(seconds: np.ndarray, after: np.ndarray) -> None:
@@ -129,16 +149,21 @@ def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
     return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
 
-def _executed_blocks(subject: ModelUnderTest, decoder: Decoder, prompts: Sequence[Prompt]) -> np.ndarray:
-    """[documents] blocks that ran in single-token steps on modules that decoders were lent."""
-    counts = np.zeros(len(prompts))
-    with counted_blocks([loaded.model for loaded in subject.isolation.copies]) as ran:
+def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompts: Sequence[Prompt]) -> BlockRuns:
+    """Blocks that run on modules that decoders were lent, while ``decoder`` answers ``prompts``."""
+    counts, blocks, whole_s = np.zeros(len(prompts)), [], 0.0
+    models = [loaded.model for loaded in subject.isolation.copies]
+    with timed_blocks(models, decoder.synchronize) as ran:
         for at, prompt in enumerate(prompts):
             ran.clear()
+            began = time.perf_counter()
             decoder.generate([prompt], NEW, frozenset())
             decoder.synchronize()
-            counts[at] = sum(ran)
-    return counts
+            whole_s += time.perf_counter() - began
+            counts[at] = sum(rows for rows, tokens, _ in ran if tokens == 1)
+            blocks += ran
+    step_s, prompt_s = (sum(s for _, tokens, s in blocks if (tokens == 1) == single) for single in (True, False))
+    return BlockRuns(counts, step_s, prompt_s, whole_s)
 
 
 def stated_rule(decoder: Decoder) -> StatedRule:
@@ -150,19 +175,27 @@ def stated_rule(decoder: Decoder) -> StatedRule:
 
 
 @contextmanager
-def counted_blocks(models: Sequence[Any]) -> Iterator[list[int]]:
-    """Inside the block, the list gets the rows of every single-token call of a transformer block of ``models``."""
-    ran: list[int] = []
+def timed_blocks(models: Sequence[Any], synchronize: Callable[[], None]) -> Iterator[list[tuple[int, int, float]]]:
+    """Inside the block, the list gets (rows, tokens of a row, seconds) of every call of a transformer block of
+    ``models``. ``synchronize`` waits for the device.
+    """
+    ran: list[tuple[int, int, float]] = []
+    began: list[float] = []
 
-    def count(module: Any, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+    def begin(module: Any, given: tuple[Any, ...]) -> None:
+        synchronize()
+        began.append(time.perf_counter())
+
+    def end(module: Any, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        synchronize()
         states = given[0] if given else named["hidden_states"]
-        if states.shape[1] == 1:
-            ran.append(int(states.shape[0]))
+        ran.append((int(states.shape[0]), int(states.shape[1]), time.perf_counter() - began.pop()))
 
     hooks = [
-        block.register_forward_hook(count, with_kwargs=True)
+        hook
         for model in models
         for block in getattr(model.get_decoder(), anatomy_of(model.config.get_text_config()).blocks)
+        for hook in (block.register_forward_pre_hook(begin), block.register_forward_hook(end, with_kwargs=True))
     ]
     try:
         yield ran

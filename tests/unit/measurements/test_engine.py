@@ -18,7 +18,7 @@ from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.claims.base import question_of
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.own_rule import own_rule_evidence
+from emad_ref.measurements.own_rule import EXPLAINED, BlockRuns, explained_ratio, own_rule_evidence
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
@@ -307,12 +307,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> AnswerClock:
 
 
 class SlowsFullDepth(RunsEveryBlock):
-    def __init__(self, request: Request, clock: AnswerClock):
+    def __init__(self, request: Request, clock: AnswerClock, seconds: float):
         super().__init__(request)
-        self.clock = clock
+        self.clock, self.seconds = clock, seconds
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
-        self.clock.wait(0.0 if self.under_rule else 2.0)
+        self.clock.wait(0.0 if self.under_rule else self.seconds)
         return super().generate(prompts, max_new, stop)
 
 
@@ -343,11 +343,28 @@ def test_blocks_are_counted_on_prompts_that_were_not_sent_before(
     assert legs["blocks saved"].estimate == 0
 
 
-def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel, clock: AnswerClock) -> None:
-    decided = stated_legs(by_modules, lambda request: SlowsFullDepth(request, clock))[""]
+@pytest.mark.parametrize("seconds", [2.0, 0.3])
+def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel, clock: AnswerClock, seconds: float) -> None:
+    """Also where full depth takes less longer than a head and a quarter of the blocks would explain."""
+    decided = stated_legs(by_modules, lambda request: SlowsFullDepth(request, clock, seconds))[""]
     legs = {leg.name: leg for leg in decided.legs}
-    assert legs["speed-up, 1.8× stated"].estimate > 2
+    assert legs["speed-up, 1.8× stated"].estimate == pytest.approx(1 + seconds, abs=0.02)
     assert legs["speed-up beyond what blocks explain"].outcome == "falsified"
+
+
+def test_blocks_explain_as_much_as_they_take_at_the_rules_pace() -> None:
+    """Of 10 s, 100 blocks take 4 s under the rule; full depth runs 150 more, and reads prompts for 2 s longer."""
+    rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, whole_s=10.0)
+    full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, whole_s=1000.0)
+    assert explained_ratio(full, rule) == pytest.approx(1 + (150 * 0.04 + 2) / 10)
+    assert explained_ratio(rule, rule) == 1
+
+
+def test_half_of_the_blocks_explain_the_time_they_save(by_modules: LoadedModel) -> None:
+    subject = ModelUnderTest(by_modules, Study(), RunResources(runs_half))
+    found = own_rule_evidence(subject, DOCUMENTS)
+    assert found.explained is not None
+    assert 1.5 < found.explained < 2 * EXPLAINED
 
 
 def test_a_decoder_that_states_nothing_is_not_asked(loaded: LoadedModel) -> None:
