@@ -5,10 +5,13 @@ pairs, its blocks are counted on the modules that it was lent, and its tokens ar
 
 A speed-up may also come from fewer tokens, from answers that were remembered, or from a full depth that was slowed. So
 every answer has the tokens that were asked for, blocks are counted and timed on prompts that were not sent before, and
-the blocks that full depth runs beyond those of the rule limit the ratio that they explain, at the rule's own pace:
+the blocks and heads that full depth runs beyond those of the rule limit the ratio that they explain, at the rule's own
+pace:
 
-    1 + ((n_full − n_rule)·b + p) / t        n blocks of b seconds in single-token steps, p seconds in blocks that read
-                                             prompts, full depth's beyond the rule's; t seconds of the rule's answers
+    1 + ((n_full − n_rule)·b + (m_full − m_rule)·h + p) / t
+
+with n blocks of b seconds in single-token steps, m heads of h seconds, p seconds in blocks that read prompts, full
+depth's beyond the rule's, and t seconds of the rule's answers.
 """
 
 from __future__ import annotations
@@ -109,22 +112,28 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
 
 @dataclass(frozen=True)
 class BlockRuns:
-    """Blocks that ran on lent modules while prompts were answered.
+    """Blocks and heads that ran on lent modules while prompts were answered.
 
-    ``counts`` [documents]: of single-token steps. ``step_s``, ``prompt_s``: seconds in them, and in blocks that read
-    several tokens. ``whole_s``: seconds of all answers.
+    ``counts`` [documents]: blocks of single-token steps. ``step_s``, ``prompt_s``: seconds in them, and in blocks that
+    read several tokens. ``heads``, ``head_s``: calls of the output embedding, and seconds in them. ``whole_s``: seconds
+    of all answers.
     """
 
     counts: np.ndarray
     step_s: float
     prompt_s: float
+    heads: int
+    head_s: float
     whole_s: float
 
 
 def explained_ratio(full: BlockRuns, rule: BlockRuns) -> float:
-    """Time of full depth over that of the rule, if they differ by the blocks that run alone."""
-    beyond = (full.counts.sum() - rule.counts.sum()) * rule.step_s / rule.counts.sum()
-    return 1 + float(max(beyond, 0.0) + max(full.prompt_s - rule.prompt_s, 0.0)) / rule.whole_s
+    """Time of full depth over that of the rule, if they differ by the blocks and heads that run alone."""
+    blocks = (full.counts.sum() - rule.counts.sum()) * rule.step_s / rule.counts.sum()
+    paced = rule if rule.heads else full  # a rule may read no whole head at all
+    heads = (full.heads - rule.heads) * paced.head_s / max(paced.heads, 1)
+    beyond = (blocks, heads, full.prompt_s - rule.prompt_s)
+    return 1 + sum(max(float(each), 0.0) for each in beyond) / rule.whole_s
 
 
 def _require_own_answers(seconds: np.ndarray, after: np.ndarray) -> None:
@@ -150,10 +159,10 @@ def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
 
 
 def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompts: Sequence[Prompt]) -> BlockRuns:
-    """Blocks that run on modules that decoders were lent, while ``decoder`` answers ``prompts``."""
-    counts, blocks, whole_s = np.zeros(len(prompts)), [], 0.0
+    """Blocks and heads that run on modules that decoders were lent, while ``decoder`` answers ``prompts``."""
+    counts, blocks, whole_s = np.zeros(len(prompts)), list[tuple[int, int, float]](), 0.0
     models = [loaded.model for loaded in subject.isolation.copies]
-    with timed_blocks(models, decoder.synchronize) as ran:
+    with timed_blocks(models, decoder.synchronize) as (ran, heads):
         for at, prompt in enumerate(prompts):
             ran.clear()
             began = time.perf_counter()
@@ -163,7 +172,7 @@ def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompts: Sequence[Pro
             counts[at] = sum(rows for rows, tokens, _ in ran if tokens == 1)
             blocks += ran
     step_s, prompt_s = (sum(s for _, tokens, s in blocks if (tokens == 1) == single) for single in (True, False))
-    return BlockRuns(counts, step_s, prompt_s, whole_s)
+    return BlockRuns(counts, step_s, prompt_s, len(heads), sum(heads), whole_s)
 
 
 def stated_rule(decoder: Decoder) -> StatedRule:
@@ -175,11 +184,14 @@ def stated_rule(decoder: Decoder) -> StatedRule:
 
 
 @contextmanager
-def timed_blocks(models: Sequence[Any], synchronize: Callable[[], None]) -> Iterator[list[tuple[int, int, float]]]:
-    """Inside the block, the list gets (rows, tokens of a row, seconds) of every call of a transformer block of
-    ``models``. ``synchronize`` waits for the device.
+def timed_blocks(
+    models: Sequence[Any], synchronize: Callable[[], None]
+) -> Iterator[tuple[list[tuple[int, int, float]], list[float]]]:
+    """Inside the ``with`` block, lists get (rows, tokens of a row, seconds) of every call of a transformer block of
+    ``models``, and seconds of every call of a head. ``synchronize`` waits for the device.
     """
     ran: list[tuple[int, int, float]] = []
+    heads: list[float] = []
     began: list[float] = []
 
     def begin(module: Any, given: tuple[Any, ...]) -> None:
@@ -191,14 +203,20 @@ def timed_blocks(models: Sequence[Any], synchronize: Callable[[], None]) -> Iter
         states = given[0] if given else named["hidden_states"]
         ran.append((int(states.shape[0]), int(states.shape[1]), time.perf_counter() - began.pop()))
 
+    def end_head(module: Any, given: tuple[Any, ...], out: Any) -> None:
+        synchronize()
+        heads.append(time.perf_counter() - began.pop())
+
     hooks = [
         hook
         for model in models
         for block in getattr(model.get_decoder(), anatomy_of(model.config.get_text_config()).blocks)
         for hook in (block.register_forward_pre_hook(begin), block.register_forward_hook(end, with_kwargs=True))
     ]
+    for head in filter(None, (model.get_output_embeddings() for model in models)):
+        hooks += [head.register_forward_pre_hook(begin), head.register_forward_hook(end_head)]
     try:
-        yield ran
+        yield ran, heads
     finally:
         for hook in hooks:
             hook.remove()

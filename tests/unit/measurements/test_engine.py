@@ -352,11 +352,17 @@ def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel, clock: Answ
     assert legs["speed-up beyond what blocks explain"].outcome == "falsified"
 
 
-def test_blocks_explain_as_much_as_they_take_at_the_rules_pace() -> None:
-    """Of 10 s, 100 blocks take 4 s under the rule; full depth runs 150 more, and reads prompts for 2 s longer."""
-    rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, whole_s=10.0)
-    full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, whole_s=1000.0)
-    assert explained_ratio(full, rule) == pytest.approx(1 + (150 * 0.04 + 2) / 10)
+@pytest.mark.parametrize(("heads", "head_s", "explained"), [(64, 3.2, 0.0), (44, 2.2, 1.0), (0, 0.0, 19.2)])
+def test_blocks_and_heads_explain_as_much_as_they_take_at_the_rules_pace(
+    heads: int, head_s: float, explained: float
+) -> None:
+    """Of 10 s, 100 blocks take 4 s under the rule; full depth runs 150 more, and reads prompts for 2 s longer.
+
+    A rule that reads no head has no pace of its own.
+    """
+    rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0)
+    full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, heads=64, head_s=19.2, whole_s=1000.0)
+    assert explained_ratio(full, rule) == pytest.approx(1 + (150 * 0.04 + 2 + explained) / 10)
     assert explained_ratio(rule, rule) == 1
 
 
