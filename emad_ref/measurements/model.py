@@ -156,7 +156,8 @@ class ModelMeasurements:
         study = replace(self.study, corpus=other, profile=None)
         if other == "self" and self.subject.budget != self.study.budget:
             # a large model writes no more text than calibrates: a token of it takes a step of decoding
-            study = replace(study, budget=replace(self.study.budget, calibrate=FEWEST["calibrate"]))
+            fewest = min(FEWEST["calibrate"], self.study.budget.calibrate)
+            study = replace(study, budget=replace(self.study.budget, calibrate=fewest))
         return ModelMeasurements(self.loaded, study, self.resources, self.subject.isolation)
 
     def beside(self, name: str) -> ModelMeasurements:

@@ -462,7 +462,12 @@ class EngineClient:
 
         def ask(history: Ints, left: int, seed: int) -> AnswerPart[Completion]:
             body = self.interface.body(history, left, stop, temperature, seed)
-            return self._read(body, lambda reply: self._part(reply, history, stop, lambda found: found))
+
+            def read(reply: Mapping[str, Any]) -> AnswerPart[Completion]:
+                found = self._completion(reply, history, stop)
+                return self._part(reply, found, found)
+
+            return self._read(body, read)
 
         parts = self._parts(prompt, max_new, seed, ask)
         return Completion(np.concatenate([part.tokens for part in parts]), parts[-1].stopped)
@@ -475,9 +480,8 @@ class EngineClient:
             body = self.interface.body(history, left, none, 0.0, seed) | self.interface.log_probs_body(top)
 
             def read(reply: Mapping[str, Any]) -> AnswerPart[TokenLogProbs]:
-                return self._part(
-                    reply, history, none, lambda found: self.interface.log_probs(reply, history, found.tokens, top)
-                )
+                found = self._completion(reply, history, none)
+                return self._part(reply, found, self.interface.log_probs(reply, history, found.tokens, top))
 
             return self._read(body, read)
 
@@ -486,13 +490,10 @@ class EngineClient:
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return TokenLogProbs(**columns, prompt=parts[0].prompt)
 
-    def _part(
-        self, reply: Mapping[str, Any], history: Ints, stop: frozenset[int], made: Callable[[Completion], Reading]
-    ) -> AnswerPart[Reading]:
-        """What is ``made`` of the completion in ``reply``. Raises as ``_completion``."""
-        completion = self._completion(reply, history, stop)
+    def _part(self, reply: Mapping[str, Any], completion: Completion, reading: Reading) -> AnswerPart[Reading]:
+        """``reading`` of ``reply``, which holds ``completion``."""
         unfinished = not completion.stopped and self.interface.is_unfinished(reply)
-        return AnswerPart(made(completion), completion.tokens, unfinished)
+        return AnswerPart(reading, completion.tokens, unfinished)
 
     @staticmethod
     def _parts(
@@ -538,10 +539,10 @@ class EngineClient:
             if not stream:
 
                 def read(reply: Mapping[str, Any]) -> AnswerPart[TokenArrivals]:
-                    whole_s = time.perf_counter() - began
-                    return self._part(reply, history, stop, lambda found: TokenArrivals(
-                        found.tokens, np.full(len(found.tokens), whole_s), whole_s, interface.text(reply)
-                    ))  # fmt: skip
+                    whole_s, found = time.perf_counter() - began, self._completion(reply, history, stop)
+                    at_end = np.full(len(found.tokens), whole_s)
+                    arrivals = TokenArrivals(found.tokens, at_end, whole_s, interface.text(reply))
+                    return self._part(reply, found, arrivals)
 
                 return self._read(body, read)
             received = EventStream()
@@ -596,8 +597,7 @@ class EngineClient:
         seconds = np.append(seconds, [timed[-1][0]] * max(0, len(tokens) - len(seconds)))[: len(tokens)]
         if sum(map(bool, held)) == 1 and len(tokens) >= WHOLE_AT_ONCE:
             raise Unsupported(f"the server sends all {len(tokens)} tokens of an answer in one event")
-        arrivals = TokenArrivals(tokens, seconds, whole_s, self.interface.text(reply))
-        return self._part(reply, prompt, stop, lambda _: arrivals)
+        return self._part(reply, completion, TokenArrivals(tokens, seconds, whole_s, self.interface.text(reply)))
 
     def draft_counts(self) -> DraftCounts:
         """Counters of drafts as vLLM exports them, summed over its engines. Raises Unsupported: the server has none."""
