@@ -21,6 +21,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+POLL_S = 0.02  # seconds that closing the hub may wait, 0.5 by default
 RESOLVE = re.compile(r"^/([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 API = re.compile(r"^/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?$")
 
@@ -52,7 +53,7 @@ class Hub:
         """Serve in threads of this process until the end of the block."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.address = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = Thread(target=server.serve_forever, daemon=True)
+        thread = Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
         thread.start()
         try:
             yield self

@@ -196,6 +196,7 @@ CLOSE = 0  # a status: the connection is closed without a reply, or in the middl
 class _Handler(BaseHTTPRequestHandler):
     engine: ClassVar[Any]
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as inference servers do: an event would wait 40 ms for the receipt of the last one
 
     def do_GET(self) -> None:
         self.engine.headers.append(dict(self.headers))
@@ -240,6 +241,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Tests read no access log."""
 
 
+POLL_S = 0.02  # seconds that closing a server may wait, 0.5 by default: hundreds of tests open one
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = False  # closing joins them
     request_queue_size = 128  # rows of one call connect at once; five, the default, may be reset on a busy machine
@@ -257,7 +261,7 @@ def serve(engine: Any) -> Iterator[str]:
     ``engine`` has ``get``, ``post``, ``headers`` and ``closed``.
     """
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": engine}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

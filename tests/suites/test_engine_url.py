@@ -110,7 +110,7 @@ FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, an
 def test_a_server_with_a_fault_is_red(judge_apart: Run, fault: str) -> None:
     make, file, words = FAULTS[fault]
     with serve(make()) as url:
-        result = judge_apart(file, model=MODEL, decoder=url, decoder_timeout=10 if "hangs" in fault else 300, **TIER)
+        result = judge_apart(file, model=MODEL, decoder=url, decoder_timeout=4 if "hangs" in fault else 300, **TIER)
     said = " ".join(text_of(result).split())
     assert result.ret == 1
     assert re.search(r"FAILED: \d tests? failed", said)
