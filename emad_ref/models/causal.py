@@ -22,7 +22,15 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAST, FULL_ATTENTION, SLIDING_ATTENTION, WALKED, anatomy_of, layer_kinds, row_of
 from emad_ref.models.forward_inputs import ForwardInputs, LayerPlacement
-from emad_ref.models.fused_blocks import FusedBlock, RotaryTables, as_vector, fused_block, fused_norm, signed_rotary
+from emad_ref.models.fused_blocks import (
+    FusedBlock,
+    RotaryTables,
+    apply_linear,
+    as_vector,
+    fused_block,
+    fused_norm,
+    signed_rotary,
+)
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.graph_capture import make_graphs
 from emad_ref.models.kv_cache import KVCache
@@ -264,7 +272,8 @@ class CausalStepper:
 
     def read_out(self, hidden: Tensor) -> Tensor:
         """``logits``, one operation after the other."""
-        logits: Tensor = self._head(self.normed(hidden))
+        normed = self.normed(hidden)
+        logits = self._head(normed) if self._requested == WALKED else apply_linear(self._head, normed)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     @property

@@ -16,6 +16,7 @@ layer, another attention kernel) keeps its own forward. A step reads a module's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -169,17 +170,54 @@ def as_vector(hidden: Tensor) -> Tensor:
 
 
 def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
-    """The linear layer with parameters ``own`` of ``states`` [rows, n, in] or [in]; ``out``: where to write it."""
-    if states.dim() > 1:
-        if out is None:
-            return F.linear(states, own["weight"], own["bias"])
-        rows, transposed = states.flatten(0, -2), own["weight"].t()
-        if own["bias"] is None:
-            return torch.mm(rows, transposed, out=out)
-        return torch.addmm(own["bias"], rows, transposed, out=out)
-    if own["bias"] is None:
-        return torch.mv(own["weight"], states, out=out)
-    return torch.addmv(own["bias"], own["weight"], states, out=out)
+    """The linear layer with parameters ``own`` of ``states`` [..., in]; ``out`` [tokens, out] or [out]: the target."""
+    return product(states, own["weight"], own["bias"], out)
+
+
+LARGE_WEIGHT = 2**18  # elements: smaller ones stay in a cache, where the usual product is the fastest
+MOST_ROWS = 256  # of a product that threads divide by outputs; of many rows each thread takes its own as well
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest of PyTorch's products.
+
+    Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it on one thread for one token, and
+    once for each of two or three. So threads divide the outputs of a large weight, and two or three tokens are the
+    columns of one product with it.
+    """
+    outputs, inputs = weight.shape
+    rows = states.numel() // inputs
+    if not 0 < rows <= MOST_ROWS or weight.numel() < LARGE_WEIGHT or not weight.is_cpu or weight.dtype != torch.float32:
+        return _one_product(states, weight, bias, out)
+    parts = math.gcd(outputs, torch.get_num_threads())
+    if rows in (2, 3) and weight.is_contiguous():
+        columns = states.reshape(rows, inputs).contiguous().t()  # by columns: rows of them take five times as long
+        done = torch.mm(weight, columns).t()
+    elif parts > 1:
+        each = weight.view(parts, outputs // parts, inputs).transpose(1, 2)
+        done = torch.bmm(states.reshape(1, rows, inputs).expand(parts, -1, -1), each).transpose(0, 1)
+    else:
+        return _one_product(states, weight, bias, out)
+    done = done.reshape(rows, outputs)
+    done = done if bias is None else done + bias
+    return done.contiguous().view(*states.shape[:-1], outputs) if out is None else out.copy_(done.view_as(out))
+
+
+def _one_product(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    if states.dim() == 1:
+        return torch.mv(weight, states, out=out) if bias is None else torch.addmv(bias, weight, states, out=out)
+    if out is None:
+        return F.linear(states, weight, bias)
+    rows, transposed = states.flatten(0, -2), weight.t()
+    return torch.mm(rows, transposed, out=out) if bias is None else torch.addmm(bias, rows, transposed, out=out)
+
+
+def apply_linear(module: nn.Module, states: Tensor) -> Tensor:
+    """``module(states)``, by ``product`` if it is PyTorch's linear layer, neither hooked nor patched."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    if hooked or type(module) is not nn.Linear:
+        return module(states)
+    return linear(states, parameter_table(module))
 
 
 def parameter_table(module: nn.Module) -> dict[str, Any]:
@@ -264,10 +302,7 @@ class PackedLinear:
         if self._joined is None:
             return False
         weight, *bias = self._joined
-        if bias:
-            torch.addmv(bias[0], weight, states, out=out)
-        else:
-            torch.mv(weight, states, out=out)
+        product(states, weight, bias[0] if bias else None, out)
         return True
 
     def _packed_views(self) -> list[Tensor] | None:

@@ -34,6 +34,7 @@ from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import anatomy_of, row_of
+from emad_ref.models.fused_blocks import apply_linear
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.placement import device_of, on_home_device, to_device, without_hooks
@@ -381,7 +382,7 @@ class Seq2SeqStepper:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer: final norm, scale of a tied head, head."""
-        return self._head(self.normed(hidden))
+        return apply_linear(self._head, self.normed(hidden))
 
     @property
     def unembedding(self) -> Tensor:

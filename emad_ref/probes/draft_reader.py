@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.fused_blocks import product
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.weight_layout import lay_out_weight
 from emad_ref.point import Estimator
@@ -69,7 +70,7 @@ class DraftReader:
         if self._translator is not None:
             work.readout_macs[FULL, self._at] += len(hidden) * self._translator.macs
             hidden = self._translated(hidden)
-        best = F.linear(self._stepper.normed(hidden), self._rows, self._bias).argmax(dim=-1)
+        best = product(self._stepper.normed(hidden), self._rows, self._bias).argmax(dim=-1)
         return best if self._ids is None else self._ids[best]
 
     def _translated(self, hidden: Tensor) -> Tensor:
