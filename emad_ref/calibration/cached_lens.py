@@ -121,8 +121,9 @@ def cache_states(stepper: Stepper, plan: LensPlan, windows: WindowSource, progre
     room = CACHED_BYTES // (len(layers) * stepper.geometry.hidden * stepper.unembedding.element_size())
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     normalisers, mass = list[Tensor](), torch.zeros(stepper.vocabulary, device=stepper.device)
-    read = _until_full(training_windows(plan, windows), room)
-    with tqdm(desc=progress, disable=progress is None, unit="tok", unit_scale=True) as bar:
+    read = list(_until_full(training_windows(plan, windows), room))
+    total = sum(window.decided for window in read)
+    with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
         for batch in batched(read):
             for layer, states in zip(layers, states_after(stepper, batch, layers), strict=True):
                 kept[layer].append(states)

@@ -331,7 +331,7 @@ def batch_entropies(
         if layer == shown_after:
             top1 = read_in_blocks(logits, _top1).cpu().numpy()
             probability = read_in_blocks(logits, _top1_probability).cpu().numpy()
-    document = np.repeat([s.document for s in batch], [len(s.tokens) - 1 - s.adaptive_from for s in batch])
+    document = np.repeat([s.document for s in batch], [s.decided for s in batch])
     return BatchEntropies(np.stack(columns, axis=1), position, top1, probability, len(batch), document)
 
 

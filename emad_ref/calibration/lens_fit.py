@@ -202,7 +202,14 @@ def held_out_divergences(
 
     ``keep``: called with the number of batches after each of them. Raises EmptyCorpus if no document is held out.
     """
-    with tqdm(desc="held out", disable=progress is None, initial=state.tokens, unit="tok", unit_scale=True) as bar:
+    with tqdm(
+        desc="held out" if progress is None else f"{progress}, held out",
+        disable=progress is None,
+        initial=state.tokens,
+        total=plan.held_out_tokens,
+        unit="tok",
+        unit_scale=True,
+    ) as bar:
         for number, tokens in enumerate(_measure_batches(stepper, plan, windows, state, lens), start=1):
             bar.update(tokens)
             keep(number)

@@ -274,7 +274,7 @@ def limit_tokens(windows: Iterable[TokenSequence], tokens: int | None) -> Iterat
     _require_count("tokens", tokens)
     left = tokens
     for window in windows:
-        decided = len(window.tokens) - 1 - window.adaptive_from
+        decided = window.decided
         if left is None or decided <= left:
             yield window
         else:

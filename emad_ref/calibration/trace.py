@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -30,7 +30,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, Estimator, OperatingPoint
-from emad_ref.probes.estimators import EntropyReader, entropy_reader
+from emad_ref.probes.estimators import EntropyReader, EntropyReading, entropy_reader
 from emad_ref.probes.lens import attached_lens, lens_macs
 from emad_ref.probes.probe import Probe, confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
@@ -504,7 +504,7 @@ def states_after(
     cache = open_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
     frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
-    row = np.repeat(place, [len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
+    row = np.repeat(place, [sequence.decided for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, positions_of(batch)))
     below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
@@ -577,7 +577,7 @@ def trace_batch(
         NotFinite: a layer's logits hold NaN.
         BadArgument: ``layers`` that the model lacks, or without one that a rule reads.
     """
-    counts = np.array([len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
+    counts = np.array([sequence.decided for sequence in batch])
     target = _targets(stepper, batch)
     shape = (int(counts.sum()), stepper.layers)
     columns: dict[str, NDArray[Any]] = {
@@ -596,12 +596,15 @@ def trace_batch(
     for layer, states in enumerate(states_after(stepper, batch) if final is None else final.states, start=1):
         if layer in compared:
             remembered[layer] = states
-        for estimator, (layers_asked, reader) in readers.items():
-            if layer in layers_asked:
-                estimate = reader.read(states, list(layers_asked).index(layer)).entropy_nats
-                estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
         whole = read is None or layer in read
         known = final if layer == stepper.layers else None
+        asked = {
+            estimator: partial(reader.read, probe=list(layers_asked).index(layer))
+            for estimator, (layers_asked, reader) in readers.items()
+            if layer in layers_asked
+        }
+        for block in head_blocks(stepper, len(target)) if asked and (not whole or known is not None) else ():
+            _write_estimates(estimates, asked, layer, block, states[block])
         if known is not None:
             apart[:, layer - 1] = known.divergence_nats
             for name, column in known.columns.items():
@@ -610,6 +613,8 @@ def trace_batch(
             rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
+            if whole:
+                _write_estimates(estimates, asked, layer, rows, hidden, logits if tuned is None else None)
             for name, values in readout_columns(logits, target[rows], f"after layer {layer}").items():
                 columns[name][rows, layer - 1] = values.cpu().numpy()
             if final is not None:
@@ -635,6 +640,20 @@ def trace_batch(
     return replace(trace, rules=confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
 
 
+def _write_estimates(
+    estimates: Mapping[Estimator, NDArray[np.float32]],
+    readers: Mapping[Estimator, Callable[..., EntropyReading]],
+    layer: int,
+    rows: slice | Ints,
+    hidden: Tensor,
+    logits: Tensor | None = None,
+) -> None:
+    """Write the estimates of ``hidden``; ``logits``: of the model's own head, if known."""
+    for estimator, read in readers.items():
+        entropy = read(hidden, logits=logits).entropy_nats
+        estimates[estimator][rows, layer - 1] = entropy.float().cpu().numpy()
+
+
 def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable[int]) -> tuple[int, ...] | None:
     """``layers`` and the last, ascending; None: every layer."""
     if layers is None:
@@ -649,7 +668,7 @@ def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable
 
 def _sample_positions(batch: Sequence[TokenSequence], every: int) -> Bools:
     """bool [tokens] every ``every``-th position, from another one on in each document."""
-    documents = np.repeat([s.document for s in batch], [len(s.tokens) - 1 - s.adaptive_from for s in batch])
+    documents = np.repeat([s.document for s in batch], [s.decided for s in batch])
     return (positions_of(batch) + documents) % every == 0
 
 
@@ -779,9 +798,16 @@ def _assemble(
     """As ``assemble_trace``, of several traces at once."""
     ordered = list(sequences)
     order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
-    bar = tqdm(traced([ordered[i] for i in order]), progress, disable=progress is None or None, unit="batch", file=file)
-    with every_thread_for_batches(sum(each.size for each in ordered)):
-        back, batches = np.argsort(order), list(bar)
+    decided = sum(each.decided for each in ordered)
+    hidden, batches = progress is None or None, list[tuple[Trace, ...]]()
+    with (
+        every_thread_for_batches(sum(each.size for each in ordered)),
+        tqdm(desc=progress, disable=hidden, total=decided, unit="tok", unit_scale=True, file=file) as bar,
+    ):
+        for batch in traced([ordered[i] for i in order]):
+            batches.append(batch)
+            bar.update(len(batch[0]))
+    back = np.argsort(order)
     columns = list(zip(*batches, strict=True)) if batches else [()]
     return tuple(concatenate_traces(parts).reordered(back) for parts in columns)
 

@@ -35,6 +35,11 @@ class TokenSequence:
     source: Ints | None = None
 
     @property
+    def decided(self) -> int:
+        """Decided positions: those from ``adaptive_from`` on that have a next token."""
+        return len(self.tokens) - 1 - self.adaptive_from
+
+    @property
     def size(self) -> int:
         """Tokens of one forward over it."""
         return len(self.tokens) + (0 if self.source is None else len(self.source))

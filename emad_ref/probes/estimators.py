@@ -193,7 +193,14 @@ class TopKEntropy:
     def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(Ĥ in nats, top-1 token, top-1 probability), each [rows], of the head's input [rows, E]."""
         values, ids = self.index.search(normed, self.k)
-        entropy, probability = tail_bounded(capped(values, self.softcap), self.vocabulary - self.k)
+        return self._of_largest(capped(values, self.softcap), ids)
+
+    def of_logits(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As a call by the exact index, of logits [rows, V] that are known; a cap keeps their order."""
+        return self._of_largest(*logits.topk(self.k, dim=-1))
+
+    def _of_largest(self, values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        entropy, probability = tail_bounded(values, self.vocabulary - self.k)
         return entropy, ids[:, 0], probability
 
 
@@ -380,8 +387,11 @@ class EntropyReader(Protocol):
     def macs_per_row(self) -> int:
         """Multiply-adds executed per row, retrieval included; 0 for ``full``, which the geometry charges as a head."""
 
-    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
-        """Read states [rows, D] after the ``probe``-th probe (from 0)."""
+    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
+        """Read states [rows, D] after the ``probe``-th probe (from 0).
+
+        ``logits``: of the model's own head [rows, V], if they are known already, so that nobody computes them again.
+        """
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
         """The entropy of ``read`` alone [rows], sufficient for a decision."""
@@ -402,8 +412,8 @@ class FullSoftmaxReader:
     kind: str = "full"
     macs_per_row: int = 0
 
-    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
-        return self.raw(hidden)
+    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
+        return self.raw(hidden) if logits is None else EntropyReading(*full_softmax(logits), logits)
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
         return self.read(hidden, probe).entropy_nats
@@ -423,8 +433,12 @@ class LogitEstimateReader:
     macs_per_row: int
     correction: tuple[tuple[float, float], ...]
 
-    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
-        raw = self.raw(hidden)
+    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
+        estimate = self.estimate
+        if logits is not None and isinstance(estimate, TopKEntropy) and isinstance(estimate.index, ExactIndex):
+            raw = EntropyReading(*estimate.of_logits(logits))
+        else:
+            raw = self.raw(hidden)
         return replace(raw, entropy_nats=apply_correction(raw.entropy_nats, self.correction, probe))
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
@@ -444,7 +458,7 @@ class LinearProbeReader:
     correction: tuple[tuple[float, float], ...]
     kind: str = "linear"
 
-    def read(self, hidden: Tensor, probe: int) -> EntropyReading:
+    def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
         entropy = self.entropy_nats(hidden, probe)
         token = torch.full(entropy.shape, UNKNOWN_TOKEN, device=entropy.device)
         return EntropyReading(entropy, token, torch.full_like(entropy, torch.nan))

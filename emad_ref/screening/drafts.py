@@ -225,7 +225,7 @@ def draft_columns(
             right.append((reader.tokens(hidden, uncounted) == own).cpu().numpy())
             if kind.gate is not None:
                 expected.append(to_host(reader.expected(hidden, uncounted)))
-    starts = np.cumsum([0, *(len(text.tokens) - 1 - text.adaptive_from for text in texts)])
+    starts = np.cumsum([0, *(text.decided for text in texts)])
     stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(
         DraftColumns(kind, np.concatenate(right), np.concatenate(expected) if expected else None, starts, stands)

@@ -187,7 +187,7 @@ def decoded_features(
     depths: list[Ints] = []
     signals: list[Floats] = []
     document: list[Ints] = []
-    total = sum(len(window.tokens) - 1 - window.adaptive_from for window in windows)
+    total = sum(window.decided for window in windows)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
         for chosen in batches_by_length(windows, rows):
             batch = [windows[i] for i in chosen]

@@ -30,7 +30,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Floats
+from emad_ref.record import Bools, Floats
 from emad_ref.signals import SIGNALS
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.risk import (
@@ -289,6 +289,11 @@ def certify_losses(
         if walk.index is None
         else certification_power(shares[:, : last + 1], n, tolerance, error, seed=seed),
     )
+
+
+def exceeds(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS) -> Bools:
+    """[λ] thresholds whose risk ``losses`` [documents, λ] do not show to be at most ``risk``, at level ``ERROR``."""
+    return betting_p_values(losses.values / kind.cap, risk / kind.cap, ERROR) > ERROR
 
 
 def require_order(points: Sequence[OperatingPoint]) -> None:

@@ -32,7 +32,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer, decode_flops, sequence_sums
 from emad_ref.screening.drift import DocumentFeatures, read_features
 from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily
-from emad_ref.screening.guarantee import EXCESS, Guarantee, certify_losses, excess_loss, require_order
+from emad_ref.screening.guarantee import EXCESS, Guarantee, certify_losses, exceeds, excess_loss, require_order
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
 from emad_ref.signals import relative_rise
@@ -341,8 +341,9 @@ ROWS = 64
 class Certification:
     """Certification of decoded points.
 
-    ``tried``: points from strict to loose, with ``bounds`` [points], the smallest level at which each will be
-    confirmed, and ``saved`` [points] net, all on the certification text.
+    ``tried``: points from strict to loose, up to the first that is neither within the allowed rise nor certified, with
+    ``bounds`` [points], the smallest level at which each will be confirmed, and ``saved`` [points] net, all on the
+    certification text.
 
     ``chosen``: the loosest within the allowed rise, or None. ``promise``: the guarantee of Learn-then-Test, and
     ``signs``, features of its documents, at most ``ENOUGH_DOCUMENTS`` windows; None without a promise.
@@ -420,30 +421,35 @@ def certify_points(
 ) -> Certification:
     """Decode ``points``, from strict to loose, on ``text``, and choose. ``judged``: documents of evaluation.
 
+    The first point that is neither within the allowed rise nor certified is the last one decoded.
+
     Raises:
         BadArgument: no points.
     """
+    if not points:
+        raise BadArgument("points", [], "at least one point")
     require_order(points)
     named = None if progress is None else f"{progress}, full depth"
     whole = take_trace(model.stepper, text.windows, layers=(), progress=named)
-    full = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
-    columns = join_columns(full, decode_points(model, text, points, progress))
+    columns = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
     tokens = text.lengths
     rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
-    bounds = np.array([rise_bounds.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
-    within = [number for number in range(len(points)) if bounds[number] <= settings.rise]
-    by = partial(ByDocument.summed, document=text.documents)
-    promise = certify_losses(
-        excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens)),
-        [point.name for point in points],
-        EXCESS,
-        text=settings.corpus,
-        risk=float(np.log1p(settings.rise)),
-        seed=settings.seed,
-    )
+    by, risk = partial(ByDocument.summed, document=text.documents), float(np.log1p(settings.rise))
+    tried, bounds = list[OperatingPoint](), list[float]()
+    for point in points:
+        tried.append(point)
+        named = None if progress is None else f"{progress}, {len(tried)} of at most {len(points)}"
+        columns = join_columns(columns, decode_points(model, text, [point], named))
+        bounds.append(rise_bounds.bound(columns.nll_nats[:, -1]))
+        excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))
+        if bounds[-1] > settings.rise and exceeds(excess, risk)[-1]:
+            break  # neither is a looser one: the sequence of tests ends here
+    within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
+    names = [point.name for point in tried]
+    promise = certify_losses(excess, names, EXCESS, text=settings.corpus, risk=risk, seed=settings.seed)
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
-    chosen = points[max(within)] if within else None
-    certification = Certification(family, tuple(points), bounds, saved, chosen, promise, None)
+    chosen = tried[max(within)] if within else None
+    certification = Certification(family, tuple(tried), np.array(bounds), saved, chosen, promise, None)
     if certification.promised is None:
         return certification
     sample = text.first(ENOUGH_DOCUMENTS).windows

@@ -128,7 +128,7 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     """Measure on windows of ``text``: the second of two passes each."""
     stepper, windows = model.stepper, list(text.windows)
     batch = [windows[at % len(windows)] for at in range(max(1, MEASURED_TOKENS // len(windows[0].tokens)))]
-    tokens = sum(len(each.tokens) - 1 - each.adaptive_from for each in batch)
+    tokens = sum(each.decided for each in batch)
     seconds = partial(_seconds, synchronize=WalkedDecoder(stepper, full_depth(stepper.layers)).synchronize)
     forward, states = seconds(lambda: [*states_after(stepper, batch)][-1])
     rows = states[: next(head_blocks(stepper, tokens)).stop]

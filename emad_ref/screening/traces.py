@@ -69,7 +69,7 @@ class ScreeningText:
     @property
     def lengths(self) -> Floats:
         """float64 [windows] decided positions."""
-        return np.array([len(window.tokens) - 1 - window.adaptive_from for window in self.windows], dtype=np.float64)
+        return np.array([window.decided for window in self.windows], dtype=np.float64)
 
     def first(self, windows: int) -> ScreeningText:
         """The first so many windows."""

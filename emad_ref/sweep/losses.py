@@ -264,7 +264,7 @@ def decoded_columns(
         raise BadArgument("rows", rows, "at least 1")
     if not list(batched(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
-    total = len(requested) * sum(len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in sequences)
+    total = len(requested) * sum(sequence.decided for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
         columns = [_decoded_column(stepper, geometry, sequences, point, rows, bar) for point in requested]
     return PointColumns(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))
@@ -302,7 +302,7 @@ def _feed_batch(
 
     Entries after a row's last decided position are 0. The last token of a row is only predicted.
     """
-    lengths = [len(text.tokens) - 1 - text.adaptive_from for text in batch]
+    lengths = [text.decided for text in batch]
     nll: Floats = np.zeros((len(batch), max(lengths)))
     wrong: Ints = np.zeros(nll.shape, dtype=np.int64)
     depth = np.zeros_like(wrong)

@@ -58,7 +58,7 @@ def test_depths_losses_and_work_are_replays_under_exact_schedules(stepper, texts
 def test_only_positions_from_the_first_decided_one_are_scored(stepper, texts):
     for text in texts:
         forced = teacher_force(WalkedDecoder(stepper, full_depth(LAYERS)), text)
-        assert len(forced.depth) == len(forced.nll_nats) == len(text.tokens) - 1 - text.adaptive_from
+        assert len(forced.depth) == len(forced.nll_nats) == text.decided
 
 
 def test_the_last_token_is_predicted_and_never_run(stepper, texts):

@@ -85,6 +85,18 @@ def test_a_decision_takes_the_entropy_that_a_trace_records(stepper, hidden, esti
         assert torch.equal(reader.entropy_nats(hidden, probe), reader.read(hidden, probe).entropy_nats)
 
 
+@pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
+@torch.inference_mode()
+def test_known_logits_are_read_instead_of_computed_again(stepper, hidden, estimator):
+    """By readers of all exact logits; others read less than a head computes."""
+    reader, own = entropy_reader(stepper, estimator, PROBES), stepper.logits(hidden)
+    alone, known, others = (reader.read(hidden, 0, logits) for logits in (None, own, 0.5 * own))
+    assert torch.allclose(known.entropy_nats, alone.entropy_nats, rtol=1e-12)
+    assert torch.equal(known.top1, alone.top1)
+    whole = estimator.kind in ("full", "topk") and estimator.search == "exact"
+    assert torch.equal(others.entropy_nats, alone.entropy_nats) != whole
+
+
 @torch.inference_mode()
 def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hidden):
     reader = entropy_reader(stepper, EVERY[-1], PROBES)
@@ -110,12 +122,13 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
     assert (stepper.softcap if family == "gemma2" else stepper.unembedding_bias) is not None
     states = 3 * torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = entropy_reader(stepper, Estimator(), PROBES).raw(states)
-    for estimator in (
-        Estimator("topk", k=VOCABULARY),
-        Estimator("topk", k=VOCABULARY, search="lowrank", rank=HIDDEN),
-        Estimator("lowrank", k=VOCABULARY, rank=HIDDEN),
+    for estimator, logits in (
+        (Estimator("topk", k=VOCABULARY), None),
+        (Estimator("topk", k=VOCABULARY), whole.logits),
+        (Estimator("topk", k=VOCABULARY, search="lowrank", rank=HIDDEN), None),
+        (Estimator("lowrank", k=VOCABULARY, rank=HIDDEN), None),
     ):
-        reading = entropy_reader(stepper, estimator, PROBES).raw(states)
+        reading = entropy_reader(stepper, estimator, PROBES).read(states, 0, logits)
         # Gemma's norm computes in float32 also for float64 models, and batches differ
         assert torch.allclose(reading.entropy_nats, whole.entropy_nats, atol=1e-6), estimator.name
         assert torch.equal(reading.top1, whole.top1), estimator.name

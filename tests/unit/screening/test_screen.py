@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref import cli
+from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.model_under_test import traced_token_flops
@@ -17,7 +18,7 @@ from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening import drafts, result, traces
+from emad_ref.screening import drafts, result, selection, traces
 from emad_ref.screening import screen as screen_module
 from emad_ref.screening.exit import load_exit
 from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily, probe_sets
@@ -30,6 +31,7 @@ from emad_ref.screening.selection import (
     OracleHeadroom,
     RiseBounds,
     SelectedPoint,
+    certify_points,
     loosest_point,
 )
 from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings, default_documents
@@ -38,6 +40,7 @@ from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.units import DocumentOf
 from emad_ref.sweep.grids import ThresholdSweep
+from emad_ref.sweep.losses import point_columns
 from tests.small import small_config
 
 DOCUMENTS = 12
@@ -327,6 +330,39 @@ def decide(
     reached = [NoSelection(family, 0.01), widest]
     documents = n if documents is None else documents
     return recommend(oracles, certified if proven else None, rows if proven else [], reached, 0.01, few, documents)
+
+
+@pytest.mark.parametrize(
+    ("lost_nats", "tried", "chosen"),
+    [
+        ((0.0, 0.05, 0.06), 2, "point 0"),
+        ((0.05, 0.0), 1, None),
+        ((0.0, 0.0001, 0.0002), 3, "point 2"),
+    ],
+)
+def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_certified(
+    nano, monkeypatch, lost_nats, tried, chosen
+):
+    """``lost_nats``: per token, of points from strict to loose."""
+    settings = ScreeningSettings(documents=100)
+    text, layers = read_splits(nano, settings).certify, nano.stepper.layers
+    points = [replace(full_depth(layers), name=f"point {number}") for number in range(len(lost_nats))]
+    full = point_columns(take_trace(nano.stepper, text.windows, layers=()), nano.geometry, [full_depth(layers)])
+    decoded = []
+
+    def decode(model, text, points, progress):
+        (point,) = points
+        decoded.append(point.name)
+        lost = lost_nats[len(decoded) - 1] * text.lengths[:, None]
+        return replace(full, nll_nats=full.nll_nats + lost, flops=0.9 * full.flops)
+
+    monkeypatch.setattr(selection, "decode_points", decode)
+    monkeypatch.setattr(selection, "read_features", lambda *read, progress: None)
+    proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.count)
+    assert decoded == [point.name for point in proven.tried] == [f"point {number}" for number in range(tried)]
+    assert (None if proven.chosen is None else proven.chosen.name) == chosen
+    assert proven.promise.chosen == chosen
+    assert proven.saved == pytest.approx(0.1)
 
 
 def test_a_confirmed_point_is_recommended_with_its_promise():
