@@ -30,7 +30,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, Estimator, OperatingPoint
-from emad_ref.probes.estimators import EntropyReader, EntropyReading, entropy_reader
+from emad_ref.probes.estimators import EntropyReader, entropy_readers
 from emad_ref.probes.lens import attached_lens, lens_macs
 from emad_ref.probes.probe import Probe, confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
@@ -545,7 +545,7 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
 
 
 def _targets(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
-    """int64 [tokens] the token after every decided position."""
+    """int64 [tokens] the token after every decided position of ``batch``."""
     return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
 
 
@@ -598,13 +598,14 @@ def trace_batch(
             remembered[layer] = states
         whole = read is None or layer in read
         known = final if layer == stepper.layers else None
-        asked = {
-            estimator: partial(reader.read, probe=list(layers_asked).index(layer))
+        asked = [
+            (estimates[estimator][:, layer - 1], partial(reader.read, probe=list(layers_asked).index(layer)))
             for estimator, (layers_asked, reader) in readers.items()
             if layer in layers_asked
-        }
-        for block in head_blocks(stepper, len(target)) if asked and (not whole or known is not None) else ():
-            _write_estimates(estimates, asked, layer, block, states[block])
+        ]
+        for block in head_blocks(stepper, len(target)) if not whole or known is not None else ():
+            for column, read_estimate in asked:
+                column[block] = read_estimate(states[block]).entropy_nats.float().cpu().numpy()
         if known is not None:
             apart[:, layer - 1] = known.divergence_nats
             for name, column in known.columns.items():
@@ -613,8 +614,9 @@ def trace_batch(
             rows = block if whole else sample[block]
             hidden = states[rows]
             logits = stepper.logits(hidden if tuned is None else tuned(hidden, layer))
-            if whole:
-                _write_estimates(estimates, asked, layer, rows, hidden, logits if tuned is None else None)
+            for column, read_estimate in asked if whole else ():
+                reading = read_estimate(hidden, logits=logits if tuned is None else None)
+                column[rows] = reading.entropy_nats.float().cpu().numpy()
             for name, values in readout_columns(logits, target[rows], f"after layer {layer}").items():
                 columns[name][rows, layer - 1] = values.cpu().numpy()
             if final is not None:
@@ -638,20 +640,6 @@ def trace_batch(
         sampled=sampled,
     )
     return replace(trace, rules=confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
-
-
-def _write_estimates(
-    estimates: Mapping[Estimator, NDArray[np.float32]],
-    readers: Mapping[Estimator, Callable[..., EntropyReading]],
-    layer: int,
-    rows: slice | Ints,
-    hidden: Tensor,
-    logits: Tensor | None = None,
-) -> None:
-    """Write the estimates of ``hidden``; ``logits``: of the model's own head, if known."""
-    for estimator, read in readers.items():
-        entropy = read(hidden, logits=logits).entropy_nats
-        estimates[estimator][rows, layer - 1] = entropy.float().cpu().numpy()
 
 
 def _layers_to_read(total: int, layers: Sequence[int] | None, compared: Iterable[int]) -> tuple[int, ...] | None:
@@ -691,18 +679,9 @@ def stream_traces(
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {ConfidenceRule.of(point): point for point in rules}
-    readers = _entropy_readers(stepper, estimators)
+    readers = entropy_readers(stepper, estimators)
     for batch in batched(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
-
-
-def _entropy_readers(
-    stepper: Stepper, estimators: Mapping[Estimator, Sequence[int]]
-) -> Mapping[Estimator, tuple[Sequence[int], EntropyReader]]:
-    return {
-        estimator: (tuple(layers), entropy_reader(stepper, estimator, layers))
-        for estimator, layers in estimators.items()
-    }
 
 
 def take_trace(
@@ -798,16 +777,13 @@ def _assemble(
     """As ``assemble_trace``, of several traces at once."""
     ordered = list(sequences)
     order = sorted(range(len(ordered)), key=lambda i: ordered[i].size)  # similar lengths together: less padding is run
-    decided = sum(each.decided for each in ordered)
-    hidden, batches = progress is None or None, list[tuple[Trace, ...]]()
-    with (
-        every_thread_for_batches(sum(each.size for each in ordered)),
-        tqdm(desc=progress, disable=hidden, total=decided, unit="tok", unit_scale=True, file=file) as bar,
-    ):
+    shown: dict[str, Any] = {"desc": progress, "disable": progress is None or None, "file": file}
+    shown |= {"total": sum(each.decided for each in ordered), "unit": "tok", "unit_scale": True}
+    back, batches = np.argsort(order), list[tuple[Trace, ...]]()
+    with every_thread_for_batches(sum(each.size for each in ordered)), tqdm(**shown) as bar:
         for batch in traced([ordered[i] for i in order]):
             batches.append(batch)
             bar.update(len(batch[0]))
-    back = np.argsort(order)
     columns = list(zip(*batches, strict=True)) if batches else [()]
     return tuple(concatenate_traces(parts).reordered(back) for parts in columns)
 
@@ -829,7 +805,7 @@ def take_trace_pair(
     """
 
     def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
-        readers = _entropy_readers(stepper, estimators)
+        readers = entropy_readers(stepper, estimators)
         for batch in batched(ordered):
             shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": read_final(stepper, batch)}
             yield trace_batch(stepper, batch, **shared), trace_batch(stepper, batch, readers, lens=lens, **shared)

@@ -8,7 +8,7 @@ The decode loop and the lens trace use the same ``EntropyReader``, so replay and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -489,6 +489,13 @@ def entropy_reader(stepper: Stepper, estimator: Estimator, probes: Sequence[int]
         expected = "none for the full softmax" if estimator.kind == "full" else f"one per probe ({len(probes)})"
         raise BadArgument("estimator.correction", estimator.correction, expected)
     return READERS[estimator.kind](stepper, estimator, len(probes))
+
+
+def entropy_readers(
+    stepper: Stepper, estimators: Mapping[Estimator, Sequence[int]]
+) -> dict[Estimator, tuple[Sequence[int], EntropyReader]]:
+    """Each estimator's layers and reader. Raises as ``entropy_reader``."""
+    return {each: (tuple(layers), entropy_reader(stepper, each, layers)) for each, layers in estimators.items()}
 
 
 def _full_reader(stepper: Stepper, estimator: Estimator, probes: int) -> EntropyReader:
