@@ -178,17 +178,23 @@ LARGE_WEIGHT = 2**18  # elements: smaller ones stay in a cache, where the usual 
 MOST_ROWS = 256  # of a product that threads divide by outputs; of many rows each thread takes its own as well
 
 
-def product(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+def reads_weight_most(states: Tensor, weight: Tensor) -> bool:
+    """Whether a product of ``states`` [..., in] with ``weight`` [out, in] is one of few tokens with a large weight."""
+    large = weight.numel() >= LARGE_WEIGHT and weight.is_cpu and weight.dtype == torch.float32
+    return large and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest of PyTorch's products.
 
     Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it on one thread for one token, and
     once for each of two or three. So threads divide the outputs of a large weight, and two or three tokens are the
     columns of one product with it.
     """
+    if not reads_weight_most(states, weight):
+        return _one_product(states, weight, bias, out)
     outputs, inputs = weight.shape
     rows = states.numel() // inputs
-    if not 0 < rows <= MOST_ROWS or weight.numel() < LARGE_WEIGHT or not weight.is_cpu or weight.dtype != torch.float32:
-        return _one_product(states, weight, bias, out)
     parts = math.gcd(outputs, torch.get_num_threads())
     if rows in (2, 3) and weight.is_contiguous():
         columns = states.reshape(rows, inputs).contiguous().t()  # by columns: rows of them take five times as long
@@ -262,8 +268,8 @@ ACTIVATIONS: dict[str, Pointwise] = {
 class PackedLinear:
     """Linear layers of these ``parameters`` over the same states [rows, n, in], or [in] of a single token.
 
-    Several tokens are multiplied with one weight after the other, as in the modules, with equal bits. ``sizes``:
-    outputs of each.
+    Several tokens are multiplied with one weight after the other, as in the modules, with equal bits, unless they are
+    few and all weights together large. ``sizes``: outputs of each.
     """
 
     __slots__ = ("_joined", "_names", "_owns", "_places", "sizes")
@@ -276,41 +282,47 @@ class PackedLinear:
 
     def __call__(self, states: Tensor, inputs: AttentionInputs) -> Sequence[Tensor]:
         """Outputs of each layer; those of a single token stay valid until the next block of the forward."""
-        if self._joined is not None and states.dim() == 1:
-            whole, parts = inputs.parts(states, self.sizes)
-            if self._one(states, whole):
-                return parts
-        return [linear(states, own) for own in self._owns]
+        if (joined := self._joined_for(states)) is None:
+            return [linear(states, own) for own in self._owns]
+        if states.dim() > 1:
+            return product(states, *joined).split(self.sizes, dim=-1)
+        whole, parts = inputs.parts(states, self.sizes)
+        product(states, *joined, out=whole)
+        return parts
 
     def write(self, states: Tensor, packed: PackedQKV) -> None:
         """Write the outputs into ``packed``."""
-        if self._joined is None or states.dim() > 1 or not self._one(states, packed.whole):
-            for own, written in zip(self._owns, packed.written, strict=True):
-                linear(states, own, written)
+        if (joined := self._joined_for(states)) is not None:
+            product(states, *joined, out=packed.whole)
+            return
+        for own, written in zip(self._owns, packed.written, strict=True):
+            linear(states, own, written)
 
-    def _one(self, states: Tensor, out: Tensor) -> bool:
-        """Whether the weights lie side by side; then the outputs of a single token are in ``out`` [all outs].
+    def _joined_for(self, states: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of all layers, for one product with one token, or a few if they are large; else None.
 
         Addresses are compared at every call, so a replaced parameter is noticed.
         """
+        if self._joined is None:
+            return None
+        if states.dim() > 1 and (torch.is_grad_enabled() or not reads_weight_most(states, self._joined[0])):
+            return None
         places = [own[name].data_ptr() for name in self._names for own in self._owns]
         if places != self._places:
             self._joined, self._places = (
                 self._packed_views(),
                 places,
             )  # in this order: another thread may read meanwhile
-        if self._joined is None:
-            return False
-        weight, *bias = self._joined
-        product(states, weight, bias[0] if bias else None, out)
-        return True
+        return self._joined
 
-    def _packed_views(self) -> list[Tensor] | None:
-        """Weight, and bias if any, of all layers together; None if they must be taken one by one."""
+    def _packed_views(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias, None without one, of all layers together; None if they must be taken one by one."""
         if any(own[name] is None for name in self._names for own in self._owns):
             return None
         views = [packed_view([own[name] for own in self._owns]) for name in self._names]
-        return None if any(each is None for each in views) else views  # type: ignore[return-value]  # just seen
+        if views[0] is None or views[-1] is None:
+            return None
+        return views[0], views[1] if len(views) > 1 else None
 
 
 class NormNames(NamedTuple):

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.models import fused_blocks
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused_blocks import LARGE_WEIGHT, MOST_ROWS, apply_linear, product
+from emad_ref.models.fused_blocks import LARGE_WEIGHT, MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, product
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.models.weight_layout import column_major
 from emad_ref.point import full_depth
@@ -102,3 +103,22 @@ def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(thread
     assert emitted[0] == emitted[1]
     assert counted[1] == pytest.approx(counted[0])
     assert min(counted[0].values()) > 0
+
+
+def test_a_few_tokens_take_weights_that_lie_side_by_side_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights are taken one by one, with the bits of the modules; a gradient is that of each parameter."""
+    sizes = (OUTPUTS, 64, 64)
+    weights = column_major([torch.randn(size, INPUTS) for size in sizes])
+    layers = PackedLinear(*({"weight": nn.Parameter(weight), "bias": None} for weight in weights))
+    asked: list[int] = []
+    monkeypatch.setattr(fused_blocks, "product", lambda *given, **how: asked.append(1) or product(*given, **how))
+    inputs = AttentionInputs(None, None, None, several=True)  # type: ignore[arg-type]  # a cache is not asked
+    for rows, at_once in ((2, True), (MOST_ROWS, True), (MOST_ROWS + 1, False)):
+        asked.clear()
+        states = torch.randn(rows, 1, INPUTS)
+        with torch.no_grad():
+            outputs = layers(states, inputs)
+        for weight, found in zip(weights, outputs, strict=True):
+            torch.testing.assert_close(found, F.linear(states, weight), rtol=1e-4, atol=1e-3)
+        assert len(asked) == (1 if at_once else len(sizes))
+    assert all(found.requires_grad for found in layers(torch.ones(2, 1, INPUTS), inputs))
