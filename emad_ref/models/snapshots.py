@@ -168,7 +168,7 @@ WATCHED_FUNCTIONS: tuple[
     *((name, time) for name in ("perf_counter", "process_time", "sleep")),
     *((name, F) for name in ("linear", "layer_norm", "scaled_dot_product_attention", "softmax")),
     *((name, nn.Module) for name in ("__call__", "_call_impl", "_wrapped_call_impl")),
-    *((name, torch) for name in ("matmul", "argmax", "inference_mode")),
+    *((name, torch) for name in ("matmul", "mm", "mv", "addmm", "addmv", "bmm", "argmax", "inference_mode")),
 )
 
 

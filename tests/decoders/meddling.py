@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import GPTNeoXForCausalLM
 
@@ -88,10 +90,22 @@ def a_hook_on_every_module() -> None:
     nn.modules.module.register_module_forward_pre_hook(wait)
 
 
+def slow_products() -> None:
+    """Of fused steps, which do not call ``F.linear``."""
+    multiply = torch.mv
+
+    def mv(*given: Any, **named: Any) -> torch.Tensor:
+        time.sleep(1e-4)
+        return multiply(*given, **named)
+
+    torch.mv = mv  # type: ignore[assignment]  # as a tired engineer would
+
+
 AROUND: dict[str, tuple[Callable[[], None], str]] = {
     "threads": (one_thread_more, "torch.set_num_threads"),
     "default dtype": (another_precision, "torch.set_default_dtype"),
     "a slow linear": (slow_linear, "linear was replaced"),
+    "slow products": (slow_products, "torch.mv was replaced"),
     "a clock that runs late": (late_clock, "perf_counter was replaced"),
     "a hook on every module": (a_hook_on_every_module, "_global_forward_pre_hooks"),
 }

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.model import ModelMeasurements
@@ -255,12 +256,10 @@ def test_a_hook_that_is_taken_off_again_at_the_end_is_seen_all_the_same(nano):
 def test_a_change_of_what_it_runs_in_is_named_and_put_back(nano, defect):
     change, named = AROUND[defect]
     subject = under(nano, careless(change))
-    before = torch.get_num_threads(), torch.get_default_dtype(), torch.nn.functional.linear, time.perf_counter
+    before = torch.get_num_threads(), torch.get_default_dtype(), F.linear, torch.mv, time.perf_counter
     with pytest.raises(ModelMutatedError, match=named):
         decoded(subject)
-    assert (*before,) == (
-        torch.get_num_threads(), torch.get_default_dtype(), torch.nn.functional.linear, time.perf_counter
-    )  # fmt: skip
+    assert before == (torch.get_num_threads(), torch.get_default_dtype(), F.linear, torch.mv, time.perf_counter)
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert subject.own_greedy(subject.prompts(1, 4), 2).shape == (1, 2), "the next question is answered"
 
