@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-POLL_S = 0.02  # seconds that closing the hub may wait, 0.5 by default
+from tests.decoders.engine_server import in_thread
+
 RESOLVE = re.compile(r"^/([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 API = re.compile(r"^/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?$")
 
@@ -53,14 +53,8 @@ class Hub:
         """Serve in threads of this process until the end of the block."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.address = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
-        thread.start()
-        try:
+        with in_thread(server):
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -203,7 +203,7 @@ def held_out_divergences(
     ``keep``: called with the number of batches after each of them. Raises EmptyCorpus if no document is held out.
     """
     with tqdm(
-        desc="held out" if progress is None else f"{progress}, held out",
+        desc=f"{progress}, held out",
         disable=progress is None,
         initial=state.tokens,
         total=plan.held_out_tokens,

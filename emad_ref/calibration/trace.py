@@ -545,7 +545,7 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
 
 
 def _targets(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
-    """int64 [tokens] the token after every decided position of ``batch``."""
+    """int64 [tokens] the token after every decided position."""
     return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
 
 
@@ -603,6 +603,7 @@ def trace_batch(
             for estimator, (layers_asked, reader) in readers.items()
             if layer in layers_asked
         ]
+        # where this loop reads no head at every position, estimates are read by themselves
         for block in head_blocks(stepper, len(target)) if not whole or known is not None else ():
             for column, read_estimate in asked:
                 column[block] = read_estimate(states[block]).entropy_nats.float().cpu().numpy()

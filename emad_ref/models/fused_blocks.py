@@ -175,7 +175,7 @@ def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Te
 
 
 LARGE_WEIGHT = 2**18  # elements: smaller ones stay in a cache, where the usual product is the fastest
-MOST_ROWS = 256  # of a product that threads divide by outputs; of many rows each thread takes its own as well
+MOST_ROWS = 256  # of a product whose outputs threads divide; PyTorch itself divides larger ones as well
 
 
 def reads_weight_most(states: Tensor, weight: Tensor) -> bool:

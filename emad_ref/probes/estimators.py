@@ -390,7 +390,7 @@ class EntropyReader(Protocol):
     def read(self, hidden: Tensor, probe: int, logits: Tensor | None = None) -> EntropyReading:
         """Read states [rows, D] after the ``probe``-th probe (from 0).
 
-        ``logits``: of the model's own head [rows, V], if they are known already, so that nobody computes them again.
+        ``logits`` [rows, V]: those of the model's own head for ``hidden``, if known.
         """
 
     def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:

@@ -30,7 +30,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Bools, Floats
+from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.risk import (
@@ -270,7 +270,7 @@ def certify_losses(
             "losses", f"{values.min():g}–{values.max():g}", f"values in 0–{kind.cap:g}", "see screening.bounded"
         )
     shares, tolerance = values / kind.cap, delta / kind.cap
-    p, mean, n = betting_p_values(shares, tolerance, error), values.mean(axis=0), len(values)
+    p, mean, n = p_values(losses, delta, kind, error), values.mean(axis=0), len(values)
     walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
     last = walk.index or 0  # the strictest if none passes
     return Guarantee(
@@ -291,9 +291,9 @@ def certify_losses(
     )
 
 
-def exceeds(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS) -> Bools:
-    """[λ] thresholds whose risk ``losses`` [documents, λ] do not show to be at most ``risk``, at level ``ERROR``."""
-    return betting_p_values(losses.values / kind.cap, risk / kind.cap, ERROR) > ERROR
+def p_values(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS, error: float = ERROR) -> Floats:
+    """[λ] p-values of "the risk exceeds ``risk``", from ``losses`` [documents, λ] of ``kind``."""
+    return betting_p_values(losses.values / kind.cap, risk / kind.cap, error)
 
 
 def require_order(points: Sequence[OperatingPoint]) -> None:

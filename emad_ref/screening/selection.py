@@ -32,7 +32,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer, decode_flops, sequence_sums
 from emad_ref.screening.drift import DocumentFeatures, read_features
 from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily
-from emad_ref.screening.guarantee import EXCESS, Guarantee, certify_losses, exceeds, excess_loss, require_order
+from emad_ref.screening.guarantee import ERROR, EXCESS, Guarantee, certify_losses, excess_loss, p_values, require_order
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, unseen_windows
 from emad_ref.signals import relative_rise
@@ -442,7 +442,7 @@ def certify_points(
         columns = join_columns(columns, decode_points(model, text, [point], named))
         bounds.append(rise_bounds.bound(columns.nll_nats[:, -1]))
         excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))
-        if bounds[-1] > settings.rise and exceeds(excess, risk)[-1]:
+        if bounds[-1] > settings.rise and p_values(excess, risk)[-1] > ERROR:
             break  # neither is a looser one: the sequence of tests ends here
     within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
     names = [point.name for point in tried]

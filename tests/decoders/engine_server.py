@@ -255,18 +255,27 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
+def in_thread(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serve in a thread of this process until the block ends."""
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def serve(engine: Any) -> Iterator[str]:
     """The URL of a server that answers as ``engine`` does, until the block ends. Then no thread of it is left.
 
     ``engine`` has ``get``, ``post``, ``headers`` and ``closed``.
     """
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": engine}))
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        engine.closed.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with in_thread(server):
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            engine.closed.set()
