@@ -1,32 +1,48 @@
 """Teacher forcing: the depth and the loss of every token of a given text.
 
-``teacher_force`` feeds any decoder, token by token, through the protocol. ``teacher_force_batch`` feeds the reference
-decoder in batches. Both serve points that replay cannot decide, such as state copying.
+``teacher_force`` feeds any decoder, token by token, through the protocol. ``teacher_force_texts`` feeds the reference
+decoder in batches: token by token, or where K and V above an exit are copies of its state, layer by layer. Both serve
+points that replay cannot decide, such as state copying.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.windows import TokenSequence, pad_right
-from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.benchmark.machine import every_thread_for_batches
+from emad_ref.calibration.trace import head_blocks, open_cache
+from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched, pad_right, positions_of
+from emad_ref.decoding.reference import WalkedDecoder, require_room, require_vocabulary
 from emad_ref.decoding.step import StepOutput
+from emad_ref.exit_rules import fires
+from emad_ref.point import OperatingPoint
+from emad_ref.probes.lens import point_translators
+from emad_ref.probes.probe import make_probe
+from emad_ref.probes.signal_values import require_finite, to_host
 from emad_ref.protocol import Decoder, Prompt, Step
-from emad_ref.record import Floats, Ints, Work
+from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.schedule.schedules import schedule_of
+from emad_ref.signals import log_probabilities
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TeacherForcedText:
-    """One fed text. ``depth`` int64 and ``nll_nats`` float64 [decided positions]; ``work`` None if uncounted."""
+    """One fed text, [decided positions]: ``depth`` int64, ``nll_nats`` float64, ``wrong`` bool.
+
+    ``signal`` float64 [decided positions, probes], NaN where unread. ``work`` None if uncounted.
+    """
 
     depth: Ints
     nll_nats: Floats
+    wrong: Bools
+    signal: Floats
     work: Work | None
 
 
@@ -37,9 +53,14 @@ def teacher_force(decoder: Decoder, sequence: TokenSequence) -> TeacherForcedTex
     steps = [step, *(session.feed(token[None, None]) for token in tokens[first:-1])]
     work = session.work
     session.close()
-    depth = np.array([int(each.depth[0, 0]) for each in steps])
-    nll_nats = np.array([_nll_nats(each, int(at)) for each, at in zip(steps, tokens[first:], strict=True)])
-    return TeacherForcedText(depth, nll_nats, work)
+    targets = tokens[first:].tolist()
+    return TeacherForcedText(
+        np.array([int(each.depth[0, 0]) for each in steps]),
+        np.array([_nll_nats(each, target) for each, target in zip(steps, targets, strict=True)]),
+        np.array([int(each.logits[0, 0].argmax()) != target for each, target in zip(steps, targets, strict=True)]),
+        np.stack([each.signal[0, 0] for each in steps]),
+        work,
+    )
 
 
 def _nll_nats(step: Step, target: int) -> float:
@@ -54,6 +75,7 @@ def teacher_forced_sums(decoder: Decoder, sequences: Sequence[TokenSequence]) ->
 
 
 BATCH_ROWS = 32  # rows per batch: a step of so many small rows costs twice a step of one
+LOGITS_OF_BATCH, FEWEST_TOKENS = 2**25, 32  # logits of all tokens fed layer by layer together, and their least number
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,133 @@ def batches_by_length(sequences: Sequence[TokenSequence], rows: int = BATCH_ROWS
     order = iter(sorted(range(len(sequences)), key=lambda i: (sequences[i].adaptive_from, len(sequences[i].tokens))))
     while chosen := list(islice(order, rows)):
         yield chosen
+
+
+def teacher_force_texts(
+    decoder: WalkedDecoder, sequences: Sequence[TokenSequence], fed: Callable[[int], object] = lambda tokens: None
+) -> list[TeacherForcedText]:
+    """Feed ``sequences``, at most ``decoder.max_rows`` together. ``fed(n)`` is called after every n tokens.
+
+    ``work`` is that of decode steps, and None if several rows were fed together. Each sequence has a decided position.
+
+    Raises:
+        BadArgument: as the decoder raises for these texts.
+        NotFinite: logits hold NaN or +inf.
+    """
+    texts: dict[int, TeacherForcedText] = {}
+    at_once = min(TOKENS_PER_BATCH, max(FEWEST_TOKENS, LOGITS_OF_BATCH // decoder.stepper.vocabulary))
+    layerwise = feeds_layerwise(decoder.point)
+    for chosen in batches_by_length(sequences, decoder.max_rows):
+        batch = [sequences[i] for i in chosen]
+        if layerwise:
+            with every_thread_for_batches(sum(text.size for text in batch)):
+                forced = [text for some in batched(batch, at_once) for text in _force_layerwise(decoder, some, fed)]
+        else:
+            forced = _force_by_token(decoder, batch, fed)
+        texts |= dict(zip(chosen, forced, strict=True))
+    return [texts[i] for i in range(len(sequences))]
+
+
+def feeds_layerwise(point: OperatingPoint) -> bool:
+    """Whether ``teacher_force_texts`` feeds all tokens of a text together, layer by layer.
+
+    Under copied or translated states a token's exit depends on earlier tokens only through K and V of the layers below
+    it. Bins and interpolation are decided token by token, and the work of a confidence rule is only counted so.
+    """
+    by_probe = point.bins.count == 1 and not point.interpolate and point.confidence is None
+    return schedule_of(point).settle is None and by_probe
+
+
+class _DecidedColumns:
+    """Columns of ``TeacherForcedText`` over decided positions of any shape, written as they become known."""
+
+    def __init__(self, shape: tuple[int, ...], probes: int):
+        self.depth, self.nll_nats = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+        self.wrong, self.signal = np.zeros(shape, dtype=np.bool_), np.full((*shape, probes), np.nan)
+
+    def predict(self, where: Any, logits: Tensor, target: Tensor) -> None:
+        """Write the losses of the positions ``where``; ``logits`` [n, V], ``target`` int64 [n]."""
+        log_p = log_probabilities(logits)
+        self.nll_nats[where] = -to_host(log_p.gather(-1, target[:, None])[:, 0])
+        self.wrong[where] = (log_p.argmax(dim=-1) != target).cpu().numpy()
+
+    def text(self, where: Any, work: Work | None) -> TeacherForcedText:
+        return TeacherForcedText(self.depth[where], self.nll_nats[where], self.wrong[where], self.signal[where], work)
+
+
+@torch.inference_mode()
+def _force_layerwise(
+    decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
+) -> list[TeacherForcedText]:
+    """All tokens of ``batch`` layer by layer, in the same arithmetic as a plain pass.
+
+    A token that stopped enters each layer above with the state that its K and V there are computed from; what the
+    block makes of it is dropped. Prompts run to the ceiling.
+    """
+    stepper, point = decoder.stepper, decoder.point
+    probe, translators, work = make_probe(stepper, point), point_translators(stepper, point), Work.none(stepper.layers)
+
+    def index(numbers: Ints) -> Tensor:
+        return torch.from_numpy(numbers).to(stepper.device)
+
+    run = [replace(text, tokens=text.tokens[:-1]) for text in batch]  # the last token is only predicted
+    tokens, lengths = pad_right(run)
+    require_vocabulary(np.concatenate([text.tokens for text in batch]), stepper.vocabulary)
+    require_room(tokens.shape[1], stepper)
+    cache = open_cache(stepper, [text.source for text in run], tokens.shape[1])
+    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(index(tokens), frame)
+    counts = np.array([text.decided for text in batch])
+    row, position = np.repeat(np.arange(len(batch)), counts), positions_of(batch)
+    decided = position - np.array([text.adaptive_from for text in batch])[row]
+    rows, positions = index(row), index(position)
+    target = index(np.concatenate([text.tokens[text.adaptive_from + 1 :] for text in batch]))
+    columns, running = _DecidedColumns(row.shape, len(point.probes)), np.arange(len(row))
+    exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
+    probe.begin()
+    for layer in range(1, point.ceiling + 1):
+        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+        states, shown = hidden[rows, positions], None
+        stops = np.full(len(running), layer == point.ceiling)
+        if layer in point.probes and len(running):
+            number = point.probes.index(layer)
+            reading = probe.read(states[index(running)], number, work)
+            shown, values = reading.logits, to_host(reading.signal)
+            columns.signal[running, number] = values
+            stops |= fires(point, number, values.astype(np.float32), None, decided[running])
+        stopped, among = running[stops], np.flatnonzero(stops)
+        columns.depth[stopped] = layer
+        exits[index(stopped)] = states[index(stopped)]
+        for some in head_blocks(stepper, len(stopped)):
+            here = index(stopped[some])
+            logits = probe.emit(states[here], layer, work) if shown is None else shown[index(among[some])]
+            require_finite(logits.amax(dim=-1), "at the depth of emission")
+            columns.predict(stopped[some], logits, target[here])
+        running = running[~stops]
+        probe.keep(index(np.flatnonzero(~stops)))
+        if layer < point.ceiling and len(left := np.flatnonzero(columns.depth)):
+            here = index(left)
+            below = exits[here]
+            if translators is not None:
+                below = translators.below(below[:, None], columns.depth[left], layer + 1, work)[:, 0]
+            hidden[rows[here], positions[here]] = below
+    fed(len(row))
+    return [columns.text(slice(end - n, end), None) for n, end in zip(counts, np.cumsum(counts), strict=True)]
+
+
+def _force_by_token(
+    decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
+) -> list[TeacherForcedText]:
+    """``batch`` token by token."""
+    lengths = [text.decided for text in batch]
+    columns = _DecidedColumns((len(batch), max(lengths)), len(decoder.point.probes))
+    for forced in teacher_force_batch(decoder, batch):
+        here, output = (forced.rows, forced.at), forced.output
+        columns.predict(here, output.logits[:, -1], forced.target)
+        columns.depth[here], columns.signal[here] = output.depth[:, -1], output.signal[:, -1]
+        fed(len(forced.rows))
+    work = forced.work if len(batch) == 1 else None
+    return [columns.text((row, slice(n)), work) for row, n in enumerate(lengths)]
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from emad_ref.calibration.trace import EmptyCorpus, Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import BATCH_ROWS, batches_by_length, teacher_force_batch
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
@@ -184,34 +184,12 @@ def decoded_features(
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     decoder = WalkedDecoder(stepper, point, max_rows=rows)
-    depths: list[Ints] = []
-    signals: list[Floats] = []
-    document: list[Ints] = []
     total = sum(window.decided for window in windows)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
-        for chosen in batches_by_length(windows, rows):
-            batch = [windows[i] for i in chosen]
-            for window, depth, signal in zip(batch, *_feed_documents(decoder, batch, bar), strict=True):
-                depths.append(depth)
-                signals.append(signal)
-                document.append(np.full(len(depth), window.document, dtype=np.int64))
-    of = DocumentOf(np.concatenate(document))
-    return document_features(np.concatenate(depths), np.concatenate(signals), of, point, text)
-
-
-def _feed_documents(
-    decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm
-) -> tuple[list[Ints], list[Floats]]:
-    """(depth [decided], signal [decided, probes]) of each row; the last token is only predicted."""
-    depths: list[list[int]] = [[] for _ in batch]
-    signals: list[list[Floats]] = [[] for _ in batch]
-    for forced in teacher_force_batch(decoder, batch):
-        output = forced.output
-        for row, depth, signal in zip(forced.rows, output.depth[:, -1], output.signal[:, -1], strict=True):
-            depths[row].append(int(depth))
-            signals[row].append(signal)
-        bar.update(len(forced.rows))
-    return [np.array(each, dtype=np.int64) for each in depths], [np.array(each) for each in signals]
+        texts = teacher_force_texts(decoder, windows, bar.update)
+    document = np.repeat([window.document for window in windows], [window.decided for window in windows])
+    depth, signal = (np.concatenate([getattr(each, name) for each in texts]) for name in ("depth", "signal"))
+    return document_features(depth, signal, DocumentOf(document), point, text)
 
 
 def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentOf, text: str) -> DocumentFeatures:

@@ -16,26 +16,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from emad_ref.benchmark.flops import Flops, flops
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import BATCH_ROWS, batches_by_length, teacher_force_batch
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.estimators import entropy_reader
 from emad_ref.probes.lens import lens_macs, point_lens, point_translators
-from emad_ref.probes.signal_values import to_host
-from emad_ref.record import Floats, Ints, Work
+from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, replayed_work, sequence_sums
 from emad_ref.schedule.derived_work import derive_flops, probe_costs
 from emad_ref.schedule.schedules import TokenPositions, schedule_of
-from emad_ref.signals import log_probabilities, perplexity_of, relative_rise
+from emad_ref.signals import perplexity_of, relative_rise
 
 POSITIONS = ((1, 32), (33, 128), (129, None))
 
@@ -281,39 +279,14 @@ def _decoded_column(
     """(nll_nats, wrong, flops, depth) [sequences] of one point."""
     alone = point.confidence is not None
     decoder = WalkedDecoder(stepper, point, max_rows=1 if alone else rows)
-    sums: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)] * len(sequences)
-    for chosen in batches_by_length(sequences, decoder.max_rows):
-        batch = [sequences[i] for i in chosen]
-        nll, wrong, depths, work = _feed_batch(decoder, batch, bar)
-        cost = (
-            [float(flops(work, geometry).total)] if alone else _derived_flops(stepper, geometry, batch, point, depths)
-        )
-        for row, i in enumerate(chosen):
-            sums[i] = float(nll[row].sum()), float(wrong[row].sum()), float(cost[row]), float(depths[row].sum())
-    columns = np.array(sums, dtype=np.float64).T
-    return columns[0], columns[1], columns[2], columns[3]
-
-
-@torch.inference_mode()
-def _feed_batch(
-    decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm
-) -> tuple[Floats, Ints, list[Ints], Work]:
-    """(NLL [rows, longest], wrong [rows, longest], depths [decided] by row, decode work) of feeding ``batch``.
-
-    Entries after a row's last decided position are 0. The last token of a row is only predicted.
-    """
-    lengths = [text.decided for text in batch]
-    nll: Floats = np.zeros((len(batch), max(lengths)))
-    wrong: Ints = np.zeros(nll.shape, dtype=np.int64)
-    depth = np.zeros_like(wrong)
-    for forced in teacher_force_batch(decoder, batch):
-        rows, at, target = forced.rows, forced.at, forced.target
-        log_p = log_probabilities(forced.output.logits[:, -1])
-        nll[rows, at] = -to_host(log_p.gather(-1, target[:, None])[:, 0])
-        wrong[rows, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
-        depth[rows, at] = forced.output.depth[:, -1]
-        bar.update(len(rows))
-    return nll, wrong, [row[:n] for row, n in zip(depth, lengths, strict=True)], forced.work
+    texts = teacher_force_texts(decoder, sequences, bar.update)
+    depths = [text.depth for text in texts]
+    if alone:
+        cost = np.array([float(flops(text.work, geometry).total) for text in texts if text.work is not None])
+    else:
+        cost = _derived_flops(stepper, geometry, sequences, point, depths)
+    nll_nats, wrong = (np.array([getattr(text, name).sum() for text in texts], float) for name in ("nll_nats", "wrong"))
+    return nll_nats, wrong, cost, np.array([each.sum() for each in depths], dtype=np.float64)
 
 
 def _derived_flops(

@@ -13,6 +13,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.teacher_forcing import feeds_layerwise
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
@@ -97,9 +98,23 @@ DECODED: dict[str, Callable[[], OperatingPoint]] = {
     "copying": lambda: point("copying"),
     "copying through a lens": lambda: point("copying", digest()),
     "copying with a gate": lambda: point("copying", digest(), estimator=GATE, signal="divergence"),
+    "copying below the last layer": lambda: replace(point("copying"), ceiling=5),
+    "copying with an estimate": lambda: point("copying", estimator=TOPK),
+    "agreement with the probe before": lambda: OperatingPoint(
+        "agrees", "agreement", LAYERS, LAYERS, PROBES, ((2.0, 0.02, 0.02),), "copying", signal="agreement"
+    ),
+    "thresholds that decay": lambda: replace(point("copying", signal="softmax_response"), decay=(2.0, 20.0)),
+    "copying by bins": lambda: replace(EXACT["bins"](), schedule="copying"),
     "a rule with a memory": lambda: early_exit_point("jsd_contrast", LAYERS, VOCABULARY, 2, 0.1, schedule="copying"),
     "a pruned vocabulary": lambda: early_exit_point("softmax_response", LAYERS, VOCABULARY, 1, 0.1, pruning="adaptive"),
 }
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_a_rule_that_decides_by_probe_alone_is_fed_layer_by_layer(name: str) -> None:
+    by_token = {"copying by bins", "a rule with a memory", "a pruned vocabulary"}
+    assert feeds_layerwise(DECODED[name]()) == (name not in by_token)
+    assert not feeds_layerwise(replace(DECODED["copying"](), schedule="free_eager"))
 
 
 def same(found: PointColumns, expected: PointColumns, nats: float) -> None:

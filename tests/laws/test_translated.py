@@ -169,6 +169,9 @@ def test_decoded_columns_charge_each_row_for_its_own(rows: int) -> None:
         work = session.work - decoder.prompt_work(prompts)
         assert found.flops[row, 0] == flops(work, stepper.geometry).total
         assert found.depth[row, 0] == sum(depths(steps))
+        targets = each.tokens[each.adaptive_from + 1 :]
+        nll = sum(np.logaddexp.reduce(z) - z[target] for z, target in zip(logits(steps), targets, strict=True))
+        assert found.nll_nats[row, 0] == pytest.approx(nll, abs=ROUNDING)
         assert work.fill_macs.any()
 
 
