@@ -57,8 +57,10 @@ def digest() -> str:
     return attached(stepper_of(), range(1, LAYERS), 5)
 
 
-def point(schedule: str = "free_eager", lens: str | None = None, **change: object) -> OperatingPoint:
-    """Thresholds that a quarter of the tokens reach at each probe."""
+def point(
+    schedule: str = "free_eager", lens: str | None = None, below: float = 0.25, **change: object
+) -> OperatingPoint:
+    """Thresholds that the signals of a quarter of the tokens, or of ``below``, are below at each probe."""
     asked = OperatingPoint(
         schedule,
         "quantile",
@@ -71,7 +73,7 @@ def point(schedule: str = "free_eager", lens: str | None = None, **change: objec
         **change,  # type: ignore[arg-type]
     )
     seen = traced(lens).signal(asked)
-    thresholds = tuple(float(np.quantile(seen[:, probe - 1], 0.25)) for probe in PROBES)
+    thresholds = tuple(float(np.quantile(seen[:, probe - 1], below)) for probe in PROBES)
     return replace(asked, thresholds=(thresholds,))
 
 
@@ -103,7 +105,7 @@ DECODED: dict[str, Callable[[], OperatingPoint]] = {
     "agreement with the probe before": lambda: OperatingPoint(
         "agrees", "agreement", LAYERS, LAYERS, PROBES, ((2.0, 0.02, 0.02),), "copying", signal="agreement"
     ),
-    "thresholds that decay": lambda: replace(point("copying", signal="softmax_response"), decay=(2.0, 20.0)),
+    "thresholds that decay": lambda: point("copying", below=0.7, signal="softmax_response", decay=(3.0, 10.0)),
     "copying by bins": lambda: replace(EXACT["bins"](), schedule="copying"),
     "a rule with a memory": lambda: early_exit_point("jsd_contrast", LAYERS, VOCABULARY, 2, 0.1, schedule="copying"),
     "a pruned vocabulary": lambda: early_exit_point("softmax_response", LAYERS, VOCABULARY, 1, 0.1, pruning="adaptive"),
