@@ -34,7 +34,7 @@ from emad_ref.probes.estimators import EntropyReader, entropy_readers
 from emad_ref.probes.lens import attached_lens, lens_macs
 from emad_ref.probes.probe import Probe, confidence_probe
 from emad_ref.probes.pruned_vocabulary import SharedHeads
-from emad_ref.probes.signal_values import divergence_nats, require_finite, row_blocks, to_host
+from emad_ref.probes.signal_values import log_divergence_nats, require_finite, row_blocks, to_host
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities
@@ -165,6 +165,7 @@ def _write_columns(
 
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
+DIVERGENCE = "divergence_nats"  # from the last layer, where asked for
 NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
 NO_RULES: Mapping[ConfidenceRule, OperatingPoint] = {}
 NO_READERS: Mapping[Estimator, tuple[Sequence[int], EntropyReader]] = {}
@@ -417,24 +418,33 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
     )
 
 
-def readout_columns(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
+def readout_columns(logits: Tensor, target: Tensor, where: str, final_log_p: Tensor | None = None) -> dict[str, Tensor]:
     """``COLUMNS`` and ``LAYERWISE`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
+
+    ``final_log_p`` [n, V]: of the last layer; then also ``DIVERGENCE`` from it.
 
     Raises:
         NotFinite: logits hold NaN; ``where`` names the place.
     """
-    parts = [_block_columns(logits[rows].float(), target[rows]) for rows in row_blocks(logits)]
+    parts = [
+        _block_columns(logits[rows], target[rows], None if final_log_p is None else final_log_p[rows])
+        for rows in row_blocks(logits)
+    ]
     read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     require_finite(read[ENTROPY.name], where)
     return read
 
 
-def _block_columns(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
-    readout = LogitsReadout(logits)
+def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -> dict[str, Tensor]:
+    readout = LogitsReadout(logits.float())
     signals = {name: signal.read(readout) for name, signal in LAYERWISE.items()}
     log_p, best = readout.top2
     nll = -readout.log_p.gather(-1, target[:, None])[:, 0]
-    return dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
+    read = dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
+    if final_log_p is not None:
+        log_q = log_probabilities(logits) if logits.dtype == torch.float64 else readout.log_p
+        read[DIVERGENCE] = log_divergence_nats(final_log_p, log_q).float()
+    return read
 
 
 def _trace_fields(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -516,14 +526,12 @@ def states_after(
 class FinalReadout:
     """States [tokens, D] after every layer of a batch, and what the last of them shows, through whatever lens.
 
-    ``log_p`` [tokens, V] of the last layer; ``columns`` [tokens] as ``readout_columns`` names them; ``divergence_nats``
-    [tokens] of the last layer from itself.
+    ``log_p`` [tokens, V] of the last layer; ``columns`` [tokens] as ``readout_columns`` names them.
     """
 
     states: list[Tensor]
     log_p: Tensor
     columns: Mapping[str, NDArray[Any]]
-    divergence_nats: NDArray[Any]
 
 
 @torch.inference_mode()
@@ -534,24 +542,18 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
         NotFinite: the last layer's logits hold NaN.
     """
     states, target = list(states_after(stepper, batch)), _targets(stepper, batch)
-    log_p, columns, divergence = [], [], []
+    log_p, columns = [], []
     for rows in head_blocks(stepper, len(target)):
         logits = stepper.logits(states[-1][rows])
         log_p.append(log_probabilities(logits))
-        columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}"))
-        divergence.append(_divergence(log_p[-1], logits))
+        columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}", log_p[-1]))
     joined = {name: torch.cat([each[name] for each in columns]).cpu().numpy() for name in columns[0]}
-    return FinalReadout(states, torch.cat(log_p), joined, torch.cat(divergence).cpu().numpy())
+    return FinalReadout(states, torch.cat(log_p), joined)
 
 
 def _targets(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
     """int64 [tokens] the token after every decided position."""
     return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
-
-
-def _divergence(log_p: Tensor, logits: Tensor) -> Tensor:
-    """float32 [n] KL of the readout ``logits`` [n, V] from ``log_p`` [n, V], nats."""
-    return torch.cat([divergence_nats(log_p[some], logits[some]).float() for some in row_blocks(logits)])
 
 
 @torch.inference_mode()
@@ -582,7 +584,7 @@ def trace_batch(
     shape = (int(counts.sum()), stepper.layers)
     columns: dict[str, NDArray[Any]] = {
         name: np.full(shape, -1, dtype=np.int32) if name == "top1" else np.full(shape, np.nan, dtype=np.float32)
-        for name in (*COLUMNS, *LAYERWISE)
+        for name in (*COLUMNS, *LAYERWISE, DIVERGENCE)
     }
     estimates = {estimator: np.full(shape, np.nan, dtype=np.float32) for estimator in readers}
     remembered: dict[int, Tensor] = {}
@@ -592,7 +594,6 @@ def trace_batch(
     sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
     if divergence and final is None:
         final = read_final(stepper, batch)
-    apart = np.full(shape, np.nan, dtype=np.float32)
     for layer, states in enumerate(states_after(stepper, batch) if final is None else final.states, start=1):
         if layer in compared:
             remembered[layer] = states
@@ -608,7 +609,6 @@ def trace_batch(
             for column, read_estimate in asked:
                 column[block] = read_estimate(states[block]).entropy_nats.float().cpu().numpy()
         if known is not None:
-            apart[:, layer - 1] = known.divergence_nats
             for name, column in known.columns.items():
                 columns[name][:, layer - 1] = column
         for block in () if known is not None else head_blocks(stepper, len(target) if whole else len(sample)):
@@ -618,10 +618,9 @@ def trace_batch(
             for column, read_estimate in asked if whole else ():
                 reading = read_estimate(hidden, logits=logits if tuned is None else None)
                 column[rows] = reading.entropy_nats.float().cpu().numpy()
-            for name, values in readout_columns(logits, target[rows], f"after layer {layer}").items():
+            log_p = None if final is None else final.log_p[rows]
+            for name, values in readout_columns(logits, target[rows], f"after layer {layer}", log_p).items():
                 columns[name][rows, layer - 1] = values.cpu().numpy()
-            if final is not None:
-                apart[rows, layer - 1] = _divergence(final.log_p[rows], logits).cpu().numpy()
         if observe is not None and whole:
             observe(layer, states, torch.from_numpy(columns[ENTROPY.name][:, layer - 1]))
     trace = Trace(
@@ -636,7 +635,7 @@ def trace_batch(
         rules={},
         lens=lens,
         macs_ahead=None if tuned is None else lens_macs(tuned, stepper.layers),
-        divergence_nats=apart if divergence else None,
+        divergence_nats=columns[DIVERGENCE] if divergence else None,
         read_layers=read,
         sampled=sampled,
     )

@@ -55,9 +55,15 @@ def saturation(hidden: Tensor, below: Tensor) -> Tensor:
 
 def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
-    log_q = log_probabilities(logits)
-    # a term with final probability zero is 0, but 0·(−inf) would be NaN
-    terms = (probabilities(final_log_p) * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
+    return log_divergence_nats(final_log_p, log_probabilities(logits))
+
+
+def log_divergence_nats(final_log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``divergence_nats`` of log-probabilities ``log_q`` [tokens, V]."""
+    terms = (final_log_p - log_q).mul_(probabilities(final_log_p))
+    if final_log_p.amin() == -math.inf:  # a mask costs as much as the terms, and hardly any head needs one
+        # a term with final probability zero is 0, but 0·(−inf) would be NaN
+        terms = terms.masked_fill(final_log_p == -math.inf, 0.0)
     return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below zero
 
 
