@@ -17,7 +17,7 @@ from pathlib import Path
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.run import CalibrationPlan, calibrate
 from emad_ref.calibration.trace import take_trace
-from emad_ref.calibration.windows import TokenSequence, window_size, windows
+from emad_ref.calibration.windows import LONGEST_WINDOW, TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
 from emad_ref.exit_rules import default_probes
@@ -149,12 +149,14 @@ def windows_of(
     data: Path | None = None,
     limit: int | None = None,
     per_document: int | None = None,
+    longest: int | None = None,
     told: Callable[[Documents], None] | None = None,
 ) -> Iterator[TokenSequence]:
     """At most ``limit`` windows of ``corpus``, or of what the model writes itself where that is ``self``.
 
-    ``per_document``: the most that one document may give, its first; None: all. ``told`` is given the texts that are
-    read: a ``text.corpora.DistinctDocuments`` knows how many it left out.
+    ``longest``: the most tokens of a window; None: 512, or the model's positions. ``per_document``: the most that one
+    document may give, its first; None: all. ``told`` is given the texts that are read: a
+    ``text.corpora.DistinctDocuments`` knows how many it left out.
 
     Raises:
         BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a
@@ -162,7 +164,7 @@ def windows_of(
     """
     require_decoder_only(model)
     stepper = model.stepper
-    window = window_size(stepper.max_positions)
+    window = min(window_size(stepper.max_positions), longest or LONGEST_WINDOW)
     documents: Iterator[Ints | LongDocument]
     if corpus == "self":
         documents = sampled_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)

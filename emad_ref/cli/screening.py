@@ -44,14 +44,16 @@ def screen(args: argparse.Namespace) -> None:
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
     from emad_ref.screening.exit import save_exit
     from emad_ref.screening.screen import screen as run
-    from emad_ref.screening.settings import ScreeningSettings, default_documents
+    from emad_ref.screening.settings import LARGE_WINDOW, ScreeningSettings, default_documents
 
     require_writable(args.out, "out")  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
-    settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed)  # checks them before loading
+    settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed, args.window)  # checks them
     loaded = load(args.model)
     if args.documents is None:
         settings = replace(settings, documents=default_documents(traced_token_flops(loaded.geometry)))
+    if args.window is None and loaded.geometry.has_costly_head:
+        settings = replace(settings, window=LARGE_WINDOW)
     if args.threads is not None:
         if args.threads < 1:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
@@ -121,12 +123,13 @@ def screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapp
 def screening_summary(record: Mapping[str, Any]) -> list[str]:
     """Sentences on the text and the fit behind the tables, the recommendation, and its reproducibility."""
     documents, tokens, rank = record["documents"], record["tokens"], record["lens"]["rank"]
+    window = f" in windows of at most {record['window']} tokens" if "window" in record else ""  # older exits have none
     duplicates = _near_duplicate_counts(record.get("near_duplicates", {}))
     seconds = ", ".join(f"{phase} {spent:.0f} s" for phase, spent in record["seconds"].items())
     return [
         f"{record['model']} on {record['corpus']}: perplexity {record['perplexity']:.4g} at full depth on "
-        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents; replayed rows use exact K/V, and those "
-        "of free depth are charged for copying K/V above the exit",
+        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents{window}; replayed rows use exact K/V, and "
+        "those of free depth are charged for copying K/V above the exit",
         *([f"skipped near-duplicates of documents that were read: {duplicates}"] if duplicates else []),
         f"lens of {'full rank' if rank is None else f'rank {rank}'}, {record['lens']['steps']} steps; time: {seconds}",
         record["recommendation"],
@@ -151,6 +154,9 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     add("--documents", type=int, metavar="N",
         help="documents for each of choosing, certifying and judging "
              f"(default: {DOCUMENTS}, fewer for models above about 50M parameters)")  # fmt: skip
+    add("--window", type=int, metavar="N",
+        help="most tokens of a window of text "
+             "(default: 512, or 128 where the head costs more than a block)")  # fmt: skip
     add("--rise", type=float, default=0.01, metavar="SHARE",
         help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
     add("--threads", type=int, metavar="N", help="threads of torch (default: 1 for a small model)")

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final
@@ -43,7 +44,17 @@ from emad_ref.probes.signal_values import to_host
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.timing import PROMPT_LENGTHS, CandidateTime, Generate, generate_by, time_candidates
+from emad_ref.screening.timing import (
+    BATCH_ROWS,
+    PROMPT_LENGTHS,
+    CandidateTime,
+    Generate,
+    UnitCosts,
+    fit_seconds,
+    generate_by,
+    time_candidates,
+    timing_seconds,
+)
 from emad_ref.screening.traces import (
     HELD_OUT_TOKENS,
     ScreeningText,
@@ -51,6 +62,7 @@ from emad_ref.screening.traces import (
     fit_with_gate,
     held_out_tokens,
     layers_to_read,
+    lens_plan,
 )
 
 LOOKUP, ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "prompt lookup", "assisted", "self", "lens", "copies"
@@ -147,6 +159,21 @@ class DraftColumns:
     gate: Floats | None
     starts: Ints
     stands: Ints
+    _runs_by: dict[float | None, list[list[int]]] = field(default_factory=dict, repr=False)
+
+    def runs(self, threshold: float | None) -> list[list[int]]:
+        """For each text, the number of tokens in a row, from each on, whose gate is at most ``threshold``.
+
+        None: whose draft agrees.
+        """
+        if threshold not in self._runs_by:
+            if threshold is None:
+                flags = self.agrees
+            else:
+                flags = np.ones(len(self.agrees), dtype=bool) if self.gate is None else self.gate <= threshold
+            bounds = zip(self.starts[:-1], self.starts[1:], strict=True)
+            self._runs_by[threshold] = [_runs(flags[first:end]) for first, end in bounds]
+        return self._runs_by[threshold]
 
 
 def continuations(
@@ -237,12 +264,12 @@ def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copie
     """Simulate the rounds of drafting on the texts; the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:
         raise BadArgument("threshold", threshold, "inf where no gate was read", "read the columns with one")
-    sure = np.ones(len(columns.agrees), dtype=bool) if columns.gate is None else columns.gate <= threshold
-    drafts, copies, emitted = np.zeros(longest + 1), np.zeros(copied + 1), 0
-    for first, end in zip(columns.starts[:-1], columns.starts[1:], strict=True):
-        going, right = _runs(sure[first:end]), _runs(columns.agrees[first:end])
-        stands = columns.stands[first:end].tolist()
-        at, last = 1, end - first  # the prompt's last position decided the first token
+    drafts, copies, emitted = [0] * (longest + 1), [0] * (copied + 1), 0
+    texts = zip(columns.starts[:-1].tolist(), columns.runs(threshold), columns.runs(None), strict=True)
+    all_stands = columns.stands.tolist()
+    for first, going, right in texts:
+        at, last = 1, len(right)  # the prompt's last position decided the first token
+        stands = all_stands[first : first + last]
         while at < last:
             room = last - at - 1
             if copied and room and stands[at] >= 0:
@@ -255,8 +282,8 @@ def simulate_rounds(columns: DraftColumns, threshold: float, longest: int, copie
         emitted += last - 1
     if emitted == 0:
         raise BadArgument("columns.starts", columns.starts.tolist(), "texts of two decided tokens or more")
-    rounds = drafts.sum() + copies.sum()
-    return DraftingRounds(drafts / rounds, emitted / rounds, copies / rounds)
+    rounds = sum(drafts) + sum(copies)
+    return DraftingRounds(np.array(drafts) / rounds, emitted / rounds, np.array(copies) / rounds)
 
 
 def weights_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRounds) -> float:
@@ -318,10 +345,9 @@ def _standing_copies(text: TokenSequence) -> Ints:
 
 def _runs(flags: Bools) -> list[int]:
     """[n] length of the run of set flags from each place on."""
-    runs, running = [0] * len(flags), 0
-    for place in range(len(flags) - 1, -1, -1):
-        running = running + 1 if flags[place] else 0
-        runs[place] = running
+    places = np.arange(len(flags))
+    next_unset = np.minimum.accumulate(np.where(flags, len(flags), places)[::-1])[::-1]
+    runs: list[int] = (next_unset - places).tolist()
     return runs
 
 
@@ -371,8 +397,8 @@ def fit_draft_lens(
 
 
 CONTINUED_TOKENS = 112
-CONTINUED_ROWS = 32
-MAX_WINDOWS, MAX_LESSONS = 64, 256  # windows to choose or to report on, and to fit on, after each prompt length
+# windows after each prompt length: to choose or to report on, to fit on, and for all of these where heads cost more
+MAX_WINDOWS, MAX_LESSONS, LARGE_WINDOWS = 64, 256, 36
 WORTH_SPEEDUP = 1.05  # speed-up over full depth
 
 
@@ -419,18 +445,19 @@ def _in_words(way: Drafting, agreement: float) -> str:
 
 
 def choose_drafting(
-    model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings
+    model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings, progress: str | None = None
 ) -> SelfDraftingResult:
     """The fastest of three kinds of drafting: copies alone, drafts alone, and both, each at its best setting.
 
     Settings are ranked on continuations of the selection text by the weights that they read (``weights_per_token``);
-    the three best are then timed beside full depth.
+    the three best are then timed beside full depth. ``progress`` names the bars; None shows none.
     """
     layers = draft_layers(model.geometry.layers)
+    writes = None if progress is None else f"{progress}, texts of the model"
     try:
-        few = settings.part(MAX_WINDOWS)
-        lessons = _continued(model, texts.calibrate, few if layers_to_read(model) else settings.part(MAX_LESSONS))
-        chosen, judged = (_continued(model, text, few) for text in (texts.choose, texts.evaluate))
+        taught, few = _continued_windows(model, settings)
+        lessons = _continued(model, texts.calibrate, taught, writes)
+        chosen, judged = (_continued(model, text, few, writes) for text in (texts.choose, texts.evaluate))
         spoken = fit_draft_lens(
             model,
             lessons,
@@ -440,6 +467,7 @@ def choose_drafting(
             steps=settings.part(DRAFT_LENS_STEPS),
             tokens=held_out_tokens(model, settings),
             seed=settings.seed,
+            progress=progress,
         )
     except (BadArgument, EmptyCorpus) as error:
         return SelfDraftingResult(None, None, f"no text to draft on: {error}")
@@ -463,22 +491,65 @@ def choose_drafting(
     return SelfDraftingResult(way, None if why else way, why, spoken, agreement, rounds.tokens, fastest)
 
 
+def predict_drafting_seconds(
+    model: LoadedModel, texts: TextSplits, settings: ScreeningSettings, costs: UnitCosts
+) -> float:
+    """Predicted seconds of ``choose_drafting``."""
+    layers, room = draft_layers(model.geometry.layers), model.stepper.max_positions
+    taught, few = _continued_windows(model, settings)
+    written, steps = [], 0
+    for text, count in ((texts.calibrate, taught), (texts.choose, few), (texts.evaluate, few)):
+        tokens = 0
+        for prompt in PROMPT_LENGTHS:
+            long, new = sum(len(w.tokens) >= prompt for w in text.windows), min(CONTINUED_TOKENS, room - prompt)
+            tokens += min(long, count) * max(0, new)
+            steps += math.ceil(min(long, count) / BATCH_ROWS) * max(0, new)
+        written.append(tokens)
+    plan = replace(
+        lens_plan(model, settings),
+        layers=layers,
+        steps=settings.part(DRAFT_LENS_STEPS),
+        held_out_tokens=held_out_tokens(model, settings),
+    )
+    heads = 1 + len(layers) * (1 + sum(SHARES_OF_VOCABULARY))
+    read = written[1] * (costs.forward + heads * costs.head) + written[2] * (costs.forward + 2 * costs.head)
+    timed = (1 + KINDS) * timing_seconds(settings, costs)
+    return steps * costs.batch_step + fit_seconds(plan, written[0], model.stepper.vocabulary, costs) + read + timed
+
+
+def _continued_windows(model: LoadedModel, settings: ScreeningSettings) -> tuple[int, int]:
+    """Windows to continue after each prompt length, of the text to fit on, and of each that settings are judged on."""
+    if layers_to_read(model):
+        return settings.part(LARGE_WINDOWS), settings.part(LARGE_WINDOWS)
+    return settings.part(MAX_LESSONS), settings.part(MAX_WINDOWS)
+
+
+KINDS = 3  # of drafting that are timed: copies, drafts, both
+
+
 def _kind(way: Drafting) -> str:
     return "copies" if not way.longest else "drafts and copies" if way.copied else "drafts"
 
 
-def _continued(model: LoadedModel, text: ScreeningText, count: int) -> list[TokenSequence]:
+def _continued(model: LoadedModel, text: ScreeningText, count: int, progress: str | None = None) -> list[TokenSequence]:
     """Continuations of at most ``count`` windows after every prompt length.
 
     Raises:
         BadArgument: no window is long enough.
     """
     room, texts = model.stepper.max_positions, []
-    for prompt in PROMPT_LENGTHS:
-        long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
-        if long and prompt + 1 < room:  # one token comes from the prompt's pass: there is nothing to draft
+    prompts = {
+        prompt: [window for window in text.windows if len(window.tokens) >= prompt][:count]
+        for prompt in PROMPT_LENGTHS
+        if prompt + 1 < room  # one token comes from the prompt's pass: there is nothing to draft
+    }
+    with tqdm(desc=progress, disable=progress is None, total=sum(map(len, prompts.values())), unit="text") as bar:
+        for prompt, long in prompts.items():
             new = min(CONTINUED_TOKENS, room - prompt)
-            texts += continuations(model.stepper, long, prompt, new, rows=CONTINUED_ROWS)
+            for first in range(0, len(long), BATCH_ROWS):
+                batch = long[first : first + BATCH_ROWS]
+                texts += continuations(model.stepper, batch, prompt, new, rows=BATCH_ROWS)
+                bar.update(len(batch))
     if not texts:
         raise BadArgument("windows", 0, f"some of at least {min(PROMPT_LENGTHS)} tokens", "give longer documents")
     return texts

@@ -24,12 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from tqdm import tqdm
 
 from emad_ref.calibration.trace import EmptyCorpus, Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import BATCH_ROWS, teacher_force_texts
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
@@ -38,6 +36,7 @@ from emad_ref.replay import replay
 from emad_ref.schedule.schedules import schedule_of
 from emad_ref.statistics.estimate import holm
 from emad_ref.statistics.units import ByDocument, DocumentOf
+from emad_ref.sweep.losses import feed_texts
 
 DIGITS = 7  # significant digits in a file: signals are float32
 
@@ -183,13 +182,17 @@ def decoded_features(
     """As ``read_features``, by decoding, whatever the schedule; at most ``rows`` per batch."""
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
-    decoder = WalkedDecoder(stepper, point, max_rows=rows)
-    total = sum(window.decided for window in windows)
-    with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
-        texts = teacher_force_texts(decoder, windows, bar.update)
-    document = np.repeat([window.document for window in windows], [window.decided for window in windows])
+    texts = feed_texts(stepper, windows, point, rows=rows, progress=progress)
+    return features_of_texts(texts, DocumentOf(np.array([window.document for window in windows])), point, text)
+
+
+def features_of_texts(
+    texts: Sequence[TeacherForcedText], windows: DocumentOf, point: OperatingPoint, text: str
+) -> DocumentFeatures:
+    """As ``read_features``, from texts that were fed; ``windows`` [texts]: the document of each."""
     depth, signal = (np.concatenate([getattr(each, name) for each in texts]) for name in ("depth", "signal"))
-    return document_features(depth, signal, DocumentOf(document), point, text)
+    document = DocumentOf(np.repeat(windows.number, [len(each.depth) for each in texts]))
+    return document_features(depth, signal, document, point, text)
 
 
 def replayed_features(trace: Trace, point: OperatingPoint, windows: DocumentOf, text: str) -> DocumentFeatures:

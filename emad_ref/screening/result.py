@@ -159,6 +159,7 @@ def screened_json(result: ScreeningResult, recommendation: Recommendation) -> di
         "dtype": result.fitted.lens.dtype,
         "layers": own.layers,
         "corpus": settings.corpus,
+        "window": result.fitted.plan["window"],
         "seed": settings.seed,
         "rise": settings.rise,
         "versions": library_versions(),

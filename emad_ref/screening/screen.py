@@ -26,7 +26,7 @@ from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.tokenizers import require_decoder_only
 from emad_ref.probes.lens import StateTranslators, attach_lens
-from emad_ref.screening.drafts import SelfDraftingResult, choose_drafting
+from emad_ref.screening.drafts import SelfDraftingResult, choose_drafting, predict_drafting_seconds
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.families import ExitFamily, free_depth_families, published_families, tuned_lens_families
 from emad_ref.screening.result import recommend, screened_json
@@ -69,7 +69,6 @@ from emad_ref.screening.traces import (
 
 T = TypeVar("T")
 PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "timing", "drafts")
-PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS = 100, 40  # windows, for EMAD's profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +76,7 @@ class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
     ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
-    phase → its duration; ``predicted``: of the first phases, by ``timing.predict_seconds``.
+    phase → its duration; ``predicted``: of the phases that take most.
     """
 
     model: LoadedModel
@@ -151,7 +150,9 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
     run, geometry = _PhaseTimer(progress), model.geometry
     texts = run("text", lambda name: read_splits(model, settings, name))
     with every_thread_for_batches(texts.calibrate.tokens):
-        predicted = predict_seconds(model, texts, settings, measure_unit_costs(model, texts.choose))
+        costs = measure_unit_costs(model, texts.choose)
+        predicted = predict_seconds(model, texts, settings, costs)
+        predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)
         if progress:
             print_error(f"{model.name}: {duration_text(predicted)}")
         fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
@@ -185,7 +186,7 @@ def run_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: boo
         return time_candidates(model, ways, texts.evaluate, settings)
 
     timed = run("timing", time_points)
-    drafts = run("drafts", lambda _: choose_drafting(model, texts, fitted, settings))
+    drafts = run("drafts", lambda name: choose_drafting(model, texts, fitted, settings, name))
     return ScreeningResult(
         model=model,
         settings=settings,
@@ -210,7 +211,7 @@ def _fit_families(
 ) -> list[ExitFamily]:
     layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
     named, read = None if progress is None else f"{progress}, profile", layers_to_read(model)
-    windows = texts.calibrate.windows[: settings.part(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)]
+    windows = texts.calibrate.windows[: settings.profile_windows]
     profile = profile_of(
         take_trace(model.stepper, windows, layers=read, progress=named),
         read or default_probes(layers),

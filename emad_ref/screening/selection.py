@@ -23,6 +23,7 @@ from scipy import stats
 
 from emad_ref.calibration.linear_maps import TRANSLATOR_RANK, fit_translators
 from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel
@@ -30,7 +31,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
 from emad_ref.replay import Replay, TraceReplayer, decode_flops, sequence_sums
-from emad_ref.screening.drift import DocumentFeatures, read_features
+from emad_ref.screening.drift import DocumentFeatures, features_of_texts
 from emad_ref.screening.families import OWN_HEAD, TUNED_LENS, ExitFamily
 from emad_ref.screening.guarantee import ERROR, EXCESS, Guarantee, certify_losses, excess_loss, p_values, require_order
 from emad_ref.screening.settings import ScreeningSettings
@@ -435,29 +436,30 @@ def certify_points(
     tokens = text.lengths
     rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.documents, judged)
     by, risk = partial(ByDocument.summed, document=text.documents), float(np.log1p(settings.rise))
-    tried, bounds = list[OperatingPoint](), list[float]()
+    tried, bounds, fed = list[OperatingPoint](), list[float](), list[list[TeacherForcedText]]()
     for point in points:
         tried.append(point)
         named = None if progress is None else f"{progress}, {len(tried)} of at most {len(points)}"
-        columns = join_columns(columns, decode_points(model, text, [point], named))
+        fed.append(losses.feed_texts(model.stepper, text.windows, point, rows=ROWS, progress=named))
+        columns = join_columns(
+            columns, losses.columns_of_texts(model.stepper, model.geometry, text.windows, point, fed[-1])
+        )
         bounds.append(rise_bounds.bound(columns.nll_nats[:, -1]))
         excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))
         if bounds[-1] > settings.rise and p_values(excess, risk)[-1] > ERROR:
             break  # neither is a looser one: the sequence of tests ends here
     within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
     names = [point.name for point in tried]
-    promise = certify_losses(excess, names, EXCESS, text=settings.corpus, risk=risk, seed=settings.seed)
+    promise = certify_losses(excess, names, EXCESS, text=settings.text, risk=risk, seed=settings.seed)
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = tried[max(within)] if within else None
     certification = Certification(family, tuple(tried), np.array(bounds), saved, chosen, promise, None)
-    if certification.promised is None:
+    promised = certification.promised
+    if promised is None:
         return certification
-    sample = text.first(ENOUGH_DOCUMENTS).windows
-    named = None if progress is None else f"{progress}, signs"
-    return replace(
-        certification,
-        signs=read_features(model.stepper, certification.promised, sample, settings.corpus, progress=named),
-    )
+    sample = text.first(ENOUGH_DOCUMENTS)
+    known = fed[tried.index(promised)][: len(sample.windows)]
+    return replace(certification, signs=features_of_texts(known, sample.documents, promised, settings.text))
 
 
 def join_columns(left: PointColumns, right: PointColumns) -> PointColumns:

@@ -15,9 +15,11 @@ from emad_ref.text.documents import DEFAULT_CORPUS
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity in tables
 DOCUMENTS = 300
 LARGE_TOKEN_FLOPS = 250e6  # of a traced token: its blocks, and a head after every probe and at the end
-FEWEST_DOCUMENTS = 200  # of a large model: the fewest with which a lossy point may be recommended
+FEWEST_DOCUMENTS = 220  # of a large model: 200 count in full, the fewest on which a lossy point is recommended
+LARGE_WINDOW = 128  # tokens of a window where a head costs more than a block: traces read a dozen heads of each token
 SETTLED_DOCUMENTS = 300  # documents from which on lens, gate and drafts are fitted in their full number of steps
-WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on
+PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS = 100, 40  # windows, for EMAD's profile
+WINDOWS_PER_DOCUMENT = 2  # windows to fit on, per window to choose or judge on; 1 where a head costs more than a block
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,10 @@ class ScreeningSettings:
 
     ``corpus``, ``data``: text and its folder. ``documents``: to choose on, and as many each to certify and judge. The
     duration of a screening is about proportional to its documents. ``rise``: upper bound of the perplexity rise of a
-    recommendation. ``seed``: of held-out documents and resampling.
+    recommendation. ``seed``: of held-out documents and resampling. ``window``: the most tokens of a window; None: 512.
 
     Raises:
-        BadArgument: fewer than two documents, a rise that is no fraction in 0–1.
+        BadArgument: fewer than two documents, a rise that is no fraction in 0–1, a window of less than two tokens.
     """
 
     corpus: str = DEFAULT_CORPUS
@@ -37,12 +39,25 @@ class ScreeningSettings:
     documents: int = DOCUMENTS
     rise: float = 0.01
     seed: int = 0
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if self.documents < 2:
             raise BadArgument("documents", self.documents, "at least 2", "one has no spread")
         if not 0 < self.rise < 1:
             raise BadArgument("rise", self.rise, "a fraction in 0–1, both excluded", "0.01 is 1 %")
+        if self.window is not None and self.window < 2:
+            raise BadArgument("window", self.window, "at least 2 tokens", "one to see and one to predict")
+
+    @property
+    def text(self) -> str:
+        """The text that is read, in words."""
+        return self.corpus if self.window is None else f"{self.corpus} in windows of at most {self.window} tokens"
+
+    @property
+    def profile_windows(self) -> int:
+        """Windows that EMAD's profile is calibrated on."""
+        return self.part(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)
 
     def part(self, whole: int, fewest: int = 1) -> int:
         """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, in proportion for fewer; at least ``fewest``."""

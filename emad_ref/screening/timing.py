@@ -1,4 +1,4 @@
-"""Times of a screening: of its first phases, predicted from a short measurement, and of the few candidates.
+"""Times of a screening: of its phases, predicted from a short measurement, and of the few candidates.
 
 Requests of candidates are paired (``benchmark.clock``): each candidate and full depth continue the same prompt next to
 one another. EMAD-X3 and EMAD-X4 judge the result on more requests and against more baselines.
@@ -18,6 +18,7 @@ import torch
 
 from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
+from emad_ref.calibration.lens_fit import LensPlan
 from emad_ref.calibration.trace import head_blocks, readout_columns, states_after
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
@@ -26,9 +27,10 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.families import TUNED_LENS
-from emad_ref.screening.selection import SelectedPoint, SelectionRow
+from emad_ref.screening.selection import STRICTNESS, SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, lens_plan
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, TextSplits, layers_to_read, lens_plan
+from emad_ref.signals import log_probabilities
 
 T = TypeVar("T")
 FULL_DEPTH = "full depth"
@@ -111,30 +113,46 @@ def points_to_time(
 
 # ---------------------------------------------------------------- the screening itself
 
-MEASURED_TOKENS = 512
+MEASURED_TOKENS, MEASURED_STEPS = 512, 6
 BACKWARD = 3.0  # a step with gradients, in passes without
-SIGNALS = 1.5  # a head with its divergence, in heads with signals alone
+BATCH_ROWS = 32  # rows of a step when the model writes texts
 
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Seconds of a model on this machine: ``forward`` of a token in a batch, ``head`` of a row with all signals."""
+    """Seconds of a model on this machine.
+
+    ``forward`` of a token in a batch, ``head`` of a row with all signals and its divergence, ``step`` of decoding one
+    row, and ``batch_step`` of ``BATCH_ROWS`` rows.
+    """
 
     forward: float
     head: float
+    step: float
+    batch_step: float
 
 
 def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
-    """Measure on windows of ``text``: the second of two passes each."""
+    """Measure on windows of ``text``: the second of two runs each."""
     stepper, windows = model.stepper, list(text.windows)
     batch = [windows[at % len(windows)] for at in range(max(1, MEASURED_TOKENS // len(windows[0].tokens)))]
     tokens = sum(each.decided for each in batch)
-    seconds = partial(_seconds, synchronize=WalkedDecoder(stepper, full_depth(stepper.layers)).synchronize)
+    decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=BATCH_ROWS)
+    seconds = partial(_seconds, synchronize=decoder.synchronize)
     forward, states = seconds(lambda: [*states_after(stepper, batch)][-1])
     rows = states[: next(head_blocks(stepper, tokens)).stop]
     target = torch.zeros(len(rows), dtype=torch.int64, device=stepper.device)
-    head, _ = seconds(lambda: readout_columns(stepper.logits(rows), target, "after the last layer"))
-    return UnitCosts(forward / tokens, head / len(rows))
+
+    def read() -> None:
+        logits = stepper.logits(rows)
+        readout_columns(logits, target, "after the last layer", log_probabilities(logits))
+
+    def decode(count: int) -> None:
+        decoder.generate([Prompt(windows[0].tokens[:2])] * count, MEASURED_STEPS)
+
+    head, _ = seconds(read)
+    step, batch_step = (seconds(partial(decode, count))[0] / MEASURED_STEPS for count in (1, BATCH_ROWS))
+    return UnitCosts(forward / tokens, head / len(rows), step, batch_step)
 
 
 def _seconds(run: Callable[[], T], synchronize: Callable[[], None]) -> tuple[float, T]:
@@ -150,27 +168,42 @@ def _seconds(run: Callable[[], T], synchronize: Callable[[], None]) -> tuple[flo
 def predict_seconds(
     model: LoadedModel, texts: TextSplits, settings: ScreeningSettings, costs: UnitCosts
 ) -> dict[str, float]:
-    """Predicted seconds of the phases ``lens`` and ``traces``, from counts of tokens and heads.
+    """Predicted seconds of the phases that take most, from counts of tokens, heads and steps.
 
-    The work of later phases depends on what these find: how many points are decoded, and at which depths.
+    ``decoding`` assumes that every threshold but the loosest is decoded, one point judged, and a head read before each
+    exit besides the one at it; ``timing`` that all candidates take the time of full depth. What drafts take is
+    predicted by ``drafts.predict_drafting_seconds``.
     """
     plan, read = lens_plan(model, settings), layers_to_read(model)
-    heads, fitted = len(read or range(1, model.stepper.layers)), len(plan.layers)
-    part = min(1.0, SAMPLED_TOKENS / model.stepper.vocabulary)
-    tokens, shown = texts.calibrate.tokens, texts.choose.tokens + texts.evaluate.tokens
-    training = (1 - plan.held_out) * tokens * (costs.forward + costs.head)
-    refined = plan.steps * plan.tokens_per_step * (1 + BACKWARD * fitted) * part * costs.head / 2
-    held_out = min(plan.held_out * tokens, plan.held_out_tokens) * 2 * (costs.forward + fitted * costs.head)
+    heads = len(read or range(1, model.stepper.layers))
+    shown, certified = texts.choose.tokens + texts.evaluate.tokens, texts.certify.tokens
+    profile = sum(each.decided for each in texts.calibrate.windows[: settings.profile_windows])
+    fed = certified * (len(STRICTNESS) - 1) + texts.certify.first(ENOUGH_DOCUMENTS).tokens + texts.evaluate.tokens
     return {
-        "lens": training + refined + held_out,
-        "traces": shown * (costs.forward + (1 + 2 * heads * SIGNALS) * costs.head),
+        "lens": fit_seconds(plan, texts.calibrate.tokens, model.stepper.vocabulary, costs),
+        "traces": (shown + profile) * (costs.forward + costs.head) + heads * (2 * shown + profile) * costs.head,
+        "decoding": certified * (costs.forward + costs.head) + fed * (costs.forward + 2 * costs.head),
+        "timing": (1 + CANDIDATES) * timing_seconds(settings, costs),
     }
 
 
+def fit_seconds(plan: LensPlan, tokens: int, vocabulary: int, costs: UnitCosts) -> float:
+    """Predicted seconds of fitting a lens, and its gate, on ``tokens`` positions."""
+    fitted, part = len(plan.layers), min(1.0, SAMPLED_TOKENS / vocabulary)
+    cached = (1 - plan.held_out) * tokens * (costs.forward + costs.head)
+    refined = plan.steps * plan.tokens_per_step * (1 + BACKWARD * fitted) * part * costs.head / 2
+    held_out = min(plan.held_out * tokens, plan.held_out_tokens) * 2 * (costs.forward + fitted * costs.head)
+    return cached + refined + held_out
+
+
+def timing_seconds(settings: ScreeningSettings, costs: UnitCosts) -> float:
+    """Predicted seconds of timing one candidate."""
+    return (1 + pairs_of(settings)) * NEW_TOKENS * costs.step
+
+
 def duration_text(predicted: Mapping[str, float]) -> str:
-    """``lens and traces take about 20 minutes (lens 5, traces 15); …``; below two minutes in seconds."""
+    """``about 20 minutes (lens 5, traces 15)``; below two minutes in seconds."""
     total = sum(predicted.values())
     unit, per_unit = ("seconds", 1.0) if total < 120 else ("minutes", 60.0)
     parts = ", ".join(f"{phase} {seconds / per_unit:.0f}" for phase, seconds in predicted.items())
-    first = f"{' and '.join(predicted)} take about {total / per_unit:.0f} {unit} ({parts})"
-    return f"{first}; decoding and drafts come on top, and depend on what these find"
+    return f"about {total / per_unit:.0f} {unit} ({parts})"

@@ -22,7 +22,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import Trace, take_trace_pair
-from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
+from emad_ref.calibration.windows import LONGEST_WINDOW, MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.stepper import Stepper
@@ -93,8 +93,9 @@ def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str |
         TooLittleText: a split without a window, or with a single document.
         BadArgument: as ``tuning.windows_of``.
     """
+    per_document = WINDOWS_PER_DOCUMENT if layers_to_read(model) is None else 1
     counts: dict[Split, int] = {
-        "calibrate": WINDOWS_PER_DOCUMENT * settings.documents,
+        "calibrate": per_document * settings.documents,
         "validate": 2 * settings.documents,
         "evaluate": settings.documents,
     }
@@ -137,8 +138,8 @@ def _windows(
     """
 
     def cut(limit: int | None, per_document: int) -> Iterator[TokenSequence]:
-        read = {"data": settings.data, "limit": limit, "per_document": per_document, "told": report}
-        return windows_of(model, settings.corpus, split, **read)  # type: ignore[arg-type]  # each of its own type
+        read = {"data": settings.data, "limit": limit, "per_document": per_document, "longest": settings.window}
+        return windows_of(model, settings.corpus, split, told=report, **read)  # type: ignore[arg-type]  # each of its own type
 
     count_given = 0
     for window in cut(count, 1):
@@ -215,7 +216,7 @@ def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
         fingerprint=model.fingerprint,
         dtype=dtype_of(stepper),
         corpus=settings.corpus,
-        window=window_size(stepper.max_positions),
+        window=min(window_size(stepper.max_positions), settings.window or LONGEST_WINDOW),
         layers=layers_to_read(model) or _dense_layers(stepper.layers),
         held_out=0.3,
         seed=settings.seed,

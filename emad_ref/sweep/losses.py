@@ -13,7 +13,7 @@ cross-attention of decode steps, and the K/V of a source that they need, are cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from tqdm import tqdm
@@ -22,7 +22,7 @@ from emad_ref.benchmark.flops import Flops, flops
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import BATCH_ROWS, teacher_force_texts
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
@@ -262,31 +262,46 @@ def decoded_columns(
         raise BadArgument("rows", rows, "at least 1")
     if not list(batched(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
-    total = len(requested) * sum(sequence.decided for sequence in sequences)
+    columns = [
+        columns_of_texts(
+            stepper, geometry, sequences, point, feed_texts(stepper, sequences, point, rows=rows, progress=progress)
+        )
+        for point in requested
+    ]
+    return PointColumns(*(np.hstack([getattr(each, field.name) for each in columns]) for field in fields(PointColumns)))
+
+
+def feed_texts(
+    stepper: Stepper,
+    sequences: Sequence[TokenSequence],
+    point: OperatingPoint,
+    *,
+    rows: int = BATCH_ROWS,
+    progress: str | None = None,
+) -> list[TeacherForcedText]:
+    """``sequences`` as our decoder takes them at ``point``; arguments and exceptions as of ``decoded_columns``."""
+    decoder = WalkedDecoder(stepper, point, max_rows=1 if point.confidence is not None else rows)
+    total = sum(sequence.decided for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
-        columns = [_decoded_column(stepper, geometry, sequences, point, rows, bar) for point in requested]
-    return PointColumns(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))
+        return teacher_force_texts(decoder, sequences, bar.update)
 
 
-def _decoded_column(
+def columns_of_texts(
     stepper: Stepper,
     geometry: Geometry,
     sequences: Sequence[TokenSequence],
     point: OperatingPoint,
-    rows: int,
-    bar: tqdm,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """(nll_nats, wrong, flops, depth) [sequences] of one point."""
-    alone = point.confidence is not None
-    decoder = WalkedDecoder(stepper, point, max_rows=1 if alone else rows)
-    texts = teacher_force_texts(decoder, sequences, bar.update)
+    texts: Sequence[TeacherForcedText],
+) -> PointColumns:
+    """Columns [sequences, 1] of ``texts``, which are ``feed_texts`` of ``sequences`` at ``point``."""
     depths = [text.depth for text in texts]
-    if alone:
-        cost = np.array([float(flops(text.work, geometry).total) for text in texts if text.work is not None])
-    else:
+    if point.confidence is None:
         cost = _derived_flops(stepper, geometry, sequences, point, depths)
+    else:
+        cost = np.array([float(flops(text.work, geometry).total) for text in texts if text.work is not None])
     nll_nats, wrong = (np.array([getattr(text, name).sum() for text in texts], float) for name in ("nll_nats", "wrong"))
-    return nll_nats, wrong, cost, np.array([each.sum() for each in depths], dtype=np.float64)
+    depth = np.array([each.sum() for each in depths], dtype=np.float64)
+    return PointColumns(*(each[:, None] for each in (nll_nats, wrong, cost, depth)))
 
 
 def _derived_flops(
