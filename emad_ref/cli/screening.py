@@ -152,7 +152,7 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on (default: {DEFAULT_CORPUS})")
     add_data(sub)
     add("--documents", type=int, metavar="N",
-        help="documents for each of choosing, certifying and judging "
+        help="documents to certify and to judge on, each; as many or half as many to choose on "
              f"(default: {DOCUMENTS}, fewer for models above about 50M parameters)")  # fmt: skip
     add("--window", type=int, metavar="N",
         help="most tokens of a window of text "

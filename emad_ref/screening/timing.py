@@ -6,6 +6,7 @@ one another. EMAD-X3 and EMAD-X4 judge the result on more requests and against m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from emad_ref.record import Ints
 from emad_ref.screening.families import TUNED_LENS
 from emad_ref.screening.selection import STRICTNESS, SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, TextSplits, layers_to_read, lens_plan
+from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, lens_plan
 from emad_ref.signals import log_probabilities
 
 T = TypeVar("T")
@@ -170,15 +171,15 @@ def predict_seconds(
 ) -> dict[str, float]:
     """Predicted seconds of the phases that take most, from counts of tokens, heads and steps.
 
-    ``decoding`` assumes that every threshold but the loosest is decoded, one point judged, and a head read before each
-    exit besides the one at it; ``timing`` that all candidates take the time of full depth. What drafts take is
+    ``decoding`` assumes that half of the thresholds are decoded, one point judged, and a head read before each exit
+    besides the one at it; ``timing`` that all candidates take the time of full depth. What drafts take is
     predicted by ``drafts.predict_drafting_seconds``.
     """
     plan, read = lens_plan(model, settings), layers_to_read(model)
     heads = len(read or range(1, model.stepper.layers))
     shown, certified = texts.choose.tokens + texts.evaluate.tokens, texts.certify.tokens
     profile = sum(each.decided for each in texts.calibrate.windows[: settings.profile_windows])
-    fed = certified * (len(STRICTNESS) - 1) + texts.certify.first(ENOUGH_DOCUMENTS).tokens + texts.evaluate.tokens
+    fed = certified * math.ceil(len(STRICTNESS) / 2) + texts.evaluate.tokens
     return {
         "lens": fit_seconds(plan, texts.calibrate.tokens, model.stepper.vocabulary, costs),
         "traces": (shown + profile) * (costs.forward + costs.head) + heads * (2 * shown + profile) * costs.head,

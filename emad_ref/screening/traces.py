@@ -1,8 +1,8 @@
 """Text splits of a screening, the lens and gate fitted on them, and traces for selection and evaluation.
 
     calibrate  its training documents fit the lens, its others the gate and the maps of K and V
-    validate   every other document chooses rules and thresholds, the rest certify them: a guarantee is void if its own
-               text has chosen the rule
+    validate   every other document, or every third of a model whose head costs more than a block, chooses rules and
+               thresholds, the rest certify them: a guarantee is void if its own text has chosen the rule
     evaluate   every figure shown is about this split
 
 Each split has one window per document if there are enough documents, since intervals resample documents.
@@ -93,10 +93,12 @@ def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str |
         TooLittleText: a split without a window, or with a single document.
         BadArgument: as ``tuning.windows_of``.
     """
-    per_document = WINDOWS_PER_DOCUMENT if layers_to_read(model) is None else 1
+    large = layers_to_read(model) is not None
+    halved = large and settings.documents >= 2 * MIN_DOCUMENTS
+    choosing = settings.documents // 2 if halved else settings.documents
     counts: dict[Split, int] = {
-        "calibrate": per_document * settings.documents,
-        "validate": 2 * settings.documents,
+        "calibrate": (1 if large else WINDOWS_PER_DOCUMENT) * settings.documents,
+        "validate": choosing + settings.documents,
         "evaluate": settings.documents,
     }
     splits: dict[Split, ScreeningText] = {}
@@ -107,7 +109,7 @@ def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str |
             splits[split] = ScreeningText(
                 windows, max((t.left_out for t in read if isinstance(t, DistinctDocuments)), default=0)
             )
-    texts = TextSplits(splits["calibrate"], *_halves(splits["validate"]), splits["evaluate"])
+    texts = TextSplits(splits["calibrate"], *_divided(splits["validate"], 3 if halved else 2), splits["evaluate"])
     for purpose, text in vars(texts).items():
         if text.count < 2:
             raise TooLittleText(
@@ -117,16 +119,14 @@ def read_splits(model: LoadedModel, settings: ScreeningSettings, progress: str |
     return texts
 
 
-def _halves(text: ScreeningText) -> tuple[ScreeningText, ScreeningText]:
-    """Every other document, and the rest."""
-    place = text.documents.place % 2
-    first, second = (
-        ScreeningText(
-            tuple(w for w, half in zip(text.windows, place, strict=True) if half == parity), text.near_duplicates
-        )
-        for parity in (0, 1)
+def _divided(text: ScreeningText, every: int) -> tuple[ScreeningText, ScreeningText]:
+    """Every ``every``-th document, and the rest."""
+    first = text.documents.place % every == 0
+    chosen, rest = (
+        ScreeningText(tuple(w for w, of in zip(text.windows, first, strict=True) if of == part), text.near_duplicates)
+        for part in (True, False)
     )
-    return first, second
+    return chosen, rest
 
 
 def _windows(

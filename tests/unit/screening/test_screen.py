@@ -151,6 +151,21 @@ def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
     assert default_documents(traced_token_flops(nano.geometry)) == 300
 
 
+def test_where_a_head_costs_more_than_a_block_half_as_many_documents_choose(nano, monkeypatch):
+    settings = ScreeningSettings(documents=60, window=40)
+    monkeypatch.setattr(traces, "layers_to_read", lambda model: (2, 3))
+    texts = read_splits(nano, settings)
+    assert [text.count for text in vars(texts).values()] == [60, 30, 60, 60]
+    assert not {each.tokens.tobytes() for each in texts.choose.windows} & {
+        each.tokens.tobytes() for each in texts.certify.windows
+    }
+    assert max(len(each.tokens) for text in vars(texts).values() for each in text.windows) == 40
+    few = read_splits(nano, replace(settings, documents=40))
+    assert [text.count for text in vars(few).values()] == [40, 40, 40, 40], "20 documents could choose nothing"
+    monkeypatch.undo()
+    assert [text.count for text in vars(read_splits(nano, settings)).values()] == [120, 60, 60, 60]
+
+
 def test_a_screening_of_few_layers_reads_compares_and_leaves_after_these_alone(nano, monkeypatch):
     for module in (traces, screen_module, drafts):
         monkeypatch.setattr(module, "layers_to_read", lambda model: (2, 3))
