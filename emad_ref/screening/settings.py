@@ -28,7 +28,8 @@ class ScreeningSettings:
 
     ``corpus``, ``data``: text and its folder. ``documents``: to certify and to judge on, each; where a head costs more
     than a block, half as many choose. The duration of a screening is about proportional to its documents. ``rise``:
-    upper bound of the perplexity rise of a recommendation. ``seed``: of held-out documents and resampling. ``window``: the most tokens of a window; None: 512.
+    upper bound of the perplexity rise of a recommendation. ``seed``: of held-out documents and resampling. ``window``:
+    the most tokens of a window; None: 512.
 
     Raises:
         BadArgument: fewer than two documents, a rise that is no fraction in 0–1, a window of less than two tokens.
