@@ -44,7 +44,7 @@ def screen(args: argparse.Namespace) -> None:
     from emad_ref.report.tables import DEFAULT_WIDTH, plain_table
     from emad_ref.screening.exit import save_exit
     from emad_ref.screening.screen import screen as run
-    from emad_ref.screening.settings import LARGE_WINDOW, ScreeningSettings, default_documents
+    from emad_ref.screening.settings import ScreeningSettings, default_documents, default_window
 
     require_writable(args.out, "out")  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
@@ -52,8 +52,8 @@ def screen(args: argparse.Namespace) -> None:
     loaded = load(args.model)
     if args.documents is None:
         settings = replace(settings, documents=default_documents(traced_token_flops(loaded.geometry)))
-    if args.window is None and loaded.geometry.has_costly_head:
-        settings = replace(settings, window=LARGE_WINDOW)
+    if args.window is None:
+        settings = replace(settings, window=default_window(loaded.geometry))
     if args.threads is not None:
         if args.threads < 1:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")

@@ -56,7 +56,7 @@ from emad_ref.screening.families import (
 from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.screen import screen
 from emad_ref.screening.selection import PointSelector, replayed_columns
-from emad_ref.screening.settings import ScreeningSettings
+from emad_ref.screening.settings import ScreeningSettings, default_window
 from emad_ref.screening.timing import Generate
 from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_traces
 from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
@@ -108,7 +108,10 @@ class ExitEvaluation:
         if path is not None:
             return self._brought(path)
         documents, seed = DOCUMENTS[subject.budget.name], subject.seed
-        settings = ScreeningSettings(corpus=subject.corpus, data=subject.data, documents=documents, seed=seed)
+        window = default_window(subject.loaded.geometry)
+        settings = ScreeningSettings(
+            corpus=subject.corpus, data=subject.data, documents=documents, seed=seed, window=window
+        )
         try:
             return screen(subject.loaded, settings, progress=True).attach(subject.loaded)
         except (TooLittleText, EmptyCorpus) as error:

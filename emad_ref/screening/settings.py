@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import Geometry
 from emad_ref.text.documents import DEFAULT_CORPUS
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity in tables
@@ -63,6 +64,11 @@ class ScreeningSettings:
     def part(self, whole: int, fewest: int = 1) -> int:
         """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, in proportion for fewer; at least ``fewest``."""
         return max(fewest, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
+
+
+def default_window(geometry: Geometry) -> int | None:
+    """Most tokens of a window: ``LARGE_WINDOW`` where a head costs more than a block, else None."""
+    return LARGE_WINDOW if geometry.has_costly_head else None
 
 
 def work_share(token_flops: float) -> float:

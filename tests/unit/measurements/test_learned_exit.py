@@ -92,7 +92,7 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
     evidence = small_evidence(seed=3)
     assert evidence.learned_exit.missing == ""
     assert evidence.learned_exit.exit is evidence.learned_exit.exit
-    assert asked == [ScreeningSettings(corpus="self", documents=200, seed=3)]
+    assert asked == [ScreeningSettings(corpus="self", documents=240, seed=3)]
     assert attached_lens(evidence.subject.stepper, evidence.learned_exit.exit.fitted.lens.digest) is not None
 
 

@@ -37,7 +37,7 @@ from emad_ref.screening.selection import (
     certify_points,
     loosest_point,
 )
-from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings, default_documents
+from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings, default_documents, default_window
 from emad_ref.screening.timing import UnitCosts, duration_text, measure_unit_costs, predict_seconds
 from emad_ref.screening.traces import TooLittleText, held_out_tokens, layers_to_read, read_splits, shortage
 from emad_ref.statistics.estimate import Estimate
@@ -149,6 +149,7 @@ def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
     assert layers_to_read(nano) is None
     assert held_out_tokens(nano, ScreeningSettings()) == 20_000
     assert default_documents(traced_token_flops(nano.geometry)) == 300
+    assert [default_window(each) for each in (geometry, nano.geometry)] == [128, None]
 
 
 def test_where_a_head_costs_more_than_a_block_half_as_many_documents_choose(nano, monkeypatch):
