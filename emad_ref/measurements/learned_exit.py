@@ -18,6 +18,7 @@ from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
+from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.latency import (
     ADAPTIVE,
@@ -63,7 +64,7 @@ from emad_ref.statistics.rates import DocumentCosts, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.components import PUBLISHED, ReadoutTraces, TunedCombination, exchange_components, gate_at_probes
 from emad_ref.sweep.grids import evenly_spaced
-from emad_ref.sweep.losses import PointColumns, decoded_columns
+from emad_ref.sweep.losses import PointColumns, columns_of_texts, feed_texts
 from emad_ref.sweep.oracles import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
@@ -199,18 +200,31 @@ class ExitEvaluation:
         """Costs of the exit's own point as it decodes, everything charged."""
         if self.point is None:
             return None
-        columns = decoded_columns(
-            self.subject.stepper, self.subject.loaded.geometry, self._traces.evaluated, [self.point],
-            progress=f"{self.subject.name}: decoding at {self.point.name}",
-        )  # fmt: skip
-        return self.spent(self.point.name, columns, 0)
+        stepper, geometry, sequences = self.subject.stepper, self.subject.loaded.geometry, self._traces.evaluated
+        return self.spent(self.point.name, columns_of_texts(stepper, geometry, sequences, self.point, self._fed), 0)
+
+    @cached_property
+    def _fed(self) -> list[TeacherForcedText]:
+        """The evaluated texts as they are decoded at the exit's point."""
+        assert self.point is not None, "an exit with a point"
+        named = f"{self.subject.name}: decoding at {self.point.name}"
+        return feed_texts(self.subject.stepper, self._traces.evaluated, self.point, progress=named)
 
     @property
     def excess(self) -> ByDocument:
-        """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it."""
-        assert self.chosen is not None, "an exit with a point"
-        nll, full = self.chosen.nll_nats, self.full.full.nll_nats
-        excess = excess_loss(nll.like(nll.values[:, None]), full, self.full.tokens)
+        """[documents] NLL that the exit's point adds, nats per token, as its guarantee counts it.
+
+        Of each window, as many tokens count as windows had that certified it.
+        """
+        longest = self.exit.screened.get("window", self.subject.window)  # exits of before have none
+        full = np.split(self.evaluated.own.nll_nats[:, -1].astype(np.float64), self.evaluated.own.starts[1:-1])
+        counted = [max(0, longest - 1 - each.adaptive_from) for each in self._traces.evaluated]
+        added, whole = (
+            self._by(np.array([each[:n].sum() for each, n in zip(nll_nats, counted, strict=True)]))
+            for nll_nats in ([text.nll_nats for text in self._fed], full)
+        )
+        tokens = self._by(np.array([len(each[:n]) for each, n in zip(full, counted, strict=True)], dtype=np.float64))
+        excess = excess_loss(added.like(added.values[:, None]), whole, tokens)
         return excess.like(excess.values[:, 0])
 
     @cached_property

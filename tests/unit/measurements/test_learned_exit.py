@@ -20,16 +20,17 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_reference_decoder
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import Estimator, OperatingPoint, ScheduleName
+from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.probes.lens import attached_lens
 from emad_ref.protocol import Request, Unsupported
 from emad_ref.report.figures import draw_figure
 from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, LOOKUP, OWN_HEAD_DRAFTS
 from emad_ref.screening.exit import Exit, save_exit
+from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import TooLittleText
 from emad_ref.statistics.verdicts import load_register
-from emad_ref.sweep.losses import point_columns
+from emad_ref.sweep.losses import decoded_columns, point_columns
 from emad_ref.sweep.oracles import RISE_LEVELS
 from tests.lenses import drawn_lens
 from tests.small import LAYERS, small_model
@@ -119,6 +120,21 @@ def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) 
     np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
     assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
     assert evidence.learned_exit.exact is evidence.learned_exit.point
+
+
+@pytest.mark.parametrize("window", [8, 1000])
+def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp_path: Path, window: int) -> None:
+    evidence = evidence_with(tmp_path, replace(found_exit(), screened={"window": window}))
+    point, whole = evidence.learned_exit.exit.point, evidence.traces.evaluated
+    assert point is not None
+    assert min(len(text.tokens) for text in whole) > 8
+    short = [replace(text, tokens=text.tokens[:window]) for text in whole]
+    loss = decoded_columns(evidence.subject.stepper, evidence.loaded.geometry, short, [full_depth(LAYERS), point])
+    by, tokens = evidence.traces.by_document, np.array([float(text.decided) for text in short])
+    expected = excess_loss(by(loss.nll_nats[:, [1]]), by(loss.nll_nats[:, 0]), by(tokens))
+    found = evidence.learned_exit.excess
+    assert found.values == pytest.approx(expected.values[:, 0], abs=1e-6)
+    assert found.values.max() > 1e-4
 
 
 @pytest.mark.parametrize("schedule", ["copying", "free_eager"])
