@@ -13,7 +13,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import feeds_layerwise
+from emad_ref.decoding.teacher_forcing import feeds_layerwise, teacher_force, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
@@ -161,6 +161,22 @@ def test_what_only_decoding_knows_is_what_each_row_alone_loses_and_costs(name: s
     assert found.depth[:, 1].sum() < found.depth[:, 0].sum(), "nothing exits: the comparison has no power"
     eager = decoded_columns(stepper_of(), geometry, texts(), [replace(asked, schedule="free_eager")])
     assert np.abs(eager.nll_nats[:, 0] - found.nll_nats[:, 1]).max() > 1e-3, "copies changed nothing"
+
+
+@pytest.mark.parametrize("family", ["opt", "falcon", "gemma2", "mixtral"])
+def test_feeding_layer_by_layer_is_feeding_token_by_token(family: str) -> None:
+    """Families with learned positions, parallel parts of a block, windows and soft caps, experts."""
+    stepper = CausalStepper(small_model(family, seed=3))
+    trace = take_trace(stepper, texts())
+    levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in (1, 3))
+    asked = OperatingPoint("p", "quantile", stepper.layers, stepper.layers, (1, 3), (levels,), "copying")
+    decoder = WalkedDecoder(stepper, asked, max_rows=len(texts()))
+    for found, text in zip(teacher_force_texts(decoder, texts()), texts(), strict=True):
+        expected = teacher_force(decoder, text)
+        assert found.depth.tolist() == expected.depth.tolist()
+        assert found.wrong.tolist() == expected.wrong.tolist()
+        assert found.nll_nats == pytest.approx(expected.nll_nats, abs=1e-5)
+        assert found.signal == pytest.approx(expected.signal, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("schedule", ["copying", "free_eager", "monotone"])
