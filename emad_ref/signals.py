@@ -145,6 +145,7 @@ class Signal:
     ``from_logits``  logits [..., V] → [...], float32 (float64 for float64 logits); None where it needs more.
     ``from_lens``    the same in NumPy, float64 [..., V] → [...], for audits; None: they lead the rule's own watch.
     ``noise``        how far it may be off, in multiples of how far a logit may be.
+    ``slope``        where that has no bound: logits float64 [..., V] → [...] that multiple at these logits.
     ``prunable``     whether it is defined over a part of the vocabulary too.
     ``estimated``    whether estimators of it exist (``point.Estimator``).
     ``early_exit``   whether ``exit_rules.early_exit_point`` makes rules of it, as the early-exit papers do.
@@ -163,6 +164,7 @@ class Signal:
     from_logits: Callable[[LogitsReadout], Tensor] | None = None
     from_lens: Callable[[Floats], Floats] | None = None
     noise: float = 1.0
+    slope: Callable[[Floats], Floats] | None = None
     prunable: bool = False
     estimated: bool = False
     early_exit: bool = False
@@ -274,6 +276,15 @@ def _lens_entropy(logits: Floats) -> Floats:
     return entropy
 
 
+def _lens_entropy_slope(logits: Floats) -> Floats:
+    """Σ p·|log p + H|, the sum of |∂H/∂z| over the vocabulary: 3 where half of p is one token's, half 500 others'."""
+    log_p = _lens_log_p(logits)
+    p = np.exp(log_p)
+    entropy = -(p * log_p).sum(axis=-1, keepdims=True)
+    slope: Floats = (p * np.abs(log_p + entropy)).sum(axis=-1)
+    return slope
+
+
 def _lens_top2(values: Floats) -> Floats:
     """[...] the largest of ``values`` [..., V] minus the second largest."""
     best = np.partition(values, -2, axis=-1)
@@ -293,6 +304,7 @@ ENTROPY = Signal(
     LAYER_LOGITS,
     from_logits=_entropy,
     from_lens=_lens_entropy,
+    slope=_lens_entropy_slope,
     estimated=True,
     sweeps=("criterion", "screening"),
     thresholds=ThresholdRange(0.0, math.log, "fixed h0", "H"),

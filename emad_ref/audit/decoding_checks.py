@@ -274,8 +274,9 @@ def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int
 
     Both runs share their history up to there, but each has its own depth at ``at``.
     """
-    point, tolerance = judge.point, judge.widened(run, reference, at).tolerance[: at + 1]
-    near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
+    point, wider = judge.point, judge.widened(run, reference, at)
+    tolerance, of_signal = wider.tolerance[: at + 1], wider.signal_tolerance[: at + 1]
+    near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), of_signal)
     best = np.sort(reference.emitted.after(int(run.depth[at]))[at])[-2:]
     return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance)[at])
 

@@ -242,7 +242,8 @@ class LensReference:
 
     ``logits`` [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
     ``readouts`` as in ``RuleReadings``. ``rows``: the threshold row of each position, int64 [n], followed by every
-    other assignment that the tolerance allows. ``tolerance`` float64 [n]: largest honest difference of a logit.
+    other assignment that the tolerance allows. ``tolerance`` float64 [n]: largest honest difference of a logit, and
+    ``signal_tolerance`` of a signal but for ``signal_noise``: larger where the signal moves faster than logits.
     """
 
     logits: LayerLogits
@@ -251,12 +252,19 @@ class LensReference:
     readouts: ProbeReadouts
     rows: tuple[Ints, ...]
     tolerance: Floats
+    signal_tolerance: Floats
 
     def widened(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
         """This reference with ``tolerance`` at position ``first`` + ``at``; ``first``: that of the reference."""
-        each = self.tolerance.copy()
-        each[at] = tolerance
-        return replace(self, tolerance=each, rows=_rows_of(point, first, self.logits, each))
+        each, of_signal = self.tolerance.copy(), self.signal_tolerance.copy()
+        each[at], of_signal[at] = tolerance, tolerance * self._slope(point, at)
+        rows = self.rows if tolerance == self.tolerance[at] else _rows_of(point, first, self.logits, each)
+        return replace(self, tolerance=each, signal_tolerance=of_signal, rows=rows)
+
+    def _slope(self, point: OperatingPoint, at: int) -> float:
+        """The fastest that the signal of position ``at`` moves by logits at a probe, at least 1."""
+        slope = SIGNALS[point.signal].slope
+        return 1.0 if slope is None else max([1.0, *(float(slope(self.emitted.after(p)[at])) for p in point.probes)])
 
 
 def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> LensReference:
@@ -281,7 +289,7 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
         led = RuleReadings(columns, logits, ProbeReadouts.whole(point, len(logits)))
     each = np.full(len(logits), tolerance)
     rows = _rows_of(point, first, logits, each)
-    return LensReference(logits, led.signal, led.emitted, led.readouts, rows, each)
+    return LensReference(logits, led.signal, led.emitted, led.readouts, rows, each, each)
 
 
 def _rows_of(point: OperatingPoint, first: int, logits: LayerLogits, tolerance: Floats) -> tuple[Ints, ...]:

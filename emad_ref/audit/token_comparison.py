@@ -90,8 +90,9 @@ def _is_tie(
     if gap < tied_gap(point, tolerance) or is_tied(point, reference.signal, reference.rows, tolerance).any():
         return True
     allowed = measured_tolerance(lens, history, sorted({*point.readout_layers, last}), tolerance)
-    rows = tuple(one[-1:] for one in reference.rows)
-    return gap < tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, allowed).any())
+    rows, at = tuple(one[-1:] for one in reference.rows), len(reference.tolerance) - 1
+    of_signal = reference.widened(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
+    return gap < tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
 
 
 def _gap(logits: Floats) -> float:

@@ -164,13 +164,13 @@ class Judge:
         return self._settle(trajectory, reference, lambda settled: self._decisions(trajectory, settled))
 
     def _decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
-        self.depths(trajectory, reference.signal, reference.rows, reference.tolerance)
+        self.depths(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
         self.logits(trajectory, reference)
 
     def _settle(
         self, trajectory: Trajectory, reference: LensReference, judged: Callable[[LensReference], None]
     ) -> LensReference:
-        """Run ``judged``, again after each complaint that the measured rounding of its position may explain."""
+        """Run ``judged``, again after each complaint that its position's own tolerance may explain."""
         while True:
             ties, near = self.tally.ties, self.tally.near
             try:
@@ -185,16 +185,21 @@ class Judge:
                 return reference
 
     def widened(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
-        """``reference`` with the rounding of position ``first`` + ``at`` for its tolerance, if that is larger."""
-        if self.lens is None or reference.tolerance[at] > self.tolerance:  # measured before
+        """``reference`` with the tolerances of position ``first`` + ``at``, if these are larger than the judge's.
+
+        The rounding measured there allows more of its logits, and its signal may move faster than they do.
+        """
+        if self.lens is None or reference.signal_tolerance[at] > self.tolerance:  # measured before
             return reference
         history = trajectory.tokens[: trajectory.first + at + 1]
         layers = sorted({*self.point.readout_layers, int(trajectory.depth[at])})
         allowed = measured_tolerance(self.lens, history, layers, self.tolerance)
-        if allowed == self.tolerance:
+        wider = reference.widened(self.point, trajectory.first, at, allowed)
+        if wider.signal_tolerance[at] == self.tolerance:
             return reference
-        self.tally.roundings.append(allowed)
-        return reference.widened(self.point, trajectory.first, at, allowed)
+        if allowed > self.tolerance:
+            self.tally.roundings.append(allowed)
+        return wider
 
     def consult(self, trajectory: Trajectory) -> LensReference:
         """The lens' reference for the decided positions."""
@@ -237,7 +242,7 @@ class Judge:
         """Judge depths: within 1 … cap, signals as in ``reference`` [m, probes] and read if required, the rule obeyed.
 
         ``rows``: the threshold row of each position [m], and other rows that the tolerance allows; by default the
-        first. ``tolerance`` [m]: of each position; by default the judge's.
+        first. ``tolerance`` [m]: of each position's signals; by default the judge's.
         """
         point, depth, chosen = self.point, trajectory.depth, trajectory.chosen
         cap = trajectory.caps(point)

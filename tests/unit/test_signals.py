@@ -67,6 +67,14 @@ def test_what_decoding_computes_an_audit_computes(name: str, logits: np.ndarray)
     np.testing.assert_allclose(signal.of(torch.from_numpy(logits)).numpy(), signal.from_lens(logits), atol=EXACT)
 
 
+def test_the_slope_of_the_entropy_is_the_most_that_small_changes_of_logits_move_it() -> None:
+    logits = np.random.default_rng(0).normal(0, 3, (4, 40))
+    assert ENTROPY.slope is not None
+    z = torch.from_numpy(logits).requires_grad_()
+    ENTROPY.of(z).sum().backward()
+    np.testing.assert_allclose(ENTROPY.slope(logits), z.grad.abs().sum(dim=-1).numpy(), atol=1e-12)  # type: ignore[union-attr]
+
+
 def test_a_surer_readout_is_surer_in_the_signals_own_sense(layerwise: Signal) -> None:
     unsure, sure = layerwise.of(torch.tensor([[1.0, 0.5, 0.0, -1.0], [9.0, 0.5, 0.0, -1.0]])).tolist()
     assert (sure < unsure) == (layerwise.sense == "falls")

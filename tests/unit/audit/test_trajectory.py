@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import softmax
+from scipy.stats import entropy
 
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import LayerLogits, LensReference, LogitLens, ProbeReadouts
@@ -37,7 +39,7 @@ def said(logits: Floats) -> LensReference:
         heads,
         ProbeReadouts.whole(POINT, len(logits)),
         (np.zeros(5, dtype=np.int64),),
-        np.full(len(logits), TOLERANCE),
+        *[np.full(len(logits), TOLERANCE)] * 2,
     )
 
 
@@ -169,6 +171,23 @@ def test_a_complaint_stands_unless_the_measured_rounding_of_its_position_explain
     assert lens.measured == [(2 + at, (1, 2, 4))]  # type: ignore[attr-defined]  # once, of that position alone
     assert ("rounding allows up to 0.02 at 1 of the positions" in tally.finding().detail) is (at == 1)
     assert (tally.sample is None) is passes
+
+
+@pytest.mark.parametrize(("others", "passes"), [(500, True), (1, False)])
+def test_an_entropy_may_be_off_by_more_where_it_moves_faster_than_logits(others: int, passes: bool) -> None:
+    """Half of the probability is one token's; the logit of that token is off by the tolerance."""
+    logits = np.zeros(1 + others)
+    logits[0] = np.log(others)
+    true, moved = (entropy(softmax(logits + by * np.eye(1 + others)[0])) for by in (0.0, TOLERANCE))
+    lens = LogitLens(lambda tokens: np.tile(logits, (len(tokens), 4, 1)))
+    off = moved - true if passes else 2 * TOLERANCE
+    assert TOLERANCE < abs(off) < 4 * TOLERANCE
+    tally = Tally("t", needed=0)
+    with tally:
+        Judge(tally, lens, replace(POINT, thresholds=((0.0, 0.0),)), TOLERANCE).trajectory(
+            made([4] * 5, np.full((5, 2), true + off))
+        )
+    assert (tally.complaint is None) is passes, tally.complaint
 
 
 def test_a_signal_and_a_token_have_the_rounding_of_their_position_too() -> None:
