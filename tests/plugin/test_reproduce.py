@@ -135,7 +135,7 @@ from emad_ref.statistics.verdicts import Verdict
 @pytest.fixture(autouse=True)
 def noted(request):
     began = time.monotonic()
-    time.sleep(0.5)
+    time.sleep(0.5 if "EMAD_KILLS" in os.environ else 0)  # overlapping tests would be seen
     yield
     Path(os.environ["EMAD_NOTED"], request.node.name).write_text(f"{began} {time.monotonic()}")
 

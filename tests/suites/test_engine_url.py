@@ -77,7 +77,20 @@ RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("server", RIGHT)
+# A run takes half a minute: one form of server and one fault stay in CI. tests/unit/wire/test_engine.py has each.
+SELDOM = (
+    "llama.cpp, each third request put off",
+    "without streams",
+    "a position lost in decoding",
+    "a stream that hangs",
+)
+
+
+def each(table: dict[str, Any]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in table]
+
+
+@pytest.mark.parametrize("server", each(RIGHT))
 def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
     pytester: pytest.Pytester, judge_apart: Run, server: str
 ) -> None:
@@ -106,7 +119,7 @@ FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, an
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", each(FAULTS))
 def test_a_server_with_a_fault_is_red(judge_apart: Run, fault: str) -> None:
     make, file, words = FAULTS[fault]
     with serve(make()) as url:

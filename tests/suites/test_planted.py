@@ -43,6 +43,8 @@ PLANTED = {
     for name, planted in CATALOGUE.items()
     if not planted.honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
 }
+# Of these kinds, which take seconds each, one defect stays in CI for every complaint that names it.
+SECONDS_EACH = ("sampling", "memory")
 CALLED = sorted({planted.test for planted in PLANTED.values()})
 HONEST = CATALOGUE["honest"].make
 
@@ -92,7 +94,16 @@ def test_the_honest_decoder_passes_what_is_called_here(loaded: LoadedModel, know
     assert list(complaints(judged(loaded, known, HONEST), test)) == []
 
 
-@pytest.mark.parametrize("defect", PLANTED)
+FIRST = {(planted.test, planted.says): name for name, planted in reversed(PLANTED.items())}
+
+
+def defect_parameter(name: str) -> Any:
+    planted = PLANTED[name]
+    often = planted.kind not in SECONDS_EACH or FIRST[planted.test, planted.says] == name
+    return pytest.param(name, marks=[] if often else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("defect", [defect_parameter(name) for name in PLANTED])
 def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
     """The first complaint that says so ends the test: further parameters would only be asked the same."""
     planted, said = PLANTED[defect], []
@@ -109,8 +120,14 @@ def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], d
 TIMED = [name for name, planted in CATALOGUE.items() if planted.kind == "timed"]
 
 
-@pytest.mark.parametrize(("name", "passed"), [*((name, False) for name in TIMED), ("honest", True)])
-@pytest.mark.parametrize("rows", STUDY.budget.batch_sizes)
+@pytest.mark.parametrize(
+    ("name", "rows", "passed"),
+    [
+        pytest.param(name, rows, name == "honest", marks=[pytest.mark.slow] if name != "honest" and at else [])
+        for at, rows in enumerate(STUDY.budget.batch_sizes)  # defects in the smallest batches stay in CI
+        for name in (*TIMED, "honest")
+    ],
+)
 def test_what_is_timed_is_looked_at_afterwards(
     loaded: LoadedModel, known: dict[str, Any], name: str, rows: int, passed: bool
 ) -> None:

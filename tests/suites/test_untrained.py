@@ -24,8 +24,17 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "random:pocket"
 
 
-def test_quality_is_not_applicable_and_everything_else_runs(judge: Run, bundle: str, tmp_path: Path) -> None:
-    result = judge("invariants", "fidelity", "claims", model=bundle, report=tmp_path / "out")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(("invariants/test_kv_consistency.py", "claims"), id="claims"),
+        pytest.param(("invariants", "fidelity", "claims"), marks=pytest.mark.slow, id="everything"),
+    ],
+)
+def test_quality_is_not_applicable_and_everything_else_runs(
+    judge: Run, bundle: str, tmp_path: Path, asked: tuple[str, ...]
+) -> None:
+    result = judge(*asked, model=bundle, report=tmp_path / "out")
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(tmp_path / "out")
     for claim in QUALITY:

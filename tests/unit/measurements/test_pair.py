@@ -620,7 +620,14 @@ def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> N
     assert runs == [least for least in LEAST_RUNS if least != own.least_run]
 
 
-@pytest.mark.parametrize(("make", "reason"), [(make_judge_decoder, ""), (refusing, "depth never rises here")])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_judge_decoder, ""),
+        # test_self_speculation_is_timed_beside_the_rivals_where_it_can_be has one that refuses
+        pytest.param(refusing, "depth never rises here", marks=pytest.mark.slow),
+    ],
+)
 def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
     pair = paired(*models, make, FEW)
     pair.rules.compared = {TASK: worth()}
