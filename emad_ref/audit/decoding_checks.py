@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -290,7 +290,8 @@ class ReplayedDocument:
 
     One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token p +
     1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the threshold row of each, int64 [m], and
-    other rows that the tolerance allows; (): all use the first.
+    other rows that the tolerance allows; (): all use the first. ``slopes()`` float64 [m]: how fast each signal moves
+    by logits, at least 1; None: no faster than they.
 
     Raises:
         BadArgument: arrays that do not fit the document.
@@ -302,6 +303,7 @@ class ReplayedDocument:
     signal: Floats
     adaptive_from: int = 0
     rows: tuple[Ints, ...] = ()
+    slopes: Callable[[], Floats] | None = None
 
     def __post_init__(self) -> None:
         decided_positions = len(self.tokens) - 1 - self.adaptive_from
@@ -341,15 +343,18 @@ def bridge(
                 (trajectory,) = transcript.trajectories()
             tally.n += len(trajectory.depth)
             tally.discriminating += count_discriminating(trajectory, point)
-            judge.depths(trajectory, document.signal, document.rows)
-            _judge_replay(judge, trajectory, document)
+            of_signal = np.full(len(trajectory.depth), allowed)
+            if document.slopes is not None and decoder.capabilities.logit_noise:
+                of_signal *= document.slopes()
+            judge.depths(trajectory, document.signal, document.rows, of_signal)
+            _judge_replay(judge, trajectory, document, of_signal)
     return tally.finding()
 
 
-def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocument) -> None:
+def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocument, of_signal: Floats) -> None:
     """Compare depths with replay's up to the first threshold tie, and NLL at equal depths."""
     tally, point, rows = judge.tally, judge.point, document.rows or (np.zeros(len(document.depth), dtype=np.int64),)
-    untied = ~np.logical_or.accumulate(is_tied(point, document.signal, rows, judge.tolerance))
+    untied = ~np.logical_or.accumulate(is_tied(point, document.signal, rows, of_signal))
     same = trajectory.depth == document.depth
     if (untied & ~same).any():
         at = int(np.argmax(untied & ~same))

@@ -257,14 +257,9 @@ class LensReference:
     def widened(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
         """This reference with ``tolerance`` at position ``first`` + ``at``; ``first``: that of the reference."""
         each, of_signal = self.tolerance.copy(), self.signal_tolerance.copy()
-        each[at], of_signal[at] = tolerance, tolerance * self._slope(point, at)
+        each[at], of_signal[at] = tolerance, tolerance * signal_slopes(point, self.emitted, slice(at, at + 1))[0]
         rows = self.rows if tolerance == self.tolerance[at] else _rows_of(point, first, self.logits, each)
         return replace(self, tolerance=each, signal_tolerance=of_signal, rows=rows)
-
-    def _slope(self, point: OperatingPoint, at: int) -> float:
-        """The fastest that the signal of position ``at`` moves by logits at a probe, at least 1."""
-        slope = SIGNALS[point.signal].slope
-        return 1.0 if slope is None else max([1.0, *(float(slope(self.emitted.after(p)[at])) for p in point.probes)])
 
 
 def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> LensReference:
@@ -334,6 +329,15 @@ def signal_noise(point: OperatingPoint) -> float:
     """Largest error of a signal at a probe, in multiples of a logit's tolerance."""
     slopes = [abs(slope) for slope, _ in point.estimator.correction]
     return SIGNALS[point.signal].noise * max(1.0, *slopes) if slopes else SIGNALS[point.signal].noise
+
+
+def signal_slopes(point: OperatingPoint, emitted: LayerLogits, positions: slice = slice(None)) -> Floats:
+    """How fast the signals of ``positions`` move by logits, at the probe where they do most; float64, at least 1."""
+    slope, fastest = SIGNALS[point.signal].slope, np.ones(len(emitted))[positions]
+    if slope is not None:
+        for probe in point.probes:
+            fastest = np.maximum(fastest, slope(emitted.after(probe)[positions]))
+    return fastest
 
 
 def emission_noise(point: OperatingPoint) -> float:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
-from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins
+from emad_ref.audit.lens import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_slopes
 from emad_ref.audit.tolerances import ROUNDING_FACTORS
 from emad_ref.calibration.trace import layer_states, lens_states, open_cache, take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -179,4 +179,9 @@ def replay_document(
         top1 = [trace.top1[:, first].astype(np.int64)]
         rows = candidate_bins(point.bins, trace.position, trace.top1_probability[:, first], top1, tolerance)
     signal = trace.signal(point)[:, columns].astype(np.float64)
-    return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows)
+
+    def slopes() -> Floats:
+        read = ModelLens(stepper, sequence.source).lead(sequence.tokens[:-1], sequence.adaptive_from, point)
+        return signal_slopes(point, read.emitted)
+
+    return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows, slopes)

@@ -53,6 +53,18 @@ def test_another_depth_in_replay_is_found() -> None:
     assert "replay gives depth 6" in finding.detail
 
 
+@pytest.mark.parametrize(("noise", "slopes", "passes"), [(0.01, 3.0, True), (0.01, 1.0, False), (0.0, 3.0, False)])
+def test_signals_that_move_faster_than_logits_may_be_off_by_more_under_declared_noise(
+    noise: float, slopes: float, passes: bool
+) -> None:
+    document = replayed(0)
+    moved = replace(document, signal=document.signal + 0.02, slopes=lambda: np.full(15, slopes))
+    decoder = CachedDecoder(tiny_neox(), POINT)
+    decoder.capabilities = replace(decoder.capabilities, logit_noise=noise)
+    finding = bridge(decoder, POINT, [moved], TOLERANCE, needed=0, excuses_ties=True)
+    assert (finding.passed is True) is passes, finding.detail
+
+
 def test_another_nll_in_replay_is_found() -> None:
     document = replayed(0)
     finding = crossed(CachedDecoder, replace(document, nll_nats=document.nll_nats + 1e-3 * (np.arange(15) == 9)))
