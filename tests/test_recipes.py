@@ -142,6 +142,7 @@ def test_every_step_of_a_recipe_is_needed(name: str, number: int, tmp_path: Path
     assert tried(recipe, [step for at, step in enumerate(recipe.steps) if at != number], tmp_path)
 
 
+@pytest.mark.slow  # of what the two above use
 def test_a_check_that_runs_no_test_fails(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("import pytest\n\n@pytest.mark.skip\ndef test_one(): pass\n")
     for command in ("pytest -q -k two test_one.py", "pytest -q test_one.py"):

@@ -50,7 +50,7 @@ def unwrapped(result: pytest.RunResult) -> pytest.LineMatcher:
 def imported_for_good() -> None:
     """In-process runs take every module back out that they imported; half of matplotlib or torch cannot come twice."""
     drawing = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
-    for module in (*drawing, "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"):
+    for module in (*drawing, "hypothesis", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"):
         if find_spec(module.partition(".")[0]):
             importlib.import_module(module)
 

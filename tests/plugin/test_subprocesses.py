@@ -71,12 +71,23 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def test_a_process_is_started_as_the_run_was(project: pytest.Pytester, run_apart: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "passed", "kept"),
+    [
+        ("same_decoder", 1, 0),
+        # Failures stay in CI in tests/unit/measurements/test_process_replicates.py.
+        pytest.param("test", 3, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_is_started_as_the_run_was(
+    project: pytest.Pytester, run_apart: Run, tmp_path: Path, chosen: str, passed: int, kept: int
+) -> None:
     """With its conftest and options; it writes no report, and what failed is all that is left of it."""
     project.makeconftest(PROVIDES)
     project.makepyfile(ASKS, tasks=TASKS)
-    run_apart("--seen", "an option seen", "--emad-report", "out", "--junitxml", "junit.xml").assert_outcomes(passed=3)
-    assert len(list(tmp_path.glob("emad-afresh-*/output"))) == 2
+    options = ("--seen", "an option seen", "--emad-report", "out", "--junitxml", "junit.xml")
+    run_apart(*options, "-k", chosen).assert_outcomes(passed=passed, deselected=3 - passed)
+    assert len(list(tmp_path.glob("emad-afresh-*/output"))) == kept
 
 
 HANGS = """

@@ -142,9 +142,12 @@ FAULTS: dict[str, tuple[str, Make]] = {
 }
 
 
-# Truncation stays in CI in tests/unit/audit/test_sampling.py, and "temperature is ignored" falsifies the row here.
+# Both stay in CI as defects of sampling: tests/unit/audit/test_sampling.py. Two other faults falsify their row here.
+SELDOM = ("the tail is cut", "rows of a request share one seed")
+
+
 @pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=[pytest.mark.slow] if one == "the tail is cut" else []) for one in FAULTS]
+    "fault", [pytest.param(one, marks=[pytest.mark.slow] if one in SELDOM else []) for one in FAULTS]
 )
 def test_a_planted_fault_falsifies_its_row(fault: str, loaded: LoadedModel) -> None:
     claim, make = FAULTS[fault]
@@ -204,16 +207,19 @@ TRIPLE = StatedRule("exits everywhere", saved_blocks=0.67, speedup=3.0)
 HALF = StatedRule("half of the layers", saved_blocks=0.5)
 
 
+def runs_every_block(request: Request) -> Decoder:
+    """States its rule after it is made, as docs/engines.md shows: no part of the class knows the statement."""
+    decoder = make_reference_decoder(replace(request, own_rule=False))
+    decoder.stated = TRIPLE  # type: ignore[attr-defined]  # of every class
+    return decoder
+
+
 class Stating(Changing):
     """The reference decoder at ``point``'s request, with a statement of its own."""
 
     def __init__(self, request: Request, stated: StatedRule):
         super().__init__(replace(request, own_rule=False), lambda rows, n: False)
         self.stated = stated
-
-
-def runs_every_block(request: Request) -> Decoder:
-    return Stating(request, TRIPLE)
 
 
 def runs_half(request: Request) -> Decoder:
@@ -265,19 +271,6 @@ def test_blocks_that_are_saved_are_seen_and_quality_that_is_lost_as_well(half: O
     assert legs["blocks saved"].estimate == pytest.approx(0.5, abs=0.03)
     assert legs["perplexity of emitted tokens"].outcome == "falsified"
     assert legs[""].verdict == "falsified"
-
-
-def test_the_hook_may_state_the_rule_of_an_engine_after_it_is_made(loaded: LoadedModel, clock: AnswerClock) -> None:
-    """As docs/engines.md shows it: no part of the class knows the statement."""
-
-    def make(request: Request) -> Decoder:
-        engine = Generating(request, top_k=1)
-        engine.temperature = 1.0  # of one token
-        engine.stated = TRIPLE
-        return engine
-
-    legs = stated_legs(loaded, make)
-    assert (legs["blocks saved"].outcome, legs["blocks saved"].estimate) == ("falsified", 0)
 
 
 TIMED = StatedRule("faster", saved_blocks=0.5, speedup=1.8)

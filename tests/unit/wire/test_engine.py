@@ -103,7 +103,8 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
 CHECKS = ["batches", "endings", "prefixes", "repetitions", "generation", "sampling", "at once", "streams"]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+# The next test asks llama.cpp for more: its answers come in parts.
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("llama.cpp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_right_server_passes(check: str, kind: str) -> None:
     with serve(Engine(complete, kind)) as url:
