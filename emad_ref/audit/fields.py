@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -33,7 +33,7 @@ from emad_ref.audit.lens import (
     rule_depths,
     signal_noise,
 )
-from emad_ref.audit.token_comparison import same_tokens
+from emad_ref.audit.token_comparison import is_decoded_tie, same_tokens
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError
 from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
@@ -404,7 +404,7 @@ class FieldsCheck:
                 )
                 same = same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
-                    most_ties=1.0,
+                    most_ties=1.0, tied_when_decoded=partial(is_decoded_tie, self.own(point), point),
                 )  # fmt: skip  # one row: that it ends in a tie is no share of anything
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)

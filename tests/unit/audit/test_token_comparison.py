@@ -18,11 +18,14 @@ from emad_ref.audit.token_comparison import (
     compare_golden,
     emitted_depths,
     golden_key,
+    is_decoded_tie,
     logit_margins,
     same_tokens,
     threshold_distances,
 )
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
@@ -117,6 +120,28 @@ def test_a_signal_near_its_threshold_is_a_tie_where_depth_is_decided(off, passed
     oracle = lens(first_probe=FLAT)
     assert compared(rows(7), rows(), oracle, point).passed is passed
     assert compared(rows(7), rows(), oracle, full_depth(LAYERS)).passed is False, "full depth compares no signal"
+
+
+def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_states() -> None:
+    """The lens of all K and V knows nothing of these logits."""
+    stepper = CausalStepper(small_model("gpt_neox", seed=3))
+    point = OperatingPoint("p", "quantile", stepper.layers, stepper.layers, (1,), ((4.15,),), "copying")
+    decoder, prompt, emitted = WalkedDecoder(stepper, point), Prompt(np.array([5, 9, 2])), [7, 30, 4]
+    forced = teacher_force(decoder, TokenSequence(np.array([5, 9, 2, *emitted, 0]), 2))
+    session, step = decoder.start([prompt])
+    for token in emitted:
+        step = session.feed(np.array([[token]]))
+    first, second = np.sort(step.logits[0, 0])[[-1, -2]]
+    assert set(forced.depth.tolist()) == {1, stepper.layers}, "states are copied, and some token runs all layers"
+    far = np.nanmin(np.abs(step.signal[0, 0] - 4.15))
+    for tolerance in (0.99, 1.01):
+        tied = is_decoded_tie(decoder, point, prompt, emitted, tolerance * min((first - second) / 2, far))
+        assert tied is (tolerance > 1)
+    for excused in (True, False):
+        found = same_tokens(
+            lens(), TOLERANCE, (PROMPT,), rows(7), rows(), tied_when_decoded=lambda *history, said=excused: said
+        )
+        assert found.passed is excused
 
 
 class LensThatRoundsCoarsely(LogitLens):
