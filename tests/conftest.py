@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--run-slow", action="store_true", help="also run tests marked slow (tox -e wheel and tox -e rates do)"
+        "--run-slow", action="store_true", help="also run tests marked slow (tox -e slow, wheel, rates and docs do)"
     )
 
 
@@ -21,4 +21,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: pass --run-slow, or see `tox -e wheel` and `tox -e rates`"))
+            item.add_marker(pytest.mark.skip(reason="slow: pass --run-slow, or see `tox -e slow`"))

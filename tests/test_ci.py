@@ -85,6 +85,17 @@ def test_unknown_jobs_are_refused(checkout: Path) -> None:
     assert "'deploy', but expected one of main-job, tests" in done.stdout
 
 
+def test_every_slow_test_is_run_by_an_environment_of_tox() -> None:
+    """Those of ``tests/benchmarks`` are run by hand: somebody reads the numbers."""
+    commands = [line for line in (ROOT / "tox.ini").read_text(encoding="utf-8").splitlines() if "--run-slow" in line]
+    run = [ROOT / path for line in commands for path in re.findall(r"tests/[\w/.]+", line)]
+    slow = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.slow" in path.read_text(encoding="utf-8")]
+    run += [ROOT / "tests" / "benchmarks", Path(__file__)]
+    missing = [path for path in slow if not any(path.is_relative_to(each) for each in run)]
+    assert len(slow) > 40
+    assert not missing
+
+
 def test_the_readme_has_both_commands() -> None:
     """The main job installs nothing but the package; the tests install the extra ``test``."""
     done = ci(ROOT, "--print")
