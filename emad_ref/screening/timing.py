@@ -6,7 +6,6 @@ one another. EMAD-X3 and EMAD-X4 judge the result on more requests and against m
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.families import TUNED_LENS
-from emad_ref.screening.selection import STRICTNESS, SelectedPoint, SelectionRow
+from emad_ref.screening.selection import SelectedPoint, SelectionRow
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import ScreeningText, TextSplits, layers_to_read, lens_plan
 from emad_ref.signals import log_probabilities
@@ -116,6 +115,7 @@ def points_to_time(
 
 MEASURED_TOKENS, MEASURED_STEPS = 512, 6
 BACKWARD = 3.0  # a step with gradients, in passes without
+LIKELY_POINTS = 2  # thresholds of five at most that are decoded
 BATCH_ROWS = 32  # rows of a step when the model writes texts
 
 
@@ -171,7 +171,7 @@ def predict_seconds(
 ) -> dict[str, float]:
     """Predicted seconds of the phases that take most, from counts of tokens, heads and steps.
 
-    ``decoding`` assumes that half of the thresholds are decoded, one point judged, and a head read before each exit
+    ``decoding`` assumes that ``LIKELY_POINTS`` thresholds are decoded, one judged, and a head read before each exit
     besides the one at it; ``timing`` that all candidates take the time of full depth. What drafts take is
     predicted by ``drafts.predict_drafting_seconds``.
     """
@@ -179,7 +179,7 @@ def predict_seconds(
     heads = len(read or range(1, model.stepper.layers))
     shown, certified = texts.choose.tokens + texts.evaluate.tokens, texts.certify.tokens
     profile = sum(each.decided for each in texts.calibrate.windows[: settings.profile_windows])
-    fed = certified * math.ceil(len(STRICTNESS) / 2) + texts.evaluate.tokens
+    fed = certified * LIKELY_POINTS + texts.evaluate.tokens
     return {
         "lens": fit_seconds(plan, texts.calibrate.tokens, model.stepper.vocabulary, costs),
         "traces": (shown + profile) * (costs.forward + costs.head) + heads * (2 * shown + profile) * costs.head,
