@@ -164,7 +164,7 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     add_examples(
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
-        "emad screen emad-tiny-plain exit.safetensors --corpus world:mixed --documents 400",
+        "emad screen emad-tiny-plain exit.safetensors --corpus world:mixed --documents 400 --window 128",
         "emad screen ./llama exit.safetensors --corpus wikitext --data ./data --rise 0.02 --threads 2 --seed 1",
     )
 

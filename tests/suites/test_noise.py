@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.suites.conftest import Run, text_of
@@ -34,7 +36,10 @@ def test_a_decoder_within_its_declared_noise_passes_every_suite(pytester: pytest
 def test_noise_above_its_declaration_fails(pytester: pytest.Pytester, judge: Run) -> None:
     result = judged(pytester, judge, 0.9, 0.3, "invariants/test_depth.py", "invariants/test_positions.py")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "more than 0.3" in text_of(result)
+    complaint = re.search(r"signal off by ([\d.]+) nats, more than ([\d.]+)", text_of(result))
+    assert complaint is not None, text_of(result)
+    off, allowed = map(float, complaint.groups())
+    assert 0.3 <= allowed < 2 * 0.3 < off, "an entropy moves a little faster than logits there"
 
 
 def test_a_declaration_beyond_what_rounding_needs_is_refused(pytester: pytest.Pytester, judge: Run) -> None:
