@@ -17,7 +17,7 @@ from pathlib import Path
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.run import CalibrationPlan, calibrate
 from emad_ref.calibration.trace import take_trace
-from emad_ref.calibration.windows import LONGEST_WINDOW, TokenSequence, window_size, windows
+from emad_ref.calibration.windows import TokenSequence, window_size, windows
 from emad_ref.decoding.self_corpus import sampled_documents
 from emad_ref.errors import EmadError
 from emad_ref.exit_rules import default_probes
@@ -164,7 +164,7 @@ def windows_of(
     """
     require_decoder_only(model)
     stepper = model.stepper
-    window = min(window_size(stepper.max_positions), longest or LONGEST_WINDOW)
+    window = window_size(stepper.max_positions, longest)
     documents: Iterator[Ints | LongDocument]
     if corpus == "self":
         documents = sampled_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)

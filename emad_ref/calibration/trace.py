@@ -541,7 +541,7 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
     Raises:
         NotFinite: the last layer's logits hold NaN.
     """
-    states, target = list(states_after(stepper, batch)), _targets(stepper, batch)
+    states, target = list(states_after(stepper, batch)), targets_of(stepper, batch)
     log_p, columns = [], []
     for rows in head_blocks(stepper, len(target)):
         logits = stepper.logits(states[-1][rows])
@@ -551,7 +551,7 @@ def read_final(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout
     return FinalReadout(states, torch.cat(log_p), joined)
 
 
-def _targets(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
+def targets_of(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
     """int64 [tokens] the token after every decided position."""
     return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
 
@@ -580,7 +580,7 @@ def trace_batch(
         BadArgument: ``layers`` that the model lacks, or without one that a rule reads.
     """
     counts = np.array([sequence.decided for sequence in batch])
-    target = _targets(stepper, batch)
+    target = targets_of(stepper, batch)
     shape = (int(counts.sum()), stepper.layers)
     columns: dict[str, NDArray[Any]] = {
         name: np.full(shape, -1, dtype=np.int32) if name == "top1" else np.full(shape, np.nan, dtype=np.float32)

@@ -50,9 +50,9 @@ class TokenSequence:
         return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
 
 
-def window_size(positions: int | None) -> int:
-    """Tokens per window: the model's number of positions (None: unlimited), up to 512."""
-    return min(positions or LONGEST_WINDOW, LONGEST_WINDOW)
+def window_size(positions: int | None, longest: int | None = None) -> int:
+    """Tokens per window: the model's number of positions (None: unlimited), up to 512, or up to ``longest`` if less."""
+    return min(positions or LONGEST_WINDOW, longest or LONGEST_WINDOW, LONGEST_WINDOW)
 
 
 def windows(

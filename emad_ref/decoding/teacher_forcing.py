@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.benchmark.machine import every_thread_for_batches
-from emad_ref.calibration.trace import head_blocks, open_cache
+from emad_ref.calibration.trace import FEWEST_TOKENS, head_blocks, open_cache, targets_of
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, batched, pad_right, positions_of
 from emad_ref.decoding.reference import WalkedDecoder, require_room, require_vocabulary
 from emad_ref.decoding.step import StepOutput
@@ -75,7 +75,7 @@ def teacher_forced_sums(decoder: Decoder, sequences: Sequence[TokenSequence]) ->
 
 
 BATCH_ROWS = 32  # rows per batch: a step of so many small rows costs twice a step of one
-LOGITS_OF_BATCH, FEWEST_TOKENS = 2**25, 32  # logits of all tokens fed layer by layer together, and their least number
+LOGITS_OF_BATCH = 2**25  # logits of all tokens that are fed layer by layer together
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _force_layerwise(
     row, position = np.repeat(np.arange(len(batch)), counts), positions_of(batch)
     decided = position - np.array([text.adaptive_from for text in batch])[row]
     rows, positions = index(row), index(position)
-    target = index(np.concatenate([text.tokens[text.adaptive_from + 1 :] for text in batch]))
+    target = targets_of(stepper, batch)
     columns, running = _DecidedColumns(row.shape, len(point.probes)), np.arange(len(row))
     exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
     probe.begin()

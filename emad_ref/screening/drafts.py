@@ -31,6 +31,7 @@ from emad_ref.calibration.windows import TokenSequence, batched
 from emad_ref.decoding.pair import shared_vocabulary
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.generation import greedy_generate
@@ -45,7 +46,6 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import (
-    BATCH_ROWS,
     PROMPT_LENGTHS,
     CandidateTime,
     Generate,
@@ -177,11 +177,18 @@ class DraftColumns:
 
 
 def continuations(
-    stepper: Stepper, windows: Iterable[TokenSequence], prompt: int, new: int, *, rows: int = 16
+    stepper: Stepper,
+    windows: Iterable[TokenSequence],
+    prompt: int,
+    new: int,
+    *,
+    rows: int = 16,
+    written: Callable[[int], object] = lambda texts: None,
 ) -> list[TokenSequence]:
     """Greedy continuations after the first ``prompt`` tokens of each window that is long enough.
 
     ``new`` tokens are decided in each, the first by the prompt's last position. Windows with a source keep it.
+    ``written(n)`` is called after every n of them, at most ``rows``.
 
     Raises:
         BadArgument: no window is long enough.
@@ -198,6 +205,7 @@ def continuations(
             texts.append(
                 replace(window, tokens=np.concatenate([window.tokens[:prompt], tokens]), adaptive_from=prompt - 1)
             )
+        written(len(batch))
     return texts
 
 
@@ -546,10 +554,8 @@ def _continued(model: LoadedModel, text: ScreeningText, count: int, progress: st
     with tqdm(desc=progress, disable=progress is None, total=sum(map(len, prompts.values())), unit="text") as bar:
         for prompt, long in prompts.items():
             new = min(CONTINUED_TOKENS, room - prompt)
-            for first in range(0, len(long), BATCH_ROWS):
-                batch = long[first : first + BATCH_ROWS]
-                texts += continuations(model.stepper, batch, prompt, new, rows=BATCH_ROWS)
-                bar.update(len(batch))
+            if long:
+                texts += continuations(model.stepper, long, prompt, new, rows=BATCH_ROWS, written=bar.update)
     if not texts:
         raise BadArgument("windows", 0, f"some of at least {min(PROMPT_LENGTHS)} tokens", "give longer documents")
     return texts

@@ -22,6 +22,7 @@ from emad_ref.calibration.lens_fit import LensPlan
 from emad_ref.calibration.trace import head_blocks, readout_columns, states_after
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
+from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
@@ -116,7 +117,6 @@ def points_to_time(
 MEASURED_TOKENS, MEASURED_STEPS = 512, 6
 BACKWARD = 3.0  # a step with gradients, in passes without
 LIKELY_POINTS = 2  # thresholds of five at most that are decoded
-BATCH_ROWS = 32  # rows of a step when the model writes texts
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import Trace, take_trace_pair
-from emad_ref.calibration.windows import LONGEST_WINDOW, MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
+from emad_ref.calibration.windows import MOST_WINDOWS, TokenSequence, round_robin_windows, window_size
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.stepper import Stepper
@@ -216,7 +216,7 @@ def lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
         fingerprint=model.fingerprint,
         dtype=dtype_of(stepper),
         corpus=settings.corpus,
-        window=min(window_size(stepper.max_positions), settings.window or LONGEST_WINDOW),
+        window=window_size(stepper.max_positions, settings.window),
         layers=layers_to_read(model) or _dense_layers(stepper.layers),
         held_out=0.3,
         seed=settings.seed,
