@@ -31,7 +31,8 @@ from emad_ref.measurements.pair import PairMeasurements
 from emad_ref.measurements.pair_answers import describe_rule
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, speculative_decoder
 from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES, speculative_arm
-from emad_ref.screening.drafts import ASSISTED, LOOKUP
+from emad_ref.models.generation import LOOKUP
+from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import TaskAccuracy, accuracy_drop, retained_share
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import count_leg, decide_legs, estimate_leg

@@ -18,12 +18,22 @@ from emad_ref.claims.premises import decoder_refusal, exit_answer_absent, exit_p
 from emad_ref.claims.quality import is_usable
 from emad_ref.decoding.teacher_forcing import teacher_forced_sums
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, TimingResult, has_compiled_baseline
+from emad_ref.measurements.latency import (
+    ADAPTIVE,
+    COMPILED,
+    FULL,
+    GENERATE,
+    LOOKUP_ROWS,
+    LatencyBenchmark,
+    TimingResult,
+    has_compiled_baseline,
+)
 from emad_ref.measurements.learned_exit import SelfSpeculationTiming
 from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.operating_points import NllPair
 from emad_ref.measurements.study import Study
 from emad_ref.measurements.traces import documents_of
+from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
@@ -38,8 +48,12 @@ from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.losses import loss_table
 
-BASELINES = {FULL: "full depth", GENERATE: "generate", COMPILED: "compiled generate"}  # arm → how legs call it
-UNCOMPILED = "compiled baseline not run"
+BASELINES = {  # arm → how legs call it
+    FULL: "full depth",
+    GENERATE: "generate",
+    COMPILED: "compiled generate",
+    LOOKUP: "generate with prompt lookup",
+}
 ENDS = "batch size at which the gain vanishes"
 
 
@@ -56,13 +70,13 @@ class TimedBatch:
 class SpeedupEvidence:
     """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; "" where F1 lets it stand.
 
-    ``uncompiled``: why no compiled baseline ran; "" where one did. ``swept``: batch sizes that decide nothing, from
-    fewer pairs; empty where there was no sweep.
+    ``not_run``: arm of a baseline → why it did not run. ``swept``: batch sizes that decide nothing, from fewer pairs;
+    empty where there was no sweep.
     """
 
     batches: Mapping[int, TimedBatch]
     unusable: str = ""
-    uncompiled: str = ""
+    not_run: Mapping[str, str] = field(default_factory=dict)
     swept: Mapping[int, TimedBatch] = field(default_factory=dict)
 
     @property
@@ -89,9 +103,10 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
     broken = _checks(found)
     lies = any(leg.outcome == "falsified" for leg in broken)
     beside = [] if lies else _swept(found, threshold)  # times of nothing end nowhere
-    if found.uncompiled:
-        said = f"{UNCOMPILED}: {found.uncompiled}"
-        beside.append(Leg("compiled baseline", "not applicable", None, None, 0, None, "", said))
+    for arm, reason in found.not_run.items():
+        beside.append(
+            Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
+        )
     if found.unusable:
         numbers = [estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
@@ -167,9 +182,15 @@ def speedup_evidence_at(evidence: ModelMeasurements, point: OperatingPoint, unus
     return SpeedupEvidence(
         {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.timed(point).items()},
         unusable,
-        latency.without_compiled,
+        baselines_not_run(latency),
         {rows: timed_batch(each, latency.checked(each, point)) for rows, each in latency.swept(point).items()},
     )
+
+
+def baselines_not_run(latency: LatencyBenchmark) -> dict[str, str]:
+    """Arm of a baseline → why it does not run here."""
+    reasons = {COMPILED: latency.without_compiled, LOOKUP: latency.without_lookup}
+    return {arm: reason for arm, reason in reasons.items() if reason}
 
 
 def speedup_exhibits(
@@ -186,15 +207,15 @@ def speedup_exhibits(
 
 def time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
     """Per batch size the mean time of a request by every arm, and the ratio against the baseline that is least sure."""
-    rows = []
+    rows, names = [], dict.fromkeys(name for timed in found.every.values() for name in timed.baselines)
     for at in speedup_limit_of(found.every).sweep:
         timed, interval = found.every[at.rows], finite_interval(at.ratio)
-        arms = {"the point": timed.adaptive, **timed.baselines}
+        arms = {"the point": timed.adaptive} | {name: timed.baselines.get(name) for name in names}
         rows.append({
             "batch": at.rows,
             "decides": at.rows in found.batches,
             "pairs": at.ratio.n,
-            **{f"{name}, ms": 1e3 * float(seconds.values.mean()) for name, seconds in arms.items()},
+            **{f"{name}, ms": seconds and 1e3 * float(seconds.values.mean()) for name, seconds in arms.items()},
             "least sure against": at.against,
             "× as fast": at.ratio.value,
             "low": interval and interval[0],
@@ -239,12 +260,12 @@ def _refuted(verdict: Verdict, asked: ClaimContext) -> str:
 
 def legs_of(study: Study) -> int:
     """Each batch size against each baseline."""
-    return len(study.budget.batch_sizes) * baselines_of(study)
+    return sum(baselines_of(study, rows) for rows in study.budget.batch_sizes)
 
 
-def baselines_of(study: Study) -> int:
-    """Full depth, ``generate`` and, where one is tried, its compiled twin."""
-    return len(BASELINES) - (not has_compiled_baseline(study))
+def baselines_of(study: Study, rows: int = LOOKUP_ROWS) -> int:
+    """Full depth, ``generate``, its compiled twin where one is tried, and prompt lookup where it serves the rows."""
+    return len(BASELINES) - (not has_compiled_baseline(study)) - (rows != LOOKUP_ROWS)
 
 
 # ---------------------------------------------------------------- EMAD-X3: the exit found for this model
@@ -315,18 +336,20 @@ def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) ->
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
         latency, speculation = evidence.latency, evidence.self_speculation
-        found = self_speculation_evidence(speculation, latency.without_compiled)
+        found = self_speculation_evidence(speculation, baselines_not_run(latency))
         verdict = decide_self_speculation(found, asked)
         times = AttachedTable(f"{asked.claim.id}: time by batch size", time_rows(_one_row_decides(found[0])))
         exhibits = Attachments((times,), (latency.description("drafts of the exit", speculation.timed),))
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
 
-def self_speculation_evidence(speculation: SelfSpeculationTiming, uncompiled: str) -> SelfSpeculationEvidence:
+def self_speculation_evidence(
+    speculation: SelfSpeculationTiming, not_run: Mapping[str, str]
+) -> SelfSpeculationEvidence:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
     raced = {rows: timed_batch(timed, speculation.checked(rows)) for rows, timed in speculation.timed.items()}
     stood = {rows: speculation.accepted_share(rows) for rows in speculation.timed}
-    return SpeedupEvidence(raced, "", uncompiled), speculation.beside.by_pair(), stood
+    return SpeedupEvidence(raced, "", not_run), speculation.beside.by_pair(), stood
 
 
 # ---------------------------------------------------------------- EMAD-E7: repair without the monotone constraint

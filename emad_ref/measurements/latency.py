@@ -5,7 +5,8 @@ All arms of a pair get the same fresh prompts and the same number of new tokens,
 
 ``generate`` also runs compiled, over a static cache, on an accelerator or under the largest budget. Each process
 compiles before its clock starts, from Inductor's cache on disk. On a CPU compiling takes longer than all requests of a
-smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline and say so.
+smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline and say so. A request of one row also runs by
+``generate`` with prompt lookup, which drafts what followed the last n-gram earlier in the text.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from emad_ref.decoding.switching import SwitchingResult
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.study import BUDGETS, Budget, Study
+from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
@@ -44,6 +46,7 @@ INDICATIVE_PAIRS = 6  # under ``smoke``, of ratios that decide nothing
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request no longer measures decoding
 WARM_UP = 2  # uncounted pairs
+LOOKUP_ROWS = 1  # of a request that transformers drafts for
 PREFILL_REQUESTS = 6  # requests whose first token is timed alone, at most
 FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
 APPROXIMATE_SCHEDULES = ("copying", "translated")  # schedules whose states above an exit are not the model's own
@@ -171,6 +174,13 @@ class LatencyBenchmark:
         self._compiled_in = time.perf_counter() - start
         return reason
 
+    @cached_property
+    def without_lookup(self) -> str:
+        """Why ``generate`` runs without prompt lookup here; empty if it runs with it. It serves one row at a time."""
+        if LOOKUP_ROWS not in self.subject.budget.batch_sizes:
+            return "the budget times no request of one row"
+        return self.subject.without_lookup()
+
     # ------------------------------------------------------------ requests
 
     @cached_property
@@ -236,13 +246,13 @@ class LatencyBenchmark:
 
     @property
     def arms(self) -> int:
-        """Number of arms timed side by side at a point."""
-        return 3 if self.without_compiled else 4
+        """Number of arms timed side by side at a point, in requests of one row."""
+        return 3 + (not self.without_compiled) + (not self.without_lookup)
 
     # ------------------------------------------------------------ timings
 
     def timed(self, point: OperatingPoint, pairs: int | None = None) -> dict[int, TimingResult]:
-        """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, if it runs, ``compiled``.
+        """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, if they run, the other baselines.
 
         A point is timed once, with the ``pairs`` of the first call; by default the budget's.
 
@@ -304,17 +314,18 @@ class LatencyBenchmark:
         """Full depth, ``point`` and the baselines, in this process."""
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self.subject.full, ADAPTIVE: point}, rows)
-            arms = self._decoder_arms(decoders) | self.baselines
+            arms = self._decoder_arms(decoders) | self.baselines(rows)
             timed = time_arms(arms, requests, decoders[FULL].synchronize)
             return replace(timed, prefill_s=time_first_tokens(decoders, requests))
 
-    @property
-    def baselines(self) -> dict[str, Arm]:
-        """The model's ``generate`` and, where it runs, its compiled twin."""
+    def baselines(self, rows: int) -> dict[str, Arm]:
+        """The model's ``generate`` of so many rows and, where they run, its compiled twin and prompt lookup."""
         subject, new = self.subject, self.request_shape[1]
         arms: dict[str, Arm] = {GENERATE: lambda prompts: subject.own_greedy(prompts, new)}
         if not self.without_compiled:
             arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
+        if rows == LOOKUP_ROWS and not self.without_lookup:
+            arms[LOOKUP] = lambda prompts: subject.own_greedy(prompts, new, lookup=True)
         return arms
 
     def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:

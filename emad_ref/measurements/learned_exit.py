@@ -38,12 +38,10 @@ from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
 from emad_ref.screening.drafts import (
     ASSISTED,
-    LOOKUP,
     assistant_of,
     by_assistant,
     by_drafting,
     by_halves,
-    by_lookup,
 )
 from emad_ref.screening.exit import Exit, load_exit
 from emad_ref.screening.families import (
@@ -335,7 +333,7 @@ class SelfSpeculationTiming:
     def beside(self) -> TimingResult:
         """At batch size 1: arms ``adaptive`` and each other lossless arm that runs here."""
         loaded, new = self._subject.loaded, self._latency.request_shape[1]
-        ways = {ADAPTIVE: by_drafting(loaded, self._drafting), LOOKUP: by_lookup(loaded)}
+        ways = {ADAPTIVE: by_drafting(loaded, self._drafting)}
         ways |= by_halves(loaded, self._drafting)
         if (assistant := assistant_of(loaded)) is not None:
             ways[ASSISTED] = by_assistant(loaded, assistant)
@@ -378,7 +376,7 @@ def time_self_speculation(
     arms: dict[str, Arm] = {
         FULL: lambda prompts: full.generate(prompts, new, frozenset()),
         ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
-        **latency.baselines,
+        **latency.baselines(rows),
     }
     return time_arms(arms, requests, full.synchronize)
 

@@ -37,13 +37,14 @@ from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_shares, select_share
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSizes, Study
+from emad_ref.models.generation import LOOKUP
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.lens import attach_copies, attachments
 from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.record import Ints
-from emad_ref.screening.drafts import ASSISTED, LOOKUP, by_assistant, by_lookup
+from emad_ref.screening.drafts import ASSISTED, by_assistant, by_lookup
 
 TRANSFORMERS_NAMES = (ASSISTED, LOOKUP)
 LOSSLESS_ARMS = ("speculative", "self-speculative", *TRANSFORMERS_NAMES)  # arms that must emit the large model's tokens

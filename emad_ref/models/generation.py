@@ -18,6 +18,8 @@ from emad_ref.models.tokenizers import BOS, EOS, PAD, START
 
 TOKEN_ID_KEYS = frozenset({START, BOS, EOS, PAD})
 OUTPUT_FLAGS = ("output_attentions", "output_hidden_states")  # also flags of a model's config
+LOOKUP = "prompt lookup"  # drafts what followed the last n-gram earlier in the text
+LOOKUP_TOKENS = 10  # drafted tokens of prompt lookup, as in transformers' documentation
 MAX_SHOWN = 60  # characters of a value that a sentence shows
 
 

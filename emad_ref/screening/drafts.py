@@ -34,7 +34,7 @@ from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, Prompt
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
-from emad_ref.models.generation import greedy_generate
+from emad_ref.models.generation import LOOKUP_TOKENS, greedy_generate
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
@@ -65,8 +65,7 @@ from emad_ref.screening.traces import (
     lens_plan,
 )
 
-LOOKUP, ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "prompt lookup", "assisted", "self", "lens", "copies"
-LOOKUP_TOKENS = 10  # drafted tokens of prompt lookup, as in transformers' documentation
+ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "assisted", "self", "lens", "copies"
 
 
 def by_drafting(loaded: LoadedModel, drafting: Drafting) -> Generate:

@@ -73,10 +73,10 @@ RUN = Study()
 # Legs of one model of twelve layers, smoke budget, without a named margin or tasks: counted by hand where their number
 # follows from several settings. A row that is not here is held by its simulation alone.
 LEGS = {
-    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 4, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
+    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 5, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
     "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
     "EMAD-R4": 4, "EMAD-R5": 7, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
-    "EAD-F2": 3, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 4, "EMAD-X4": 2,
+    "EAD-F2": 3, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 5, "EMAD-X4": 3,
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_every_row_counts_its_legs(claim: str) -> None:
 
 
 def test_the_two_falsifiers_count_each_other() -> None:
-    assert other_legs("EMAD-F1") == 2 * len(RUN.budget.batch_sizes) == 4
+    assert other_legs("EMAD-F1") == 2 * len(RUN.budget.batch_sizes) + 1 == 5, "prompt lookup serves one row"
     assert other_legs("EMAD-F2") == 2 * 2
 
 
@@ -102,26 +102,26 @@ def test_a_named_margin_is_one_more_point_and_a_task_may_be_one_more_corpus() ->
 
 
 def test_larger_budgets_time_more_batch_sizes() -> None:
-    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3 * 3, "and a compiled baseline"
-    assert other_legs("EMAD-F1", Study(device="cuda")) == 2 * 3
+    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3 * 3 + 1, "and a compiled baseline"
+    assert other_legs("EMAD-F1", Study(device="cuda")) == 2 * 3 + 1
 
 
 def test_every_model_of_the_run_has_legs() -> None:
-    assert other_legs("EMAD-F1", models=2) == 4 + 4 + 4
-    assert other_legs("EMAD-F2", models=2) == 4 + 4 + 4
+    assert other_legs("EMAD-F1", models=2) == 5 + 4 + 5
+    assert other_legs("EMAD-F2", models=2) == 4 + 4 + 5
 
 
 def test_a_pair_is_decided_once_however_many_models_a_run_judges() -> None:
     gated = {"gate_claims": frozenset({"EMAD-R5"})}
-    assert other_legs("EMAD-F1", **gated) == 4 + 7
-    assert other_legs("EMAD-F1", models=2, **gated) == 4 + 4 + 4 + 7
+    assert other_legs("EMAD-F1", **gated) == 5 + 7
+    assert other_legs("EMAD-F1", models=2, **gated) == 5 + 4 + 5 + 7
 
 
 def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
     assert other_legs("EMAD-E1") == 0
     gated = {"gate_claims": frozenset({"EMAD-E1"})}
-    assert other_legs("EMAD-E1", **gated) == 4 + 4
-    assert other_legs("EMAD-F1", **gated) == 4 + 11
+    assert other_legs("EMAD-E1", **gated) == 4 + 5
+    assert other_legs("EMAD-F1", **gated) == 5 + 11
 
 
 def test_whoever_brings_an_exit_asks_about_it() -> None:

@@ -14,8 +14,9 @@ from emad_ref.claims import speedup
 from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.quality import is_usable
 from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup, timed_batch, timed_point, usable_point
-from emad_ref.measurements.latency import TimingResult
+from emad_ref.measurements.latency import COMPILED, TimingResult
 from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.generation import LOOKUP
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict, load_register
 from tests.claims.simulation import asked
@@ -107,10 +108,12 @@ def test_the_fastest_baseline_is_not_chosen_by_the_noise_that_favoured_it():
 
 
 def test_a_baseline_that_did_not_run_is_named_with_the_reason():
-    verdict = judged({1: timed(1.3)}, uncompiled="no C++ compiler")
+    verdict = judged({1: timed(1.3)}, not_run={COMPILED: "no C++ compiler", LOOKUP: "its cache takes nothing back"})
     assert verdict.verdict == "survived"
-    (leg,) = [leg for leg in verdict.legs if leg.outcome == "not applicable"]
-    assert (leg.name, leg.reason) == ("compiled baseline", "compiled baseline not run: no C++ compiler")
+    assert [(leg.name, leg.reason) for leg in verdict.legs if leg.outcome == "not applicable"] == [
+        ("compiled baseline", "compiled baseline not run: no C++ compiler"),
+        ("prompt lookup baseline", "prompt lookup baseline not run: its cache takes nothing back"),
+    ]
 
 
 def test_gating_legs_decided_elsewhere_make_a_marginal_failure_inconclusive_and_leave_survival_alone():
@@ -171,7 +174,7 @@ def test_a_sweep_changes_no_leg_that_decides_and_names_where_the_gain_ends():
 def test_holm_s_family_does_not_grow_with_the_sweep():
     crowd = {"other_legs": 60}
     assert judged({1: timed(1.088)}, swept=sweep(), **crowd).legs[0] == judged({1: timed(1.088)}, **crowd).legs[0]
-    assert speedup.legs_of(Study(budget=BUDGETS["standard"])) == 3 * 2
+    assert speedup.legs_of(Study(budget=BUDGETS["standard"])) == 3 * 2 + 1, "prompt lookup serves one row"
 
 
 def test_a_gain_that_does_not_end_has_no_number():
@@ -214,7 +217,7 @@ def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
 
 
 def test_arms_become_baselines_by_name():
-    seconds = {arm: np.full(3, 1.0 + at) for at, arm in enumerate(("full", "adaptive", "generate", "compiled"))}
+    seconds = {arm: np.full(3, 1.0 + at) for at, arm in enumerate(("full", "adaptive", "generate", "compiled", LOOKUP))}
     check = Finding("timed", True, "", 1, 0)
     made = timed_batch(TimingResult(SimpleNamespace(seconds=seconds), [], {}, ()), check)
     assert made.adaptive.values.tolist() == [2.0] * 3
@@ -222,6 +225,7 @@ def test_arms_become_baselines_by_name():
         "full depth": 1.0,
         "generate": 3.0,
         "compiled generate": 4.0,
+        "generate with prompt lookup": 5.0,
     }
 
 
@@ -311,6 +315,7 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
         timed=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
         checked=lambda timed, point: Finding("timed", True, "", 1, 0),
         without_compiled="",
+        without_lookup="",
         note=lambda *given: given,
         prefill_note=lambda point: f"{point}, apart",
         swept=lambda point: {},

@@ -17,7 +17,8 @@ from emad_ref.claims.speculation import (
     SwitchingSpeedEvidence,
 )
 from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES
-from emad_ref.screening.drafts import ASSISTED, LOOKUP
+from emad_ref.models.generation import LOOKUP
+from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Verdict

@@ -48,7 +48,7 @@ def timed(
 
             baselines = {name: seconds(speed) for name, speed in speeds.items()}
             batches[batch] = TimedBatch(seconds(ratio), baselines)
-        return SpeedupEvidence(batches, unusable, "not tried" if "compiled generate" not in speeds else "")
+        return SpeedupEvidence(batches, unusable, {} if "compiled generate" in speeds else {"compiled": "not tried"})
 
     return found
 
@@ -116,6 +116,8 @@ EMAD_F2 = [
     Case("faster than generate, by less than a tenth", "fails",
          timed(1.3, speeds={"full depth": 1.0, "generate": 1.26}, pairs=120), draws=30, least=0.8),
     Case("slower than compiled steps alone", "fails", timed(0.9, speeds=COMPILED), draws=30),
+    Case("slower than prompt lookup alone", "fails",
+         timed(1.3, speeds={"full depth": 1.0, "generate": 1.0, "generate with prompt lookup": 1.6}), draws=30),
     Case("faster in batches of one alone", "fails", timed(1.33, 1.0, pairs=60), draws=30, least=0.9),
     *celled("faster by the threshold", "edge", lambda n, _: timed(1.1, pairs=n), icc=(0.0,), draws=20),
     *celled("by the threshold, at two batch sizes and against each of three", "edge",

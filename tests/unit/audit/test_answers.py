@@ -294,6 +294,13 @@ def test_a_speed_is_explained_by_the_work_left_out(ratio: float, left_out: float
     assert ("explains at most" in finding.detail) is not passed
 
 
+@pytest.mark.parametrize(("by_pair", "passed"), [([1.7, 1.0, 1.9], True), ([1.7, 1.6, 1.9], False)])
+def test_a_busy_machine_is_not_a_slowed_full_depth(by_pair: list[float], passed: bool) -> None:
+    """Few pairs: the work has to explain the least of their ratios."""
+    seconds, work = {"full": np.array(by_pair), "adaptive": np.ones(3)}, np.full((3, 2), 1000.0)
+    assert no_faster_than_work("adaptive", "full", 1, seconds, {"full": work, "adaptive": work}).passed is passed
+
+
 def test_drafted_work_says_nothing_of_time() -> None:
     seconds, unknown = {"full": np.ones(3), "adaptive": np.ones(3) / 9}, np.full((3, 2), np.nan)
     assert no_faster_than_work("adaptive", "full", 1, seconds, {"full": np.ones((3, 2)), "adaptive": unknown}).passed

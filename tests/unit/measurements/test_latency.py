@@ -32,7 +32,7 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.generation import count_traced_graphs
+from emad_ref.models.generation import LOOKUP, count_traced_graphs
 from emad_ref.models.loading import load
 from emad_ref.record import Record
 from emad_ref.report.tables import plain_table
@@ -167,7 +167,7 @@ def test_every_batch_size_is_timed_once_and_keeps_what_was_emitted(timed_evidenc
     assert timed is watch.timed(point)
     assert list(timed) == [1, 2, 8]
     for rows, found in timed.items():
-        assert list(found.seconds) == list(found.outputs) == ["full", "adaptive", "generate"]
+        assert list(found.seconds) == list(found.outputs) == ["full", "adaptive", "generate", LOOKUP][: 4 - (rows > 1)]
         assert {len(column) for column in found.seconds.values()} == {3}
         assert [len(prompts) for prompts in found.prompts] == [rows] * 3
         assert len(found.audited) == min(3, max(1, AUDITED_ROWS // rows))
@@ -189,7 +189,7 @@ def test_an_honest_decoder_is_what_it_says(timed_evidence, rows):
     finding = timed_evidence.latency.checked(timed, point_of(timed_evidence))
     assert finding.passed is True, finding.detail
     looked_at = min(rows, AUDITED_ROWS) * len(timed.audited)
-    assert finding.n == 3 * looked_at * SHAPE[1]
+    assert finding.n == len(timed.seconds) * looked_at * SHAPE[1]
 
 
 def lying(change):
@@ -298,15 +298,16 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     evidence.latency.without_compiled = ""
     asked, own = [], evidence.subject.own_greedy
 
-    def greedy(prompts, new, compiled=False):
+    def greedy(prompts, new, compiled=False, lookup=False):
         asked.append(compiled)
-        return own(prompts, new)
+        return own(prompts, new, lookup=lookup)
 
     monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
     watch, point = evidence.latency, point_of(evidence)
-    assert watch.arms == 4
-    assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled"]
-    assert asked.count(True) == asked.count(False) == 3 + latency.WARM_UP
+    assert watch.arms == 5
+    assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled", LOOKUP]
+    trial = 1  # of prompt lookup
+    assert asked.count(True) == asked.count(False) - asked.count(True) - trial == 3 + latency.WARM_UP
     assert watch.checked(watch.timed(point)[1], point).passed is True
     watch._compiled_in = 36.29
     assert watch.note(point, 1.1, 1).endswith("; compiled in 36.3 s, outside the clock")
@@ -466,3 +467,34 @@ def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeyp
     assert "batch 2: timed requests" in {leg.name for leg in verdict.legs if leg.outcome == "falsified"}
     assert "vanishes" not in verdict.reason
     assert speedup.ENDS not in {leg.name for leg in verdict.legs}
+
+
+# ------------------------------------------------------------ the baseline of prompt lookup
+
+
+def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
+    subject = ModelUnderTest(load("emad-nano"), Study(), RunResources())
+    (prompt,) = subject.prompts(1, 24)
+    repeated = replace(prompt, tokens=np.tile(prompt.tokens, 2))
+    steps, model = [], subject.loaded.model
+    handle = model.register_forward_hook(lambda *called: steps.append(called[-1].logits.shape[1]))
+    plain = subject.own_greedy([repeated], 8)
+    alone = len(steps)
+    drafted = subject.own_greedy([repeated], 8, lookup=True)
+    handle.remove()
+    assert drafted.tolist() == plain.tolist()
+    assert max(steps[alone + 1 :]) > 1, "several tokens a pass: it looked some up"
+    assert subject.without_lookup() == ""
+
+
+def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):
+    evidence = timing(RunResources())
+    assert evidence.latency.without_lookup == ""
+
+    def refuse(prompts, new, lookup):
+        raise ValueError("assisted generation is not supported with stateful models")
+
+    monkeypatch.setattr(evidence.subject, "own_greedy", refuse)
+    assert evidence.subject.without_lookup().startswith("prompt lookup: assisted generation is not supported")
+    evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(2,))
+    assert "no request of one row" in LatencyBenchmark(evidence.points).without_lookup

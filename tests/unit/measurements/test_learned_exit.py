@@ -20,11 +20,12 @@ from emad_ref.measurements.model import ModelMeasurements
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_reference_decoder
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.generation import LOOKUP
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.probes.lens import attached_lens
 from emad_ref.protocol import Request, Unsupported
 from emad_ref.report.figures import draw_figure
-from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, LOOKUP, OWN_HEAD_DRAFTS
+from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, OWN_HEAD_DRAFTS
 from emad_ref.screening.exit import Exit, save_exit
 from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.settings import ScreeningSettings
@@ -263,8 +264,9 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     evidence.subject.budget = BRIEF
     drafted = evidence.self_speculation
     assert list(drafted.timed) == [1, 2]
-    assert set(drafted.timed[1].seconds) == set(drafted.timed[2].seconds) == {FULL, ADAPTIVE, GENERATE}
-    assert set(drafted.beside.seconds) == {ADAPTIVE, LOOKUP, OWN_HEAD_DRAFTS}
+    assert set(drafted.timed[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP}
+    assert set(drafted.timed[2].seconds) == {FULL, ADAPTIVE, GENERATE}
+    assert set(drafted.beside.seconds) == {ADAPTIVE, OWN_HEAD_DRAFTS}
     for rows in (1, 2):
         assert drafted.checked(rows).passed, drafted.checked(rows).detail
         assert 0 < drafted.accepted_share(rows) <= 1
@@ -279,7 +281,9 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     assert "timed drafts of the exit, 8 prompt + 6 new tokens, 3 pairs in this process alone (the budget" in note
     assert verdict.verdict == "falsified"
     assert any(leg.outcome == "falsified" and leg.name == "batch 2: timed requests" for leg in verdict.legs)
-    assert {f"batch 1, against {way}" for way in (LOOKUP, OWN_HEAD_DRAFTS)} <= {leg.name for leg in verdict.legs}
+    assert {f"batch 1, against {way}" for way in ("generate with prompt lookup", OWN_HEAD_DRAFTS)} <= {
+        leg.name for leg in verdict.legs
+    }
 
 
 def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Path) -> None:
@@ -289,7 +293,7 @@ def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Pat
     evidence = evidence_with(tmp_path, replace(found, drafting=replace(found.drafting, copied=3)))
     evidence.subject.budget = replace(BRIEF, batch_sizes=(1,), new_tokens=12)
     beside = evidence.self_speculation.beside
-    assert set(beside.seconds) == {ADAPTIVE, LOOKUP, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE}
+    assert set(beside.seconds) == {ADAPTIVE, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE}
     assert evidence.self_speculation.checked(1).passed
     (audited, *_) = beside.audited
     beside.outputs[COPIES_ALONE][audited][0, 2] += 1  # type: ignore[index]

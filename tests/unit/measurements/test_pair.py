@@ -41,11 +41,12 @@ from emad_ref.measurements.pair_timing import (
 from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSizes, Study
 from emad_ref.measurements.task_scores import GENERATED_LINE
+from emad_ref.models.generation import LOOKUP
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import DECODE, DRAFT, VERIFY, Record
-from emad_ref.screening.drafts import ASSISTED, LOOKUP
+from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import accuracy_drop
 from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.scoring import TaskItem

@@ -37,6 +37,7 @@ from emad_ref.measurements.process_replicates import (
 )
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
 from emad_ref.measurements.study import BUDGETS, Study
+from emad_ref.models.generation import LOOKUP
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
@@ -133,10 +134,11 @@ def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
         assert len(set(here.limits)) == 1
         return here.limits[0]
 
-    # three arms, one row and two, pairs of a share with warm-up and those whose first token is timed by itself
-    assert limit(4, 4) == 7 + 10 * 3 * 3 * (2 + 2 + 6) * (1 + 4 * 0.5)
-    assert limit(4, 8) == 7 + 10 * 3 * 3 * (2 + 2 + 6) * (1 + 8 * 0.5)
-    assert limit(8, 4) == 7 + 10 * 3 * 3 * (4 + 2 + 6) * (1 + 4 * 0.5)
+    # four arms (prompt lookup counted for two rows, too), one row and two, pairs of a share with warm-up and those
+    # whose first token is timed by itself
+    assert limit(4, 4) == 7 + 10 * 4 * 3 * (2 + 2 + 6) * (1 + 4 * 0.5)
+    assert limit(4, 8) == 7 + 10 * 4 * 3 * (2 + 2 + 6) * (1 + 8 * 0.5)
+    assert limit(8, 4) == 7 + 10 * 4 * 3 * (4 + 2 + 6) * (1 + 4 * 0.5)
 
 
 def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
@@ -144,7 +146,7 @@ def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
     for rows, found in timed.items():
         finding = made.latency.checked(found, point_of(made))
         assert finding.passed is True, finding.detail
-        assert finding.n == 3 * rows * len(found.audited) * SHAPE[1]
+        assert finding.n == len(found.seconds) * rows * len(found.audited) * SHAPE[1]
     lying = timed[1]
     record = lying.outputs["adaptive"][lying.audited[0]]
     record.emitted[0][-1] ^= 1
@@ -218,7 +220,7 @@ def test_drafts_are_timed_in_processes_too():
     made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, pairs=4, processes=2))
     lens = attached(made.subject.stepper, [2], scale=0.0)
     timed = made.latency.races(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
-    assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE}
+    assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
     for found in timed.values():
         finding = made.latency.check_outputs(found, {"full": made.subject.full})
@@ -250,7 +252,9 @@ def test_a_model_that_has_changed_is_refused(divided):
 def test_shares_that_timed_other_arms_are_not_put_together(divided):
     _, timed, _ = divided
     fewer = replace(timed[1].timings, seconds={"full": timed[1].seconds["full"]})
-    with pytest.raises(SubprocessFailed, match="one process timed full, adaptive, generate, another full"):
+    with pytest.raises(
+        SubprocessFailed, match="one process timed full, adaptive, generate, prompt lookup, another full"
+    ):
         join_shares([timed[1], replace(timed[1], timings=fewer)])
 
 
@@ -283,7 +287,7 @@ def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp
     timed = made.latency.timed(point_of(made))
     assert set() < kept[0] == kept[1]
     for found in timed.values():
-        assert list(found.seconds) == [FULL, ADAPTIVE, GENERATE, COMPILED]
+        assert list(found.seconds)[:4] == [FULL, ADAPTIVE, GENERATE, COMPILED]
         assert found.process.tolist() == [0, 0, 1, 1]
         assert made.latency.checked(found, point_of(made)).passed is True
 

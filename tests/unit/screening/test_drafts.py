@@ -15,13 +15,13 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.generation import LOOKUP
 from emad_ref.models.loading import load
 from emad_ref.point import Estimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY
 from emad_ref.screening.drafts import (
     ASSISTED,
-    LOOKUP,
     OWN_HEAD_DRAFTS,
     DraftColumns,
     DraftingRounds,
