@@ -46,9 +46,14 @@ def name_claims(ids: Sequence[str], register: Mapping[str, Claim]) -> str:
 
 
 def measurement(claim: Mapping[str, Any]) -> str:
-    """``found … ; needs at most …``; without an estimate, the reason for its absence."""
+    """``found … ; needs at most …``; without an estimate, the reason for its absence.
+
+    A check without a threshold that falsified the claim counts what it compared: its reason is the result.
+    """
     if claim["estimate"] is None:
         return str(claim["reason"])
+    if claim["verdict"] == "falsified" and claim["threshold"] is None and (leg := _deciding(claim)):
+        return str(leg["reason"] or claim["reason"])
     needs = needed(claim)
     result = f"found {quantity(claim['estimate'], claim['unit'], claim['interval'])}"
     return result + (f"; needs {needs}" if needs else "")
@@ -56,9 +61,14 @@ def measurement(claim: Mapping[str, Any]) -> str:
 
 def deciding_leg(claim: Mapping[str, Any]) -> str:
     """The name of the leg whose numbers the claim reports, "" if none of its listed legs has them."""
+    return str(_deciding(claim).get("name", ""))
+
+
+def _deciding(claim: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The leg whose numbers the claim reports, {} if none of its listed legs has them."""
     keys = ("estimate", "interval", "n", "threshold")
     legs = (leg for leg in claim["legs"] if all(leg[key] == claim[key] for key in keys))
-    return "" if claim["estimate"] is None else str(next((leg["name"] for leg in legs), ""))
+    return {} if claim["estimate"] is None else next(legs, {})
 
 
 def heading(claim: Mapping[str, Any], title: str) -> str:
@@ -127,6 +137,7 @@ def describe_verdict(verdict: Verdict, claim: Claim) -> str:
     """The summary's line as a message: claim and outcome, measured and required value, then the reason."""
     data = verdict.to_json()
     result, why = measurement(data), verdict.reason if verdict.estimate is not None else ""
+    result = "" if result in why else result  # a check's reason stands there
     lines = [heading(data, title_of(data, {claim.id: claim})), _with_full_stop(result), _with_full_stop(why)]
     return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False) for line in lines if line)
 

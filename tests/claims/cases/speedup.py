@@ -16,8 +16,9 @@ from emad_ref.claims.speedup import (
 )
 from emad_ref.measurements.latency import ADAPTIVE
 from emad_ref.measurements.operating_points import NllPair
+from emad_ref.statistics.gate import describe_verdict, measurement
 from emad_ref.statistics.units import ByDocument, ByPair
-from emad_ref.statistics.verdicts import Verdict
+from emad_ref.statistics.verdicts import Verdict, load_register
 from tests.claims.simulation import Case, celled, says
 
 # ---------------------------------------------------------------- EMAD-F2
@@ -87,6 +88,10 @@ def names_the_difference(verdict: Verdict) -> None:
     assert "adaptive, row 0: 3 tokens" in verdict.reason
     (broken,) = [leg for leg in verdict.legs if leg.outcome == "falsified"]
     assert broken.name == "batch 1: timed requests"
+    assert "adaptive, row 0: 3 tokens" in measurement(verdict.to_json()), (
+        "the summary says it, not how much was compared"
+    )
+    assert describe_verdict(verdict, load_register()[verdict.id]).count("3 tokens") == 1
 
 
 def lists_what_was_compared(verdict: Verdict) -> None:
