@@ -91,7 +91,8 @@ def names_the_difference(verdict: Verdict) -> None:
     assert "adaptive, row 0: 3 tokens" in measurement(verdict.to_json()), (
         "the summary says it, not how much was compared"
     )
-    assert describe_verdict(verdict, load_register()[verdict.id]).count("3 tokens") == 1
+    message = " ".join(describe_verdict(verdict, load_register()[verdict.id]).split())
+    assert message.count("3 tokens") == 1, message
 
 
 def lists_what_was_compared(verdict: Verdict) -> None:
