@@ -57,16 +57,27 @@ def imported_for_good() -> None:
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the outer run's CI nor its options reach the inner runs."""
+    """Neither the outer run's CI nor its options reach the inner runs, which load xdist and our plugin alone.
+
+    Looking for the plugins of all installed distributions takes half of the time that pytest takes to start.
+    """
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,pytest_emad.plugin")
     for name in (
         "CI",
         "PYTEST_ADDOPTS",
-        "PYTEST_PLUGINS",
         "PYTEST_XDIST_WORKER",
         "PYTEST_XDIST_WORKER_COUNT",
         "GITHUB_STEP_SUMMARY",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def installed_plugins(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inner runs load the plugins of all installed distributions, as a user's do."""
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    monkeypatch.delenv("PYTEST_PLUGINS")
 
 
 @pytest.fixture
@@ -90,14 +101,7 @@ def run(project: pytest.Pytester) -> Run:
 
 
 @pytest.fixture
-def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Child processes load xdist and our plugin alone: others take half of the time that pytest takes to start."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,pytest_emad.plugin")
-
-
-@pytest.fixture
-def run_apart(project: pytest.Pytester, few_plugins: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_apart(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run pytest in a process of its own, as xdist needs it."""
     monkeypatch.setenv("PYTHONPATH", str(Path(emad_ref.__file__).parents[1]))
 
@@ -108,7 +112,7 @@ def run_apart(project: pytest.Pytester, few_plugins: None, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def wheel_layout(project: pytest.Pytester, few_plugins: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copies of both packages as a wheel lays them out, first on the path of child processes; returns its suites."""
     site = project.path.parent / f"{project.path.name}-site"
     for package in ("emad_ref", "pytest_emad"):

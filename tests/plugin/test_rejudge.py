@@ -10,8 +10,6 @@ from emad_ref.models.bundled import bundled_names
 from emad_ref.statistics.goldens import known_verdicts
 from pytest_emad import rejudge
 
-pytestmark = pytest.mark.usefixtures("few_plugins")
-
 SUITE = """
 import pytest
 from emad_ref.statistics.verdicts import Verdict

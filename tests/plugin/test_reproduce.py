@@ -16,8 +16,6 @@ from emad_ref.report.parts import DONE_FILE, finished_status
 from emad_ref.report.schema import read_report
 from pytest_emad import reproduce, subprocesses
 
-pytestmark = pytest.mark.usefixtures("few_plugins")
-
 SUITE = """
 import pytest
 from emad_ref.statistics.verdicts import Verdict

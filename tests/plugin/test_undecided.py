@@ -382,7 +382,7 @@ def test_a_conftest_that_was_not_loaded_is_named(
 
 
 def test_an_installed_plugin_that_was_not_loaded_is_named(
-    suites: Path, project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+    installed_plugins: None, suites: Path, project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours_is_a_word(monkeypatch)
     project.makeconftest("")
