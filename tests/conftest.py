@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -22,3 +23,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: pass --run-slow, or see `tox -e slow`"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: no later collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()

@@ -8,6 +8,7 @@ not imported beforehand, so a fork reads a copy of them on ``PYTHONPATH`` as a n
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -140,6 +141,8 @@ if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
     sys.modules["anyio"].__doc__ = "PYTEST_DONT_REWRITE"  # or pytest warns that its plugin was imported before
+    gc.collect()
+    gc.freeze()  # a fork that collects garbage would look through all of this, and copy the pages
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is not None:
         _become(asked, beginning)
