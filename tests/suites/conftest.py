@@ -6,6 +6,7 @@ import importlib
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,28 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 UNGATED = "[EMAD-F1]\ngate = false\n"  # random weights cannot pass it, and these tests ask about the machinery
 
+# Of pytest; to look for those of all installed distributions takes a third of the time of a short run.
+PLUGINS = [
+    name
+    for name in ("pytest_emad.plugin", "_hypothesis_pytestplugin", "pytest_benchmark.plugin", "xdist.plugin")
+    if find_spec(name.partition(".")[0])
+]
+
 Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the outer run's CI, options and threads nor the network reach the inner runs."""
-    for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+    """Neither the outer run's CI, options and threads nor the network reach the inner runs; few plugins do."""
+    for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}.items():
+    for name, value in {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": ",".join(PLUGINS),
+    }.items():
         monkeypatch.setenv(name, value)
 
 
