@@ -316,7 +316,10 @@ def _module_source(module: str) -> Path | None:
 def _defines_hook(file: Path) -> bool:
     """Whether source defines, imports or assigns the hook."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        source = file.read_text(encoding="utf-8")
+        if HOOK not in source:  # as in most files, which need not be parsed
+            return False
+        tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError):  # absent, or not loadable by pytest either
         return False
     names = [

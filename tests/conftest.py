@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
+import warnings
+from functools import cache
 
 import pytest
+from _pytest._code import code
 
 # Before torch is imported, and for child processes too: tiny models on a pool of threads run several times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@cache
+def parsed(source: str) -> ast.AST:
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(source, "source", "exec")
+
+
+def pytest_configure() -> None:
+    """Hundreds of inner runs fail, and each prints a traceback for which pytest parses some twenty modules anew."""
+    find = code.getstatementrange_ast
+    if find.__module__ != __name__:
+        code.getstatementrange_ast = lambda line, source, assertion=False, astnode=None: find(
+            line, source, assertion, astnode or parsed(str(source))
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,11 @@ def shipped_tests(suites: Iterable[Path] = SUITES) -> list[str]:
     if folder is None:
         return []
     files = sorted(folder.rglob("test_*.py"))
-    return [f"{shipped_name(file, [folder])}::{function}" for file in files for function in _test_functions(file)]
+    return [
+        f"{shipped_name(file, [folder])}::{function}"
+        for file in files
+        for function in _test_functions(file.read_text(encoding="utf-8"))
+    ]
 
 
 def suite_names(suites: Iterable[Path] = SUITES) -> list[str]:
@@ -85,6 +90,7 @@ def is_below(name: str, selection: Iterable[str]) -> bool:
     return any(name == one or name.startswith((f"{one}/", f"{one}::")) for one in selection)
 
 
-def _test_functions(file: Path) -> list[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+@cache  # asked for several times by every run
+def _test_functions(source: str) -> list[str]:
+    tree = ast.parse(source)
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
