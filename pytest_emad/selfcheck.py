@@ -8,6 +8,7 @@ pass them in any case.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -57,6 +58,7 @@ def run_pytest(arguments: list[str], log: Path) -> None:
 
 def _pytest(arguments: list[str], log: str) -> None:
     """All that it says goes to ``log``."""
+    gc.freeze()  # what it was forked from had imported is no garbage; to look through it takes longer than a small test
     with open(log, "wb") as file:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
