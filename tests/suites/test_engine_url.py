@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,23 @@ LIVE = 12  # tests of the tier
 
 
 def completing(longest: int = WINDOW) -> Complete:
-    """The bundled model; it reads the last ``longest`` tokens of a prompt."""
+    """The bundled model; it reads the last ``longest`` tokens of a prompt, and answers a request again at once."""
     stepper = load(MODEL).stepper
 
-    def complete(
-        prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+    @cache
+    def answer(
+        prompt: tuple[int, ...], max_new: int, stop: frozenset[int], temperature: float, seed: int
     ) -> tuple[list[int], bool]:
         torch.set_num_threads(1)
         decoder = WalkedDecoder(stepper, full_depth(stepper.layers), seed=seed, temperature=temperature)
         record = decoder.generate([Prompt(np.array(prompt[-longest:]))], max_new, stop)
         return record.emitted[0].tolist(), record.stop[0] == "stop token"
+
+    def complete(
+        prompt: list[int], max_new: int, stop: frozenset[int], temperature: float, seed: int
+    ) -> tuple[list[int], bool]:
+        tokens, stopped = answer(tuple(prompt), max_new, stop, temperature, seed if temperature else 0)
+        return [*tokens], stopped
 
     return complete
 
