@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked_python import run_forked
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -54,11 +56,11 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
 OPTIONAL = ("lm_eval", "datasets", "distributed", "submitit")
 
 
-def test_measurements_need_no_extra() -> None:
+def test_measurements_need_no_extra(tmp_path: Path) -> None:
     """README's first command installs neither lm-eval nor a cluster's packages."""
-    program = (
+    (tmp_path / "program.py").write_text(
         f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
         "import emad_ref.measurements.model, emad_ref.measurements.pair, emad_ref.screening.screen, emad_ref.cli"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_forked(["program"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

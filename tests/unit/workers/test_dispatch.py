@@ -153,18 +153,14 @@ def test_units_that_measure_run_last_and_alone() -> None:
 # ---------------------------------------------------------------- addresses
 
 
-def squared(unit: int) -> tuple[int, int]:
-    return unit * unit, os.getpid()
-
-
-def dies_once(unit: tuple[int, str]) -> int:
-    """Ends its process at unit 2 the first time."""
+def dies_once(unit: tuple[int, str]) -> tuple[int, int]:
+    """The unit's number, and the process; which ends at unit 2 the first time."""
     number, folder = unit
     first = Path(folder, "died")
     if number == 2 and not first.exists():
         first.touch()
         os._exit(9)
-    return number
+    return number, os.getpid()
 
 
 def test_here_is_no_pool() -> None:
@@ -204,11 +200,9 @@ def test_a_missing_package_is_named_with_its_extra(address: str, package: str, m
 def test_processes_are_others_and_a_killed_one_costs_no_result(tmp_path: Path) -> None:
     with open_workers("processes:2") as pool:
         assert pool is not None
-        results = [result for _, result in dispatch_in_order(pool, squared, range(5))]
-        assert [result for _, result in dispatch_in_order(pool, dies_once, [(n, str(tmp_path)) for n in range(5)])] == [
-            *range(5)
-        ]
-    assert [square for square, _ in results] == [n * n for n in range(5)]
+        results = [result for _, result in dispatch_in_order(pool, dies_once, [(n, str(tmp_path)) for n in range(5)])]
+    assert (tmp_path / "died").exists()
+    assert [number for number, _ in results] == [*range(5)]
     assert os.getpid() not in {process for _, process in results}
 
 
@@ -279,4 +273,4 @@ def test_a_lost_job_of_a_cluster_runs_again(tmp_path: Path) -> None:
     with open_workers(f"slurm://{tmp_path}/jobs?cluster=local&jobs=2&timeout_min=2") as pool:
         assert pool is not None
         results = [result for _, result in dispatch_in_order(pool, dies_once, [(n, str(tmp_path)) for n in range(4)])]
-    assert results == list(range(4))
+    assert [number for number, _ in results] == list(range(4))
