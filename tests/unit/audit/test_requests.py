@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -279,11 +280,21 @@ class GenerateAlone(Threaded):
 HOT, SAMPLED_NEW, SEEDS = 12.0, 6, (1, 2)  # the tiny model's logits are wide: only so hot is there something to draw
 
 
+@cache  # most requests are sent several times, alone and beside others, by every test below
+def answered(
+    temperature: float, seed: int, prompts: tuple[tuple[int, ...], ...], max_new: int, stop: frozenset[int]
+) -> list[tuple[Ints, bool]]:
+    decoder = CachedDecoder(tiny_neox(), full_depth(LAYERS), temperature, seed)
+    record = decoder.generate([Prompt(np.array(prompt)) for prompt in prompts], max_new, stop)
+    return [(row, why == "stop token") for row, why in zip(record.emitted, record.stop, strict=True)]
+
+
 class Sampling(Threaded):
     """A right one at a temperature. Requests of all its kind meet in ``kind.running``."""
 
     lock = threading.Lock()
     running: list[Sampling]
+    answered = staticmethod(answered)
 
     def __init__(self, temperature: float, seed: int):
         super().__init__()
@@ -292,14 +303,13 @@ class Sampling(Threaded):
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         with self.lock:
             self.running.append(self)
-        time.sleep(0.002)
+        time.sleep(0.005)  # others begin meanwhile
         with self.lock:
             temperature, seed = self.drawn_by(list(self.running))
-        decoder = CachedDecoder(tiny_neox(), full_depth(LAYERS), temperature, seed)
-        record = decoder.generate(list(map(Prompt, prompts)), max_new, stop)
+        found = self.answered(temperature, seed if temperature else 0, tuple(map(tuple, prompts)), max_new, stop)
         with self.lock:
             self.running.remove(self)
-        return [Completion(row, why == "stop token") for row, why in zip(record.emitted, record.stop, strict=True)]
+        return [Completion(row.copy(), stopped) for row, stopped in found]
 
     def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
         return self.temperature, self.seed
@@ -324,6 +334,8 @@ class OneSeed(Sampling):
 
 class OneTemperature(Sampling):
     """Requests at once have the temperature of the first."""
+
+    answered = staticmethod(answered.__wrapped__)  # which takes long enough for greedy ones to meet sampled ones
 
     def drawn_by(self, running: Sequence[Sampling]) -> tuple[float, int]:
         return running[0].temperature, self.seed
