@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--layers", default="0,1,8,15,22,29", help="layers of the teacher to start from, the first is 0"
     )
-    parser.add_argument("--steps", type=int, default=850, help=f"of {BATCH} windows of {WINDOW} tokens")
+    parser.add_argument("--steps", type=int, default=880, help=f"of {BATCH} windows of {WINDOW} tokens")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     loaded = load(args.teacher)
