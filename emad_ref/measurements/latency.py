@@ -37,6 +37,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
+from emad_ref.screening.drafts import by_lookup
 from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.statistics.units import ByPair
@@ -179,7 +180,17 @@ class LatencyBenchmark:
         """Why ``generate`` runs without prompt lookup here; empty if it runs with it. It serves one row at a time."""
         if LOOKUP_ROWS not in self.subject.budget.batch_sizes:
             return "the budget times no request of one row"
-        return self.subject.without_lookup()
+        if self.subject.seq2seq:
+            return "an encoder-decoder model: what it emits is not in its prompt"
+        try:
+            self._lookup(self.subject.prompts(1, 8), 3)
+        except ValueError as refusal:  # transformers', of a model whose cache cannot take tokens back
+            return f"prompt lookup: {str(refusal).strip().partition(chr(10))[0]}"
+        return ""
+
+    def _lookup(self, prompts: Sequence[Prompt], new: int) -> Ints:
+        (prompt,) = prompts
+        return by_lookup(self.subject.loaded)(prompt, new)[None]
 
     # ------------------------------------------------------------ requests
 
@@ -325,7 +336,7 @@ class LatencyBenchmark:
         if not self.without_compiled:
             arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
         if rows == LOOKUP_ROWS and not self.without_lookup:
-            arms[LOOKUP] = lambda prompts: subject.own_greedy(prompts, new, lookup=True)
+            arms[LOOKUP] = lambda prompts: self._lookup(prompts, new)
         return arms
 
     def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:

@@ -36,13 +36,7 @@ from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
-from emad_ref.screening.drafts import (
-    ASSISTED,
-    assistant_of,
-    by_assistant,
-    by_drafting,
-    by_halves,
-)
+from emad_ref.screening.drafts import ASSISTED, assistant_of, by_assistant, by_drafting, by_halves
 from emad_ref.screening.exit import Exit, load_exit
 from emad_ref.screening.families import (
     OWN_HEAD,

@@ -28,7 +28,7 @@ from emad_ref.errors import EmadError
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
 from emad_ref.measurements.study import Study
-from emad_ref.models.generation import LOOKUP_TOKENS, count_traced_graphs, greedy_generate, strict_compilation
+from emad_ref.models.generation import count_traced_graphs, greedy_generate, strict_compilation
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import ModelSpec
@@ -497,11 +497,11 @@ class ModelUnderTest:
         assert self.source is not None, "only an encoder-decoder is given sources"
         return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
 
-    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False, lookup: bool = False) -> Ints:
+    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
         """int64 [rows, new]: greedy tokens of the model's own ``generate`` after prompts of equal length.
 
         ``compiled``: by ``torch.compile`` over a static cache, as transformers compiles if the model allows it; the
-        first request of a batch size compiles. ``lookup``: with prompt lookup, of one row.
+        first request of a batch size compiles.
         """
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
         inputs: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
@@ -509,8 +509,6 @@ class ModelUnderTest:
         if compiled:
             settings = {"cache_implementation": "static", "compile_config": CompileConfig()}
             settings["compile_config"]._compile_all_devices = True
-        if lookup:
-            settings["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
         if self.seq2seq:
             settings["decoder_start_token_id"] = self.opening
             sources = self._sources(len(ids))
@@ -549,16 +547,6 @@ class ModelUnderTest:
             if had_compiled or count_traced_graphs() > before
             else "TorchDynamo traces no graph of this model's steps"
         )
-
-    def without_lookup(self) -> str:
-        """Why ``generate`` refuses prompt lookup of one row; empty if it just ran with it."""
-        if self.seq2seq:
-            return "an encoder-decoder model: what it emits is not in its prompt"
-        try:
-            self.own_greedy(self.prompts(1, 8), 3, lookup=True)
-        except ValueError as refusal:  # transformers', of a model whose cache cannot take tokens back
-            return f"prompt lookup: {str(refusal).strip().partition(chr(10))[0]}"
-        return ""
 
 
 @contextmanager

@@ -298,16 +298,15 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     evidence.latency.without_compiled = ""
     asked, own = [], evidence.subject.own_greedy
 
-    def greedy(prompts, new, compiled=False, lookup=False):
+    def greedy(prompts, new, compiled=False):
         asked.append(compiled)
-        return own(prompts, new, lookup=lookup)
+        return own(prompts, new)
 
     monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
     watch, point = evidence.latency, point_of(evidence)
     assert watch.arms == 5
     assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled", LOOKUP]
-    trial = 1  # of prompt lookup
-    assert asked.count(True) == asked.count(False) - asked.count(True) - trial == 3 + latency.WARM_UP
+    assert asked.count(True) == asked.count(False) == 3 + latency.WARM_UP
     assert watch.checked(watch.timed(point)[1], point).passed is True
     watch._compiled_in = 36.29
     assert watch.note(point, 1.1, 1).endswith("; compiled in 36.3 s, outside the clock")
@@ -480,21 +479,22 @@ def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
     handle = model.register_forward_hook(lambda *called: steps.append(called[-1].logits.shape[1]))
     plain = subject.own_greedy([repeated], 8)
     alone = len(steps)
-    drafted = subject.own_greedy([repeated], 8, lookup=True)
+    drafted = latency.by_lookup(subject.loaded)(repeated, 8)[None]
     handle.remove()
     assert drafted.tolist() == plain.tolist()
     assert max(steps[alone + 1 :]) > 1, "several tokens a pass: it looked some up"
-    assert subject.without_lookup() == ""
 
 
 def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):
     evidence = timing(RunResources())
     assert evidence.latency.without_lookup == ""
 
-    def refuse(prompts, new, lookup):
+    def refuse(loaded):
         raise ValueError("assisted generation is not supported with stateful models")
 
-    monkeypatch.setattr(evidence.subject, "own_greedy", refuse)
-    assert evidence.subject.without_lookup().startswith("prompt lookup: assisted generation is not supported")
+    monkeypatch.setattr(latency, "by_lookup", refuse)
+    assert LatencyBenchmark(evidence.points).without_lookup.startswith(
+        "prompt lookup: assisted generation is not supported"
+    )
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(2,))
     assert "no request of one row" in LatencyBenchmark(evidence.points).without_lookup
