@@ -25,6 +25,7 @@ from emad_ref.measurements.engine import (
 )
 from emad_ref.measurements.own_rule import OwnRuleEvidence
 from emad_ref.statistics.legs import (
+    LEVEL,
     Side,
     count_leg,
     estimate_leg,
@@ -34,7 +35,8 @@ from emad_ref.statistics.legs import (
 )
 from emad_ref.statistics.rates import mean_rate, perplexity_rise
 from emad_ref.statistics.speedup import total_ratio
-from emad_ref.statistics.verdicts import Verdict
+from emad_ref.statistics.units import ByPair
+from emad_ref.statistics.verdicts import Leg, Verdict
 
 AGREEMENT = "top-1 agreement"
 POSITIONS = 8  # drafted positions that a record may hold
@@ -142,7 +144,8 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     """ENG-7: a leg for each stated number, measured against it less ``slack``, and one for the rise of perplexity.
 
     A speed-up beyond what the blocks that ran explain is no result: full depth was slowed, or something else left out.
-    It does not apply to a decoder that states neither number.
+    Where no block was seen, a full depth that is slower than the model's own ``generate`` leaves the row open. It does
+    not apply to a decoder that states neither number.
     """
     stated, slack = found.stated, asked.claim.thresholds["slack"]
     rise = asked.claim.thresholds["perplexity_rise"]
@@ -156,6 +159,8 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
         if found.explained is not None:
             beyond = total_ratio(found.full_s, found.rule_s, threshold=found.explained)
             tests.append(asked.test("speed-up beyond what blocks explain", beyond, "above", found.explained))
+        elif found.generate_s is not None:
+            beside += _slow_full_depth(found.full_s, found.generate_s)
     if stated.saved_blocks is not None:
         name, least = f"blocks saved, {stated.saved_blocks:.0%} stated", stated.saved_blocks - slack
         if found.skipped is None or found.blocks is None:
@@ -167,6 +172,18 @@ def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
     risen = perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests.append(asked.test("perplexity of emitted tokens", risen, "above", rise))
     return asked.decide(tests, beside)
+
+
+def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
+    """An unmeasured leg if full depth is shown to take longer than the model's own ``generate``; else none."""
+    ratio = total_ratio(ByPair(full_s.values[: len(generate_s)]), generate_s, threshold=1.0)
+    if ratio.p_above > LEVEL:
+        return []
+    reason = (
+        f"full depth takes {ratio.value:.2f} × the time of the model's own generate and may have been slowed; run the "
+        "blocks of request.model.load(), which are counted, or a full depth as fast as generate"
+    )
+    return [unmeasured_leg("a full depth that was not slowed", reason)]
 
 
 _engine_row = partial(model_row, premise=decoder_only_premise, budget="full")

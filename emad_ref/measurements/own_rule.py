@@ -12,6 +12,9 @@ pace:
 
 with n blocks of b seconds in single-token steps, m heads of h seconds, p seconds in blocks that read prompts, full
 depth's beyond the rule's, and t seconds of the rule's answers.
+
+Where no lent module runs, blocks explain nothing. Then the model's own ``generate`` answers some of the requests, too:
+full depth that takes longer than it may have been slowed.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from emad_ref.statistics.units import ByDocument, ByPair
 PROMPT, NEW = 48, 32  # tokens of a prompt at most, and new ones
 DOCUMENTS = 400  # against a rise of 1 % nothing survives with fewer than 300
 WITNESSED = 40  # documents of which blocks are counted, apart from those timed
+GENERATED = 60  # documents that ``generate`` answers, too
 ARMS = ("full", "rule")
 REMEMBERED = 0.5  # of the time of an answer: one that follows the other arm's to the same prompt takes more
 EXPLAINED = 1.15  # factor on what blocks explain: overheads that a step of the rule may do without
@@ -47,6 +51,7 @@ class OwnRuleEvidence:
 
     ``skipped``, ``blocks`` [documents]: blocks of single-token steps that the rule skipped, of those that full depth
     runs; None: an arm runs no lent module. ``explained``: the largest ratio of times that blocks explain.
+    ``generate_s`` [pairs]: seconds of the model's own ``generate`` for the first of the requests, where none explains.
     """
 
     stated: StatedRule
@@ -58,6 +63,7 @@ class OwnRuleEvidence:
     skipped: ByDocument | None
     blocks: ByDocument | None
     explained: float | None = None
+    generate_s: ByPair | None = None
 
 
 def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleEvidence:
@@ -72,6 +78,7 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
     timed = len(prompts) - min(WITNESSED, len(prompts) // 2)
     prompts, unsent = prompts[:timed], prompts[timed:]
     seconds = {arm: np.zeros(len(prompts)) for arm in ARMS}
+    generate_s: list[float] = []
     after = np.zeros(len(prompts), dtype=bool)  # whether the rule answered after full depth
     loss = {arm: np.zeros(len(prompts)) for arm in ARMS}
     with subject.open(subject.full) as full, subject.open(subject.full, own_rule=True) as rule:
@@ -80,6 +87,8 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
         for decoder in decoders.values():
             decoder.generate(prompts[:1], NEW, frozenset())  # the first request may compile
+        runs = {arm: _block_runs(subject, decoders[arm], unsent) for arm in ARMS[::-1]}  # the rule's are new
+        seen = all(each.counts.sum() for each in runs.values())
         for at, prompt in enumerate(prompts):
             order = rng.permutation(ARMS).tolist()
             after[at] = order[-1] == "rule"
@@ -91,12 +100,12 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
                 seconds[arm][at] = time.perf_counter() - began
                 if len(emitted[arm][-1]) != NEW:
                     raise AuditRefutedError(f"{arm}: {len(emitted[arm][-1])} new tokens, where {NEW} were asked for")
+            if not seen and at < GENERATED:
+                generate_s.append(_generate_seconds(subject, prompt))
         _require_own_answers(seconds["rule"], after)
-        runs = {arm: _block_runs(subject, decoders[arm], unsent) for arm in ARMS[::-1]}  # the rule's are new
     for arm in ARMS:
         loss[arm][:] = [_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)]
     full_runs, rule_runs = runs["full"], runs["rule"]
-    seen = all(each.counts.sum() for each in runs.values())
     return OwnRuleEvidence(
         stated,
         ByPair(seconds["full"]),
@@ -107,7 +116,14 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         ByDocument.distinct(full_runs.counts - rule_runs.counts) if seen else None,
         ByDocument.distinct(full_runs.counts) if seen else None,
         EXPLAINED * explained_ratio(full_runs, rule_runs) if seen else None,
+        None if seen else ByPair(np.array(generate_s)),
     )
+
+
+def _generate_seconds(subject: ModelUnderTest, prompt: Prompt) -> float:
+    began = time.perf_counter()
+    subject.own_greedy([prompt], NEW)
+    return time.perf_counter() - began
 
 
 @dataclass(frozen=True)

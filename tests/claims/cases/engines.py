@@ -107,6 +107,7 @@ def timed(
     rise: float = 0.0,
     n: int = 400,
     explained: float | None = None,
+    generate_s: float | None = None,
 ):
     """Requests that a rule answers ``speedup`` times as fast and with a share ``saved`` of blocks skipped."""
 
@@ -124,6 +125,7 @@ def timed(
             skipped,
             None if saved is None else ByDocument.distinct(blocks),
             explained,
+            None if generate_s is None else ByPair(generate_s * np.exp(0.05 * rng.standard_normal(60))),
         )
 
     return found
@@ -131,6 +133,7 @@ def timed(
 
 TWICE = StatedRule("theirs", saved_blocks=0.5, speedup=2.0)
 TRIPLE = StatedRule("exits everywhere", speedup=3.0)
+FASTER = StatedRule("theirs", speedup=2.0)
 NOTHING_STATED = StatedRule("silent")
 
 
@@ -142,7 +145,7 @@ def is_timed_alone(verdict) -> None:
 
 
 def at_the_slack(n: int, icc: float):
-    return timed(2.0 * 0.95, states=StatedRule("theirs", speedup=2.0), n=n)
+    return timed(2.0 * 0.95, states=FASTER, n=n)
 
 
 ENG_7 = [
@@ -155,6 +158,19 @@ ENG_7 = [
     ),
     Case("3.00× is stated, every block runs", "fails", timed(1.0, 0.0, states=TRIPLE), draws=10),
     Case("half of the blocks is stated, a quarter is saved", "fails", timed(2.0, 0.25, states=TWICE), draws=10),
+    Case(
+        "full depth as fast as generate, no block seen",
+        "holds",
+        timed(2.0, None, states=FASTER, generate_s=1),
+        draws=10,
+    ),
+    Case(
+        "full depth slower than generate, no block seen",
+        "tied",
+        timed(2.0, None, states=FASTER, generate_s=0.5),
+        draws=5,
+        check=says("may have been slowed"),
+    ),
     Case("as fast as it states, at a loss", "fails", timed(2.0, states=TWICE, rise=0.05), draws=10),
     Case("its blocks cannot be seen", "tied", timed(2.0, None, states=TWICE), draws=5, check=is_timed_alone),
     *celled("at the slack", "edge", at_the_slack, icc=(0.0,), draws=20),

@@ -361,6 +361,26 @@ def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel, clock: Answ
     assert legs["speed-up beyond what blocks explain"].outcome == "falsified"
 
 
+@pytest.mark.parametrize("seconds", [0.0, 2.0])
+def test_where_no_block_is_seen_full_depth_is_held_against_generate(
+    loaded: LoadedModel, clock: AnswerClock, seconds: float
+) -> None:
+    """Fused steps run no lent module."""
+
+    class Unseen(SlowsFullDepth):
+        def __init__(self, request: Request):
+            super().__init__(request, clock, seconds)
+            self.stated = StatedRule("as fast", speedup=1.0 + seconds)
+
+    legs = stated_legs(loaded, Unseen)
+    assert legs["speed-up"].outcome == "survived"
+    slowed = legs.get("a full depth that was not slowed")
+    assert (slowed is not None) == bool(seconds)
+    if slowed is not None:
+        assert slowed.outcome == "unmeasured"
+        assert "full depth takes 3.00 × the time of the model's own generate" in slowed.reason
+
+
 @pytest.mark.parametrize(("heads", "head_s", "explained"), [(64, 3.2, 0.0), (44, 2.2, 1.0), (0, 0.0, 19.2)])
 def test_blocks_and_heads_explain_as_much_as_they_take_at_the_rules_pace(
     heads: int, head_s: float, explained: float
