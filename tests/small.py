@@ -113,7 +113,8 @@ def small_model(
 
 def lay_out_as_large(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lay ``model``'s weights out as if they were large: siblings side by side, gaps between all columns."""
-    monkeypatch.setattr(weight_layout, "LARGE", 0)
+    for limit in ("LARGE", "LARGE_WEIGHT"):
+        monkeypatch.setattr(weight_layout, limit, 0)
     monkeypatch.setattr(weight_layout, "LONG_RUN", 0)
     monkeypatch.setattr(weight_layout, "CACHE_STRIDE", 1)
     lay_out_weights(model)

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from emad_ref.models.weight_layout import packed_view
+from emad_ref.models.weight_layout import LARGE_WEIGHT, RUN_GAP, packed_view
 
 Pointwise = Callable[[Tensor], Tensor]
 RotaryTables = tuple[Tensor, Tensor]
@@ -174,7 +174,8 @@ def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Te
     return product(states, own["weight"], own["bias"], out)
 
 
-LARGE_WEIGHT = 2**18  # elements: smaller ones stay in a cache, where the usual product is the fastest
+SUMMED_ROWS = 4  # rows of a product by sums of a weight's columns; one row fewer where no cache holds the weight
+CACHED_WEIGHT = 2**22  # elements: the largest that a processor's last cache holds for the next row
 MOST_ROWS = 256  # of a product whose outputs threads divide; PyTorch itself divides larger ones as well
 
 
@@ -187,18 +188,21 @@ def reads_weight_most(states: Tensor, weight: Tensor) -> bool:
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest of PyTorch's products.
 
-    Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it on one thread for one token, and
-    once for each of two or three. So threads divide the outputs of a large weight, and two or three tokens are the
-    columns of one product with it.
+    Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it once for each of up to three, on
+    one thread, and slower than it sums embeddings. So a few tokens are sums over the columns of a weight that lies by
+    columns. Two to four are the columns of one product with a weight that lies by rows. Threads divide the outputs of
+    other large weights.
     """
     if not reads_weight_most(states, weight):
         return _one_product(states, weight, bias, out)
     outputs, inputs = weight.shape
-    rows = states.numel() // inputs
-    parts = math.gcd(outputs, torch.get_num_threads())
-    if rows in (2, 3) and weight.is_contiguous():
-        columns = states.reshape(rows, inputs).contiguous().t()  # by columns: rows of them take five times as long
-        done = torch.mm(weight, columns).t()
+    rows, threads = states.numel() // inputs, torch.get_num_threads()
+    parts = math.gcd(outputs, threads)
+    if (columns := _summable(weight, rows, threads)) is not None:
+        done = torch.embedding_bag(columns, *_bags(rows, inputs), per_sample_weights=states.reshape(-1))[0][:, :outputs]
+    elif 2 <= rows <= SUMMED_ROWS and weight.is_contiguous():
+        turned = states.reshape(rows, inputs).contiguous().t()  # by columns: rows of them take five times as long
+        done = torch.mm(weight, turned).t()
     elif parts > 1:
         each = weight.view(parts, outputs // parts, inputs).transpose(1, 2)
         done = torch.bmm(states.reshape(1, rows, inputs).expand(parts, -1, -1), each).transpose(0, 1)
@@ -207,6 +211,27 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Ten
     done = done.reshape(rows, outputs)
     done = done if bias is None else done + bias
     return done.contiguous().view(*states.shape[:-1], outputs) if out is None else out.copy_(done.view_as(out))
+
+
+def _summable(weight: Tensor, rows: int, threads: int) -> Tensor | None:
+    """[in, run] over a ``weight`` [out, in] by columns if their sums are the fastest product; else None.
+
+    Of a part of a wider buffer the sums would be of its neighbours as well.
+    """
+    cached, gap = weight.numel() <= CACHED_WEIGHT, (run := weight.stride(1)) - len(weight)
+    if weight.stride(0) != 1 or not 0 <= gap <= RUN_GAP or torch.is_grad_enabled():
+        return None
+    if rows > SUMMED_ROWS - (not cached) or (threads > 1 and not cached):
+        return None
+    held = weight.untyped_storage().nbytes() // weight.element_size() - weight.storage_offset()
+    return weight.detach().as_strided((weight.shape[1], run), (run, 1)) if held >= run * weight.shape[1] else None
+
+
+@lru_cache(maxsize=64)
+def _bags(rows: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Indices and offsets of ``rows`` sums over all columns of a weight with so many ``inputs``."""
+    with torch.inference_mode(False):
+        return torch.arange(inputs).repeat(rows), torch.arange(rows) * inputs
 
 
 def _one_product(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:

@@ -29,6 +29,7 @@ MATRIX_PRODUCTS = {  # operation → indices of its factors; the inner size is t
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), (1, 2)),
 }
+WEIGHTED_SUMS = ("_embedding_bag", "_embedding_bag_forward_only")  # of rows: of a weight by columns, a product
 CROSS_ATTENTION_KV = (".EncDecAttention.k.", ".EncDecAttention.v.")
 
 
@@ -109,7 +110,12 @@ class MatmulCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        operands = MATRIX_PRODUCTS.get(func.overloadpacket.__name__)
+        name = func.overloadpacket.__name__
+        if name in WEIGHTED_SUMS:
+            for matrix in self._weights_in(args[0]):
+                self._met[matrix.layer, matrix.name] += len(args[1]) / len(args[0]) * matrix.elements
+            return func(*args, **(kwargs or {}))
+        operands = MATRIX_PRODUCTS.get(name)
         if operands is None:
             with self:  # a composite operation may contain products
                 result = func.decompose(*args, **(kwargs or {}))

@@ -169,6 +169,7 @@ WATCHED_FUNCTIONS: tuple[
     *((name, F) for name in ("linear", "layer_norm", "scaled_dot_product_attention", "softmax")),
     *((name, nn.Module) for name in ("__call__", "_call_impl", "_wrapped_call_impl")),
     *((name, torch) for name in ("matmul", "mm", "mv", "addmm", "addmv", "bmm", "argmax", "inference_mode")),
+    ("embedding_bag", torch),
 )
 
 

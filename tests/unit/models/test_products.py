@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models import fused_blocks
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused_blocks import LARGE_WEIGHT, MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, product
+from emad_ref.models.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, product
 from emad_ref.models.matmul_counter import MatmulCounter
-from emad_ref.models.weight_layout import column_major
+from emad_ref.models.weight_layout import LARGE_WEIGHT, column_major, lay_out_weights
 from emad_ref.point import full_depth
 from tests.decoders.subject import drawn
 
@@ -61,9 +61,33 @@ def test_a_product_is_that_of_linear(threads: int, layout: str, bias: torch.Tens
 def test_one_token_has_the_bits_of_one_product_on_any_number_of_threads(threads: int, layout: str) -> None:
     weight, state = weight_of(layout), torch.randn(INPUTS, generator=torch.Generator().manual_seed(2))
     torch.set_num_threads(1)
-    alone = torch.mv(weight, state)
+    alone = product(state, weight, None)
     torch.set_num_threads(threads)
     assert torch.equal(product(state, weight, None), alone)
+
+
+@torch.inference_mode()
+def test_up_to_four_tokens_have_the_bits_of_each_alone_by_columns(threads: int) -> None:
+    weight, own = weight_of("columns"), torch.Generator().manual_seed(3)
+    for rows in (2, 3, 4):
+        states = torch.randn(rows, INPUTS, generator=own)
+        assert torch.equal(product(states, weight), torch.stack([product(state, weight) for state in states]))
+
+
+@pytest.mark.parametrize("outputs", [3 * 2**20, 2**22])
+@torch.inference_mode()
+def test_columns_between_which_others_lie_are_summed_without_them(outputs: int) -> None:
+    """A gap behind each column, neighbours in one buffer, and a part whose last column ends before its gap does."""
+    inputs = outputs // 2**11
+    whole = torch.full((inputs, 2**11 + 8), torch.nan)
+    weight = whole[:, : 2**11].t()
+    weight.normal_(generator=torch.Generator().manual_seed(4))
+    last = whole[:, 8:].t()
+    last[-8:].zero_()
+    state = torch.randn(inputs)
+    for part in (weight, weight[:1024], last):
+        expected = part.double() @ state.double()
+        torch.testing.assert_close(product(state, part).double(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_gradient_passes(threads: int) -> None:
@@ -85,14 +109,17 @@ def test_a_hooked_or_patched_layer_runs_itself() -> None:
     assert apply_linear(layer, states).item() == 0
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(threads: int, rows: int) -> None:
+def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(threads: int, rows: int, layout: str) -> None:
     config = LlamaConfig(
         vocab_size=1200, hidden_size=320, intermediate_size=960, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64,
     )  # fmt: skip
     torch.manual_seed(0)
     model, full = LlamaForCausalLM(config).eval(), full_depth(2)
+    if layout == "columns":
+        lay_out_weights(model)
     prompts, _ = drawn((4,) * rows, 3)
     counted, emitted = [], []
     for backend in ("walked", "fast"):
