@@ -190,8 +190,8 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Ten
 
     Of a few tokens on a CPU, reading the weight takes all the time. PyTorch reads it once for each of up to three, on
     one thread, and slower than it sums embeddings. So a few tokens are sums over the columns of a weight that lies by
-    columns. Two to four are the columns of one product with a weight that lies by rows. Threads divide the outputs of
-    other large weights.
+    columns. With a weight that lies by rows they are the columns of one product; a single one is multiplied with both
+    halves. Threads divide the outputs of other large weights.
     """
     if not reads_weight_most(states, weight):
         return _one_product(states, weight, bias, out)
@@ -200,9 +200,10 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Ten
     parts = math.gcd(outputs, threads)
     if (columns := _summable(weight, rows, threads)) is not None:
         done = torch.embedding_bag(columns, *_bags(rows, inputs), per_sample_weights=states.reshape(-1))[0][:, :outputs]
-    elif 2 <= rows <= SUMMED_ROWS and weight.is_contiguous():
+    elif rows <= SUMMED_ROWS and weight.is_contiguous():
         turned = states.reshape(rows, inputs).contiguous().t()  # by columns: rows of them take five times as long
-        done = torch.mm(weight, turned).t()
+        pieces = max(parts, math.gcd(outputs, 2)) if rows == 1 else 1  # a whole one is a slower product of PyTorch's
+        done = torch.bmm(weight.view(pieces, -1, inputs), turned.expand(pieces, -1, -1)).reshape(outputs, rows).t()
     elif parts > 1:
         each = weight.view(parts, outputs // parts, inputs).transpose(1, 2)
         done = torch.bmm(states.reshape(1, rows, inputs).expand(parts, -1, -1), each).transpose(0, 1)
