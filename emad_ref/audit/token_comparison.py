@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,26 @@ from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 
 TokenRows = Sequence[Sequence[int]]
+
+
+def prompts_by_token(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
+    """A prompt for every token that is the model's likeliest after a beginning of ``texts`` int64 [n], and that token.
+
+    Of several beginnings that with the largest lead over the second token; the rarest tokens first, ``most`` at most.
+    A decoder that bans a token, or reads only a part of the head, fails at some of them.
+    """
+    found: dict[int, tuple[float, Ints]] = {}
+    count: Counter[int] = Counter()
+    for text in texts:
+        last = lens(text).last
+        best = last.argmax(axis=-1)
+        second, first = np.partition(last, -2, axis=-1)[:, -2:].T
+        count.update(best.tolist())
+        for at, (token, lead) in enumerate(zip(best.tolist(), (first - second).tolist(), strict=True)):
+            if token not in found or lead > found[token][0]:
+                found[token] = lead, text[: at + 1]
+    chosen = sorted(found, key=lambda token: (count[token], token))[:most]
+    return [Prompt(found[token][1]) for token in chosen], [[token] for token in chosen]
 
 
 def same_tokens(

@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.token_comparison import prompts_by_token
 from emad_ref.audit.tolerances import check_declared_noise, first_excess
 from emad_ref.measurements.model import ModelMeasurements
 from pytest_emad.suite_support import Auditor
 
 NEW, FEWEST_NEW, PROMPTS, LENGTH = 32, 16, 4, 8
+TEXTS, FEWEST_TEXTS, TEXT = 64, 8, 32  # texts of so many tokens, of which every beginning may be a prompt
+MOST_SAID, TOGETHER = 256, 16  # such prompts, and those of a request
 
 
 def test_without_exits_tokens_are_the_models_own_greedy_continuation(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor
+    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
+    """From a few prompts on, then once for each token that the model says after text and after random tokens."""
     subject = emad_evidence.subject
     prompts, new = subject.prompts(PROMPTS, LENGTH), subject.share_of(NEW, FEWEST_NEW)
     with subject.open(subject.full, max_rows=PROMPTS) as decoder:
@@ -23,6 +27,18 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
         declared = decoder.capabilities.logit_noise
     own = subject.own_greedy(prompts, new)
     emad_audit.same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
+    texts = subject.share_of(TEXTS, FEWEST_TEXTS)
+    drawn, _ = subject.drawn_rows(emad_rng, [min(TEXT, subject.window - 1)] * texts, 1)
+    read = [each.tokens for each in drawn[::2]]
+    read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary, len(text) - 1)) for text in read]
+    prompts, wanted = prompts_by_token(subject.lens, read, MOST_SAID)
+    with subject.open(subject.full, max_rows=TOGETHER) as decoder:
+        said = [
+            emitted.tolist()
+            for first in range(0, len(prompts), TOGETHER)
+            for emitted in decoder.generate(prompts[first : first + TOGETHER], 1, frozenset()).emitted
+        ]
+    emad_audit.same_tokens(prompts, said, wanted, declared=declared)
 
 
 def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:

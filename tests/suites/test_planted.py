@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
 
 from emad_ref.measurements.latency import ADAPTIVE, FULL, WARM_UP, draw_audited_pairs
 from emad_ref.measurements.model import ModelMeasurements
@@ -115,6 +116,17 @@ def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], d
     except NotPlantable as reason:
         pytest.skip(str(reason))
     pytest.fail(f"{planted.says!r} in none of {said}")
+
+
+@pytest.mark.parametrize("token", [18, 354])  # emad-nano says the first rarely, the second often
+def test_one_token_that_is_never_said_is_missed(loaded: LoadedModel, known: dict[str, Any], token: int) -> None:
+    def ban(pick: Any, sampler: Any, logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        found: torch.Tensor = pick(logits.index_fill(-1, torch.tensor([token]), -torch.inf), rows)
+        return found
+
+    test = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
+    (said,) = complaints(judged(loaded, known, mutate(sampler={"pick": ban})), test)
+    assert f"expected {token} " in said
 
 
 TIMED = [name for name, planted in CATALOGUE.items() if planted.kind == "timed"]

@@ -20,6 +20,7 @@ from emad_ref.audit.token_comparison import (
     golden_key,
     is_decoded_tie,
     logit_margins,
+    prompts_by_token,
     same_tokens,
     threshold_distances,
 )
@@ -49,6 +50,26 @@ def lens(*, near: dict[int, int] | None = None, first_probe: np.ndarray = SURE):
         return given
 
     return LogitLens(logits)
+
+
+def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the_rarest_come_first() -> None:
+    best = {(7,): (0, 1.0), (7, 8): (2, 1.0), (7, 8, 9): (2, 3.0), (4,): (2, 2.0), (4, 4): (1, 0.5)}
+
+    def logits(tokens):
+        given = np.zeros((len(tokens), LAYERS, 4))
+        for at in range(len(tokens)):
+            token, lead = best[tuple(tokens[: at + 1].tolist())]
+            given[at, -1, token] = lead
+        return given
+
+    texts = [np.array([7, 8, 9]), np.array([4, 4])]
+    prompts, tokens = prompts_by_token(LogitLens(logits), texts, 9)
+    assert [(prompt.tokens.tolist(), token) for prompt, token in zip(prompts, tokens, strict=True)] == [
+        ([7], [0]),
+        ([4, 4], [1]),
+        ([7, 8, 9], [2]),
+    ]
+    assert prompts_by_token(LogitLens(logits), texts, 2)[1] == tokens[:2]
 
 
 def rows(*different: int, length: int = MANY) -> list[list[int]]:
