@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from tabulate import tabulate
 
 from emad_ref.errors import EmadError
 from emad_ref.mutants.base import RUN, VERIFY, Mutant
-from emad_ref.report.deselection import shipped_tests
-from emad_ref.report.schema import read_report
+from emad_ref.report.deselection import NO_PAIR, shipped_tests
+from emad_ref.report.schema import Report, read_report
 from emad_ref.report.verification import faults
 
 LOG_FILE = "log"  # output of the run, beside the report
 CAUGHT, GREEN, ABSENT = "caught", "green", "not applicable"
 EXPECTED_OUTCOMES = (CAUGHT, GREEN, ABSENT)
 CAUGHT_ELSEWHERE, NOT_CAUGHT, FALSE_ALARM = "caught by another check only", "NOT CAUGHT", "HONEST, BUT NOT GREEN"
+UNFINISHED = "DID NOT END"
 GOLDEN = "test_golden.py"  # its checks need a golden of this very model
 NOT_APPLICABLE_REASON = re.compile(r"NotPlantable: (.*)")
 MESSAGE_LETTERS = 160  # letters of a message in the table
@@ -71,10 +73,11 @@ def mutation_outcome(planted: Mutant, reported: Sequence[Complaint], folder: Pat
     for complaint in reported:
         if _is_meant(planted, complaint):
             return CAUGHT, complaint.by, complaint.message
+    with suppress(EmadError):  # a run without a report has complaints
+        if reason := absent_premise(planted, read_report(folder)):
+            return ABSENT, "", reason
     if reported:
         return CAUGHT_ELSEWHERE, reported[0].by, reported[0].message
-    if GOLDEN in planted.test and (reason := _without_golden(folder)):
-        return ABSENT, "", reason
     return NOT_CAUGHT, "", planted.does
 
 
@@ -84,9 +87,18 @@ def _is_meant(planted: Mutant, complaint: Complaint) -> bool:
     return complaint.by == planted.meant and named and re.search(planted.says, message) is not None
 
 
-def _without_golden(folder: Path) -> str:
-    """Why no golden could catch anything; "" if there was one."""
-    return next((note for note in read_report(folder)["notes"] if "no golden recorded" in note), "")
+def absent_premise(planted: Mutant, report: Report) -> str:
+    """Why the check that is meant for ``planted`` could catch nothing in this run; "" if it could.
+
+    No golden of this model, no pair of models, or a claim that does not apply to it; not a decoder that declines.
+    """
+    if GOLDEN in planted.test:
+        return next((note for note in report["notes"] if "no golden recorded" in note), "")
+    if not report.get("tests"):
+        left = {entry["why"] for entry in report.get("deselected", ()) if entry["shipped"] == f"suites/{planted.test}"}
+        return NO_PAIR if left == {NO_PAIR} else ""
+    verdicts = (claim for claim in report["claims"] if claim["id"] == planted.case and not claim.get("refused"))
+    return next((f"{each['id']}: {each['reason']}" for each in verdicts if each["verdict"] == "not applicable"), "")
 
 
 def complaints(folder: Path) -> Iterator[Complaint]:

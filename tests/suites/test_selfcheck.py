@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from emad_ref.mutants.base import RUN, VERIFY, Mutant
 from emad_ref.mutants.catalogue import CATALOGUE, one_of_each_kind
 from emad_ref.report import mutation_results
-from emad_ref.report.deselection import shipped_tests, suite_names
-from emad_ref.report.mutation_results import Complaint, MutationResult
+from emad_ref.report.deselection import NO_PAIR, shipped_tests, suite_names
+from emad_ref.report.mutation_results import Complaint, MutationResult, absent_premise
+from pytest_emad import selfcheck as selfcheck_of_plugin
 from tests.suites.conftest import ROOT, SUITES, text_of
 
-CAUGHT_HERE = ("kv-of-other-rows", "judge-weight", "exits-process", "skips", "forges-outcomes")
+CAUGHT_HERE = (
+    "kv-of-other-rows", "judge-weight", "exits-process", "refuses-everything", "skips", "forges-outcomes"
+)  # fmt: skip
 USAGE = pytest.ExitCode.USAGE_ERROR
 
 
@@ -24,7 +28,7 @@ def selfcheck(pytester: pytest.Pytester, *more: object) -> pytest.RunResult:
     return pytester.runpytest_subprocess(f"-c{ROOT / 'pyproject.toml'}", SUITES, *map(str, more))
 
 
-@pytest.mark.parametrize("planted", [CAUGHT_HERE[:3], pytest.param(CAUGHT_HERE, marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("planted", [CAUGHT_HERE[:4], pytest.param(CAUGHT_HERE, marks=pytest.mark.slow)], ids=len)
 def test_planted_decoders_are_caught_and_honest_ones_are_not(
     pytester: pytest.Pytester, tiny: Path, planted: tuple[str, ...]
 ) -> None:
@@ -113,6 +117,31 @@ def test_nobody_may_complain_of_an_honest_one(tmp_path: Path) -> None:
 def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
     said = Complaint("anything", "", "NotPlantable: the window of 48 is too short")
     assert outcome(ENTRY, tmp_path, said) == mutation_results.ABSENT
+
+
+def test_a_check_that_has_no_premise_here_is_told_apart() -> None:
+    """No pair of models, or a claim that does not apply to them; a claim that the decoder declined is another thing."""
+    speculation, answers = CATALOGUE["speculation-unverified"], CATALOGUE["answers-where-scored"]
+    left_out = {"shipped": speculation.meant, "why": NO_PAIR}
+    empty: dict[str, Any] = {"notes": [], "claims": [], "tests": [], "deselected": []}
+    assert absent_premise(speculation, empty | {"deselected": [left_out]}) == NO_PAIR
+    assert absent_premise(speculation, empty) == ""
+    assert absent_premise(speculation, empty | {"deselected": [left_out, left_out | {"why": "-k"}]}) == ""
+    verdict = {"id": answers.case, "verdict": "not applicable", "reason": "random weights", "refused": None}
+    ran = empty | {"tests": [{"shipped": answers.meant}]}
+    assert absent_premise(answers, ran | {"claims": [verdict]}) == "EMAD-F1: random weights"
+    assert absent_premise(answers, ran | {"claims": [verdict | {"refused": "busy"}]}) == ""
+    assert absent_premise(answers, ran | {"claims": [verdict | {"verdict": "survived"}]}) == ""
+
+
+def test_a_run_that_does_not_end_is_no_accusation(
+    monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(selfcheck_of_plugin, "LIMIT_S", 0.01)
+    config = pytester.parseconfigure(f"-c{ROOT / 'pyproject.toml'}", "--emad-model", "emad-nano")
+    found = selfcheck_of_plugin._check_mutant(config, CATALOGUE["honest"], tmp_path / "1", False)
+    assert (found.outcome, found.right, found.by) == (mutation_results.UNFINISHED, False, "")
+    assert found.message.startswith("stopped after 0.01 s")
 
 
 def test_one_that_is_not_as_it_should_be_fails_the_run() -> None:
