@@ -65,6 +65,7 @@ class FigureSpec:
     ``numbers``  columns without which a row cannot be drawn.
     ``gaps``     columns whose None leaves a gap in a line.
     ``lists``    columns of lists.
+    ``later``    columns of numbers that reports of earlier versions lack.
     ``size``     rows → (width, height) in inches.
     """
 
@@ -74,6 +75,7 @@ class FigureSpec:
     gaps: tuple[str, ...]
     size: Callable[[Rows], tuple[float, float]]
     lists: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
 
 
 def cost_and_quality(canvas: Figure, rows: Rows) -> None:
@@ -376,6 +378,7 @@ FIGURES: dict[str, FigureSpec] = {
         ("layer", "mean entropy, nats", "echo %", "agrees with last %"),
         ("target, nats", "AUROC of low entropy for that"),
         _panels_size(2),
+        later=(RISE,),
     ),
     "depth by position": FigureSpec(
         depth_by_position,
@@ -517,8 +520,10 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         raise BadArgument("rows", rows, "at least one row", "there is nothing to draw")
     spec = FIGURES[figure]
-    for column in (*spec.texts, *spec.numbers, *spec.gaps, *spec.lists):
+    for column in (*spec.texts, *spec.numbers, *spec.gaps, *spec.lists, *spec.later):
         for number, row in enumerate(rows):
+            if column not in row and column in spec.later:
+                continue
             if column not in row:
                 raise BadArgument(f"columns of row {number}", list(row), f"{column!r}, which figure {figure!r} draws")
             value = row[column]

@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import BadFile, parse_json, read_bytes, read_text, remove_file, write_atomically
+from emad_ref.files import BadFile, is_file, parse_json, read_bytes, read_text, remove_file, write_atomically
 from emad_ref.statistics.verdicts import OUTCOMES, Good
 
 SCHEMA = 2
@@ -103,6 +103,7 @@ COUNT = FieldForm(
 )
 AMOUNT = FieldForm("a number ≥ 0, or null", lambda value: value is None or (_is_number(value) and value >= 0))
 PROBABILITY = FieldForm("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
+POSITIVE = FieldForm("a number > 0, or null", lambda value: value is None or (_is_number(value) and value > 0))
 NUMBER = FieldForm("a number or null", lambda value: value is None or _is_number(value))
 INTERVAL = FieldForm("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
 STATE = FieldForm(f"one of {', '.join(STATES)}", lambda value: value in STATES)
@@ -153,6 +154,18 @@ FEATURES = FieldForm(
 )
 COUNTS = FieldForm(
     "reason → a whole number", lambda value: isinstance(value, dict) and all(map(COUNT.fits, value.values()))
+)
+
+PROMPT_LENGTHS = "prompt_lengths"  # the one name of ``live`` that lists what it counts
+LIVE = FieldForm(
+    f"name → a whole number ≥ 0, and {PROMPT_LENGTHS} → a list of them",
+    lambda value: (
+        isinstance(value, dict)
+        and all(
+            isinstance(each, list) and all(map(COUNT.fits, each)) if name == PROMPT_LENGTHS else COUNT.fits(each)
+            for name, each in value.items()
+        )
+    ),
 )
 
 PARTS: dict[str, FieldForm] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
@@ -223,17 +236,30 @@ PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "d
 # optional keys of a provider
 PROVIDER_COUNTS = {"features": FEATURES, "requests": COUNT, "retries": COUNT, "retry_reasons": COUNTS, "served": OBJECT}
 # optional settings that decide what fails a run or what is shown of it
-SETTINGS = {"models": TEXTS, "budget": TEXT, "gate": TEXT, "gate_claims": TEXTS, "inconclusive": TEXT}
+SETTINGS = {
+    "models": TEXTS,
+    "only": TEXTS,
+    "budget": TEXT,
+    "gate": TEXT,
+    "gate_claims": TEXTS,
+    "inconclusive": TEXT,
+    "tier": TEXT_OR_NULL,
+    "expect_decoder": TEXT_OR_NULL,
+}
 # part → optional keys of an entry
 OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
+    "models": {"vocabulary": COUNT_OR_NULL},
+    "deselected": {"claim": TEXT_OR_NULL},
     "points": dict.fromkeys(
         (
             *("mean_depth", "depth_p50", "depth_p90", "gross_reduction", "net_reduction", "end_to_end_reduction"),
-            *("perplexity_reference", "perplexity", "perplexity_rise"),
+            "perplexity_rise",
         ),
         NUMBER,
     )
     | {
+        "perplexity_reference": POSITIVE,
+        "perplexity": POSITIVE,
         "model": TEXT,
         "roles": TEXTS,
         "interval": INTERVAL,
@@ -252,7 +278,7 @@ OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
         "fails": FLAG,
     },
     "tests": {"attempts": ATTEMPTS, "shown": COUNT, "features": TEXTS},
-    "audits": {"attempt": COUNT, "model": TEXT, "live": OBJECT, "sample": OBJECT},
+    "audits": {"attempt": COUNT, "model": TEXT, "live": LIVE, "sample": OBJECT},
 }
 
 
@@ -263,7 +289,7 @@ def read_report(place: Path) -> Report:
         BadReport: no such folder or file; no JSON; not a report of ours; another schema; an entry that does not match
             its schema. The message names the place.
     """
-    path = place if place.is_file() else place / REPORT_FILE
+    path = place if is_file(place) else place / REPORT_FILE
     try:
         text = read_bytes(path, "report")
     except BadFile as error:

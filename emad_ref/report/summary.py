@@ -419,6 +419,8 @@ def _profile_remarks(report: Report) -> Iterator[str]:
         if table.get("figure") != "entropy profile":
             continue
         rows = [row for row in table["rows"] if row["mean entropy, nats"] is not None]
+        if not rows:
+            continue
         lowest, last = min(rows, key=lambda row: row["mean entropy, nats"]), rows[-1]
         rising = rising_rows(rows)
         if lowest is last and not rising:

@@ -39,7 +39,7 @@ from emad_ref.report.provenance import (
     not_offered,
     offered,
 )
-from emad_ref.report.schema import Report
+from emad_ref.report.schema import PROMPT_LENGTHS, Report
 
 STATED_CLAIM = "ENG-7"  # decides what a decoder states of a rule of its own
 MAXIMA = ("rows_together",)  # counts of which the largest counts; others are added up
@@ -187,7 +187,7 @@ def live_counts(report: Report) -> dict[str, dict[str, Any]]:
             continue
         found = counts.setdefault(audit.get("model", ""), {})
         for name, value in audit["live"].items():
-            if name == "prompt_lengths":
+            if name == PROMPT_LENGTHS:
                 found[name] = sorted({*found.get(name, ()), *value})
             else:
                 found[name] = max(found.get(name, 0), value) if name in MAXIMA else found.get(name, 0) + value

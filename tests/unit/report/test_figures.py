@@ -371,6 +371,7 @@ def test_rows_without_a_number_are_left_out_and_counted():
         ("pareto", [PARETO[0] | {"rise %": "much"}], "row 0: rise %='much', but expected a number or None"),
         ("pareto", [PARETO[0] | {"rise %": True}], "row 0: rise %=True, but expected a number or None"),
         ("entropy profile", [{"layer": 1, "mean entropy, nats": 1.0, "echo %": 0.1}], "'agrees with last %'"),
+        ("entropy profile", [PROFILE[0] | {"shown rise, nats": "x"}], "row 0: shown rise, nats='x', but expected"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_by_name(figure, rows, message):

@@ -146,6 +146,21 @@ DAMAGED = [
     (broken("tables", "rows", [{"a": 1}, {"b": 1}]), "tables[0].rows=[{'a': 1}, {'b': 1}]"),
     (broken("tables", "rows", [{}]), "tables[0].rows=[{}]"),
     (broken("tables", "figure", "pie"), "tables[0]: figure='pie', but expected one of cost against quality"),
+    (broken("models", "vocabulary", -1), "models[0].vocabulary=-1, but expected a whole number ≥ 0, or null"),
+    (
+        broken("points", "perplexity_reference", 0),
+        "points[0].perplexity_reference=0, but expected a number > 0, or null",
+    ),
+    (report(settings={"only": 3}), "settings.only=3, but expected a list of texts"),
+    (report_2(settings={"tier": []}), "settings.tier=[], but expected a text or null"),
+    (
+        report_2(deselected=[report_2()["deselected"][0] | {"claim": {}}]),
+        "deselected[0].claim={}, but expected a text or null",
+    ),
+    *(
+        (report_2(audits=[report_2()["audits"][0] | {"live": live}]), f"audits[0].live={live}, but expected name → a")
+        for live in ({"positions": "3"}, {"positions": None}, {"prompt_lengths": 3}, {"prompt_lengths": [None]})
+    ),
     (broken("tables", "rows", [{"a": 1}]), "tables[0]: columns of row 0=['a'], but expected 'family'"),
 ]
 
