@@ -8,6 +8,9 @@ below  the threshold lies a little beyond the signal: rounded to fewer digits th
 equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
 above  the token stops by a little: with a threshold or signal rounded the other way it does not
 
+Points that compare entropies say a margin, which their thresholds hold already. A decoder that applies it again stops
+too late.
+
 Discriminating are the careless comparisons (``CARELESS_COMPARISONS``) that would change some token's depth.
 """
 
@@ -25,10 +28,11 @@ from emad_ref.exit_rules import first_firing_probe
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, Floats, Ints
-from emad_ref.signals import SIGNALS
+from emad_ref.signals import ENTROPY, SIGNALS
 
 MOST_PROBES = 8
 THRESHOLD_STEP = 2.0**-15  # of a signal: an eighth of float16's spacing at least, and 256 times float32's
+MARGIN_NATS = 0.25  # of the label alone: a decoder that subtracts it once more never stops where it should
 UNREACHED_THRESHOLD = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
 
 DecoderOpening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
@@ -105,7 +109,11 @@ def comparisons(
 
 
 def _comparison_point(layers: int, probes: tuple[int, ...], thresholds: Sequence[float], signal: str) -> OperatingPoint:
-    return OperatingPoint("comparisons", "quantile", layers, layers, probes, (tuple(thresholds),), signal=signal)
+    """A point of these thresholds. One of entropies is labelled as EMAD's, which holds the margin in its thresholds."""
+    family, margin = ("emad", MARGIN_NATS) if signal == ENTROPY.name else ("quantile", None)
+    return OperatingPoint(
+        "comparisons", family, layers, layers, probes, (tuple(thresholds),), signal=signal, margin_nats=margin
+    )
 
 
 def _near_thresholds(read: Floats, signal: str) -> dict[str, Floats]:

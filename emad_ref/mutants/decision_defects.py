@@ -286,6 +286,11 @@ def next_threshold(point: OperatingPoint) -> OperatingPoint:
     return replace(point, thresholds=tuple((*row[1:], row[-1]) for row in point.thresholds))
 
 
+def margin_twice(point: OperatingPoint) -> OperatingPoint:
+    margin = point.margin_nats or 0.0
+    return replace(point, thresholds=tuple(tuple(one - margin for one in row) for row in point.thresholds))
+
+
 # ---------------------------------------------------------------- what feed shows
 
 
@@ -458,7 +463,9 @@ MUTANTS = (
          rounded(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
         ("compared-in-bfloat16", "signals and thresholds are compared in bfloat16", rounded(compared_in_bfloat16)),
         ("compared-strictly", "a signal that equals its threshold does not pass", rounded(stricter)),
-        ("compared-with-the-next", "each probe compares with the threshold of the next", decide_by(next_threshold))),
+        ("compared-with-the-next", "each probe compares with the threshold of the next", decide_by(next_threshold)),
+        ("compared-margin-twice", "the margin, which thresholds hold already, is subtracted again",
+         decide_by(margin_twice))),
     Mutant("last-from-the-front", "last", "of a feed the first logits are shown, not the last",
            mutate(session={"feed": show_first}), LAST, r"row \d, position \d+, depth \d+: logits off by"),
     Mutant("last-of-depths-too", "last", "depths and signals are those of the last tokens alone",
