@@ -230,6 +230,7 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
         _refuse_parallel_measuring(config, items)
         _refuse_traced_measuring(items)
         _refuse_forked(config, items)
+        _refuse_optimized(items)
     except pytest.UsageError as error:
         _raise_usage_error(config, items, error)
     if not any(map(environment.is_shipped, items)):
@@ -327,6 +328,17 @@ def _refuse_forked(config: pytest.Config, items: list[pytest.Item]) -> None:
                 f"{named}: {item.nodeid} would run in a child process, and what it records would be lost there; run it "
                 "in this one (-p no:pytest_forked), or in workers (-n)"
             )
+
+
+def _refuse_optimized(items: list[pytest.Item]) -> None:
+    """``python -O`` leaves out assert statements, in which audits compare: what they would refute passes."""
+    if __debug__:
+        return
+    for item in filter(selection.is_related, items):
+        raise pytest.UsageError(
+            f"python -O, or PYTHONOPTIMIZE: {item.nodeid} would run without assert statements, and pass whatever they "
+            "would find; run it without"
+        )
 
 
 def _parallel_alternative(items: list[pytest.Item]) -> str:

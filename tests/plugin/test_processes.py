@@ -140,6 +140,21 @@ def test_a_test_of_ours_in_a_forked_child_stops_the_run(
     run(*given, "-k", "other").assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize("given", [{"flag": "-O"}, {"PYTHONOPTIMIZE": "2"}], ids=str)
+def test_a_python_without_assert_statements_stops_the_run(
+    project: pytest.Pytester, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Audits compare in them: a wrong decoder would pass."""
+    project.makepyfile("def test_ours(emad_settings): assert False\ndef test_other(): pass")
+    monkeypatch.setenv("PYTHONOPTIMIZE", given.get("PYTHONOPTIMIZE", ""))
+    words = [sys.executable, *([given["flag"]] if "flag" in given else []), "-m", "pytest", "--assert=plain"]
+    done = subprocess.run([*words, "-q", "-p", "no:cacheprovider"], cwd=project.path, capture_output=True, text=True)
+    assert done.returncode == USAGE, done.stdout + done.stderr
+    assert "::test_ours would run without assert statements" in done.stderr
+    done = subprocess.run([*words, "-k", "other"], cwd=project.path, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+
+
 DEVICES = """
 import os, sys, types
 def seen():
