@@ -21,7 +21,7 @@ import shutil
 import stat
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -49,6 +49,26 @@ class BadFile(BadArgument, OSError):
 
     def __str__(self) -> str:  # OSError's own would show errno and file name
         return str(self.args[0])
+
+
+# ---------------------------------------------------------------- looking
+
+
+def is_file(path: Path) -> bool:
+    """Whether ``path`` is a file. A name that the system refuses (too long, with a NUL in it) is none."""
+    return _is_kind(path, Path.is_file)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether ``path`` is a folder; as ``is_file``."""
+    return _is_kind(path, Path.is_dir)
+
+
+def _is_kind(path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(path)
+    except (OSError, ValueError):
+        return False
 
 
 # ---------------------------------------------------------------- reading

@@ -170,6 +170,8 @@ def fit_lens(
         raise BadArgument("every", every, "a count ≥ 1")
     fresh = _initial_state(stepper, plan)
     state = fresh
+    if next(held_out_windows(plan, windows), None) is None:  # before the long fit
+        raise _nothing_held_out(plan)
     if checkpoint is not None:
         require_writable(checkpoint, "checkpoint")
         state = _load_state(checkpoint, plan, resume, fresh) or fresh
@@ -214,12 +216,16 @@ def held_out_divergences(
             bar.update(tokens)
             keep(number)
     if state.tokens == 0:
-        raise EmptyCorpus(
-            f"corpus={plan.corpus!r} has no document to hold out, but expected at least one; use more text, or hold "
-            f"out more than a share of {plan.held_out:g}"
-        )
+        raise _nothing_held_out(plan)
     raw, tuned = (dict(zip(plan.layers, (row / state.tokens).tolist(), strict=True)) for row in state.nats)
     return FittedLens(lens, plan.to_json(), raw, tuned, state.tokens)
+
+
+def _nothing_held_out(plan: LensPlan) -> EmptyCorpus:
+    return EmptyCorpus(
+        f"corpus={plan.corpus!r} has no document to hold out, but expected at least one; use more text, or hold "
+        f"out more than a share of {plan.held_out:g}"
+    )
 
 
 def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: LensFitState) -> Iterator[float]:

@@ -59,16 +59,16 @@ VERBS = tuple(verb for group in VERB_GROUPS.values() for verb in group)
 # Smallest and largest value of each numeric argument of any verb. A verb may check a narrower range itself.
 BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, LARGEST_SEED),
-    "tokens": (-MOST, MOST),
-    "documents": (-MOST, MOST),
+    "tokens": (1, MOST),
+    "documents": (1, MOST),
     "margin": (-MOST_NATS, MOST_NATS),
-    "threshold": (-MOST_NATS, MOST_NATS),
-    "entropy": (-MOST_NATS, MOST_NATS),
+    "threshold": (0, MOST_NATS),  # no entropy is below 0: nothing would exit
+    "entropy": (0, MOST_NATS),
     "divergence": (-MOST_NATS, MOST_NATS),
     "confidence": (0, 1),
-    "steps": (-MOST, MOST),
+    "steps": (1, MOST),
     "rate": (0, 1),
-    "held_out": (-MOST, MOST),
+    "held_out": (1, MOST),
     "window": (1, MOST),
     "least_run": (1, MOST),
     "temperature": (-1000, 1000),

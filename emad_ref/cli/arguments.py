@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from emad_ref.errors import nearest_names
+from emad_ref.errors import nearest_names, printable
+from emad_ref.files import is_folder
+from emad_ref.measurements.option_values import parse_number
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")  # those of shtab
 FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars for which a shell offers files
 LIBRARIES = ("torch", "transformers", "lm-eval")
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
 UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
@@ -119,13 +122,47 @@ def all_actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
                 yield from all_actions(verb_parser)
 
 
+def whole(text: str) -> int:
+    """Type of an argument: a whole number in plain digits. ``int`` also reads 1_0, and the digits of any script."""
+    if WHOLE_NUMBER.fullmatch(text.strip()) is None:
+        raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected a whole number in plain digits, e.g. 12")
+    return int(text)
+
+
+def real(text: str) -> float:
+    """Type of an argument: a number in plain digits. NaN and infinity pass: ``BOUNDS`` refuses them by name."""
+    try:
+        return parse_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected a number in plain digits, e.g. 0.5") from None
+
+
+def path(text: str) -> Path:
+    """Type of an argument: a path. A blank one, such as an unset variable, would be the current folder."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected a path; name a file or a folder")
+    return Path(text)
+
+
+def data_folder(text: str) -> Path:
+    """Type of an argument: an existing folder. If it were not checked, text would come from the hub instead."""
+    if not is_folder(path(text)):
+        raise argparse.ArgumentTypeError(f"{_shown(text)}, but expected an existing folder; looked at {path(text)}")
+    return path(text)
+
+
+def _shown(text: str) -> str:
+    return printable(repr(text), 60)
+
+
 def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
     """Print the command lines ``lines`` as examples under the help of ``parser``."""
     parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, searched before the hub")
+    help = "folder with data sets, searched before the hub"
+    parser.add_argument("--data", type=data_folder, metavar="DIR", help=help)
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:

@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume
+from emad_ref.cli.arguments import add_data, add_examples, add_executor, add_resume, path, real, whole
 from emad_ref.errors import BadArgument
 from emad_ref.files import remove_file, require_writable
 from emad_ref.models.bundled import weights_folder
@@ -196,23 +196,23 @@ def merge(args: argparse.Namespace) -> None:
 def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("out", type=Path, metavar="OUT", help="JSON file to write the profile to")
+    add("out", type=path, metavar="OUT", help="JSON file to write the profile to")
     add("--corpus", action="append", metavar="CORPUS",
         help=f"text as in emad world, or self: text by the model; repeatable (default: {DEFAULT_CORPUS})")  # fmt: skip
     add_data(sub)
-    add("--tokens", type=int, metavar="N", help="predicted tokens to read of each corpus")
-    add("--documents", type=int, metavar="N",
+    add("--tokens", type=whole, metavar="N", help="predicted tokens to read of each corpus")
+    add("--documents", type=whole, metavar="N",
         help=f"windows to read of each corpus (default without --tokens: {DEFAULT_DOCUMENTS})")  # fmt: skip
     probes = sub.add_mutually_exclusive_group()
-    probes.add_argument("--probes", type=int, nargs="+", metavar="LAYER", help="layers to probe, ascending")
-    probes.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every STRIDE-th layer")
+    probes.add_argument("--probes", type=whole, nargs="+", metavar="LAYER", help="layers to probe, ascending")
+    probes.add_argument("--stride", type=whole, choices=(2, 4, 6, 8), help="probe every STRIDE-th layer")
     add("--every-layer", action="store_true",
         help="measure entropy after every layer, not only after probes and the last layer; runs the language-model "
              "head once more per layer")  # fmt: skip
     bins = sub.add_mutually_exclusive_group()
     bins.add_argument("--bins", default="none", help="one or two of position,confidence,frequency (default: none)")
-    bins.add_argument("--bins-of", type=Path, metavar="PROFILE", help="bins of this profile, for emad merge")
-    add("--quantiles", type=float, nargs="*", metavar="Q", help="entropy quantiles to print; without Q the deciles")
+    bins.add_argument("--bins-of", type=path, metavar="PROFILE", help="bins of this profile, for emad merge")
+    add("--quantiles", type=real, nargs="*", metavar="Q", help="entropy quantiles to print; without Q the deciles")
     add_resume(sub)
     add_executor(sub)
     add_examples(
@@ -229,8 +229,8 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
 
 def merge_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("out", type=Path, metavar="OUT", help="JSON file to write the profile to")
-    add("profiles", type=Path, nargs="+", metavar="PROFILE", help="profiles of one model with the same probes")
+    add("out", type=path, metavar="OUT", help="JSON file to write the profile to")
+    add("profiles", type=path, nargs="+", metavar="PROFILE", help="profiles of one model with the same probes")
     add_examples(sub, "emad merge both.json a.json b.json")
 
 
@@ -288,7 +288,7 @@ def parse_rank(text: str) -> int | None:
     """
     if text == FULL_RANK:
         return None
-    if not text.isdecimal():
+    if re.fullmatch("[0-9]{1,9}", text) is None:
         raise BadArgument("rank", text, f"{FULL_RANK}, or a rank ≥ 1")
     return int(text)
 
@@ -296,18 +296,18 @@ def parse_rank(text: str) -> int | None:
 def lens_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("out", type=Path, metavar="OUT", help=".safetensors file to write the lens to")
+    add("out", type=path, metavar="OUT", help=".safetensors file to write the lens to")
     add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to fit on (default: {DEFAULT_CORPUS})")
     add_data(sub)
-    add("--documents", type=int, metavar="N", help="windows to read of the corpus, repeatedly (default: all)")
-    add("--layers", type=int, nargs="+", metavar="L", help="layers that get a map (default: all below the last)")
+    add("--documents", type=whole, metavar="N", help="windows to read of the corpus, repeatedly (default: all)")
+    add("--layers", type=whole, nargs="+", metavar="L", help="layers that get a map (default: all below the last)")
     add("--rank", default=FULL_RANK, metavar="R", help=f"rank of each map, or {FULL_RANK} (default: {FULL_RANK})")
-    add("--steps", type=int, default=800, metavar="N", help="training steps of 512 tokens (default: 800)")
-    add("--rate", type=float, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
-    add("--held-out", type=int, default=20_000, metavar="TOKENS",
+    add("--steps", type=whole, default=800, metavar="N", help="training steps of 512 tokens (default: 800)")
+    add("--rate", type=real, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
+    add("--held-out", type=whole, default=20_000, metavar="TOKENS",
         help="tokens to measure on, from a held-out fifth of the documents (default: 20,000)")  # fmt: skip
     add("--gate", action="store_true", help="also fit an exit gate, on the held-out text")
-    add("--seed", type=int, default=0, metavar="N", help="seed of low-rank maps and held-out documents (default: 0)")
+    add("--seed", type=whole, default=0, metavar="N", help="seed of low-rank maps and held-out documents (default: 0)")
     add_resume(sub)
     add_examples(
         sub,
@@ -331,6 +331,6 @@ def train(args: argparse.Namespace) -> None:
 def train_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("name", metavar="NAME", help="bundled model, e.g. emad-nano")
-    add("--out", type=Path, metavar="DIR", help="folder to write to (default: the bundled one)")
+    add("--out", type=path, metavar="DIR", help="folder to write to (default: the bundled one)")
     add_resume(sub)
     add_examples(sub, "emad train emad-nano --out ./emad-nano", "emad train emad-nano --out ./emad-nano --resume")

@@ -24,10 +24,9 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import chain, groupby, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from emad_ref.cli.arguments import add_examples
+from emad_ref.cli.arguments import add_examples, path, real, whole
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.option_values import CORPORA
 from emad_ref.text.documents import SPLITS
@@ -253,29 +252,29 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="bundled name, folder or hub name; with --small-model the large model")
     add("prompt", metavar="PROMPT", help="text to continue; for an encoder-decoder such as T5 the source")
     rule = sub.add_mutually_exclusive_group()
-    rule.add_argument("--profile", type=Path, metavar="FILE",
+    rule.add_argument("--profile", type=path, metavar="FILE",
                       help="exit by EMAD with this profile of emad calibrate; without a rule: full depth")  # fmt: skip
-    rule.add_argument("--confidence", type=float, metavar="P",
+    rule.add_argument("--confidence", type=real, metavar="P",
                       help="exit as in CALM, when the top-1 probability is at least P")  # fmt: skip
-    rule.add_argument("--lens", type=Path, metavar="FILE",
+    rule.add_argument("--lens", type=path, metavar="FILE",
                       help="exit by this tuned lens of emad lens; needs --entropy or --divergence")  # fmt: skip
-    rule.add_argument("--exit", type=Path, metavar="FILE",
+    rule.add_argument("--exit", type=path, metavar="FILE",
                       help="exit, or draft, as in this file of emad screen; full depth if neither pays")  # fmt: skip
     rule.add_argument("--small-model", metavar="SMALL", help="small model that takes turns with MODEL by entropy (EAD)")
     add("--lossless", action="store_true", default=None,
         help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
-    add("--margin", type=float, metavar="NATS", help="with --profile: exit this far below its targets (default: 0)")
-    add("--entropy", type=float, metavar="NATS", help="with --lens: exit at this entropy or less")
-    add("--divergence", type=float, metavar="ROOT",
+    add("--margin", type=real, metavar="NATS", help="with --profile: exit this far below its targets (default: 0)")
+    add("--entropy", type=real, metavar="NATS", help="with --lens: exit at this entropy or less")
+    add("--divergence", type=real, metavar="ROOT",
         help="with --lens: exit if the gate's estimate, a square root of nats, is at most ROOT")  # fmt: skip
-    add("--threshold", type=float, metavar="BITS",
+    add("--threshold", type=real, metavar="BITS",
         help=f"with --small-model: mean entropy that calls the large model (default: {THRESHOLD_BITS:g})")  # fmt: skip
-    add("--window", type=int, metavar="TOKENS", help="with --small-model: window of the mean entropy (default: 5)")
-    add("--least-run", type=int, metavar="TOKENS",
+    add("--window", type=whole, metavar="TOKENS", help="with --small-model: window of the mean entropy (default: 5)")
+    add("--least-run", type=whole, metavar="TOKENS",
         help="with --small-model: least number of tokens between two switches (default: 10)")  # fmt: skip
-    add("--tokens", type=int, default=48, metavar="N", help="largest number of new tokens (default: 48)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy (default: 0)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
+    add("--tokens", type=whole, default=48, metavar="N", help="largest number of new tokens (default: 48)")
+    add("--temperature", type=real, default=0.0, metavar="T", help="sampling temperature; 0 is greedy (default: 0)")
+    add("--seed", type=whole, default=0, metavar="N", help="seed of sampling (default: 0)")
     add("--format", choices=FORMATS, default="auto",
         help="text, or jsonl: one object per token; auto: text in a terminal, jsonl in a pipe")  # fmt: skip
     add("--color", choices=COLOUR_CHOICES, default="auto",
@@ -299,5 +298,5 @@ def world_arguments(sub: argparse.ArgumentParser) -> None:
     corpora = ", ".join(name for name in CORPORA if name != "self")
     add("corpus", metavar="CORPUS", help=f"{corpora}, or a file or folder")
     add("--split", default="evaluate", metavar="SPLIT", help=f"one of {', '.join(SPLITS)} (default: evaluate)")
-    add("--documents", type=int, default=3, metavar="N", help="number of documents (default: 3)")
+    add("--documents", type=whole, default=3, metavar="N", help="number of documents (default: 3)")
     add_examples(sub, "emad world world:premise", "emad world world:mixed --split validate --documents 1")

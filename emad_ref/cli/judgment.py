@@ -342,7 +342,7 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     sub.set_defaults(other=None)
     add("model", type=read(option_values.model, "MODEL"), metavar="MODEL", help="bundled name, folder or hub name")
-    add("--claims", "--only", type=option_values.words, default=frozenset(), metavar="IDS",
+    add("--claims", "--only", type=read(option_values.patterns, "--claims"), default=frozenset(), metavar="IDS",
         help="claims to judge, by id or pattern, e.g. EMAD-F1,EMAD-R* (default: those of suites/claims)")  # fmt: skip
     _add_text_arguments(add)
     add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text a run reads (default: smoke)")
@@ -369,7 +369,7 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
         help="large model of --pair, if a name contains a comma")  # fmt: skip
     add("--register", type=read(option_values.file, "--register"), metavar="FILE",
         help="TOML file that changes thresholds or gates of claims")  # fmt: skip
-    add("--gate-claims", type=option_values.words, default=frozenset(), metavar="IDS",
+    add("--gate-claims", type=read(option_values.names, "--gate-claims"), default=frozenset(), metavar="IDS",
         help="further claims that fail the run when falsified")  # fmt: skip
     add("--gate", choices=[gate for gate in GATES if gate != "decoder"], default="paper",
         help="what fails the run: a falsified gating claim (paper), or a verdict that differs from the recorded one "

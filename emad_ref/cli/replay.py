@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from emad_ref.cli.arguments import add_examples
+from emad_ref.cli.arguments import add_examples, path
 from emad_ref.cli.reports import read_report_with_tests
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.report.provenance import DISTRIBUTION
@@ -160,11 +160,11 @@ def _without_demands(words: Sequence[str]) -> Iterator[str]:
 
 def replay_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "report", type=Path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report"
+        "report", type=path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report"
     )
     sub.add_argument("row", metavar="ROW", help="claim id, or node id of a test, or part of one node id")
     sub.add_argument("--pdb", action="store_true", help="open pytest's debugger if the test fails")
-    sub.add_argument("--keep", type=Path, metavar="DIR", help="folder that keeps the report of the replay")
+    sub.add_argument("--keep", type=path, metavar="DIR", help="folder that keeps the report of the replay")
     add_examples(
         sub,
         "emad replay report/ EMAD-F1",

@@ -29,10 +29,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emad_ref.cli.arguments import add_examples
+from emad_ref.cli.arguments import add_examples, path
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import require_writable_folder
+from emad_ref.files import is_file, require_writable_folder
+from emad_ref.measurements.option_values import LEAVE_OUT
 from emad_ref.report.deselection import PREFIX, shipped_tests, suite_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_since
 from emad_ref.report.tiers import TIERS, tier_line
@@ -109,10 +110,10 @@ def _print_summaries(args: argparse.Namespace) -> None:
 
 def report_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("folders", type=Path, nargs="+", metavar="DIR", help="folder written by pytest --emad-report")
+    add("folders", type=path, nargs="+", metavar="DIR", help="folder written by pytest --emad-report")
     add("--text", action="store_true", help="print the summary, at most forty lines, and write no file")
-    add("--out", type=Path, metavar="DIR", help="folder to write to (default for one report: its own folder)")
-    add("--against", type=Path, metavar="REPORT", help="earlier report; the page shows what changed since")
+    add("--out", type=path, metavar="DIR", help="folder to write to (default for one report: its own folder)")
+    add("--against", type=path, metavar="REPORT", help="earlier report; the page shows what changed since")
     add_examples(
         sub,
         "emad report report/",
@@ -174,7 +175,7 @@ def required_suites(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
 
 def verify_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("report", type=Path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report")
+    add("report", type=path, metavar="REPORT", help="report.json or its folder, as written by pytest --emad-report")
     add("--require-suite", type=_comma_list, default=(), metavar="NAMES",
         help="suites that must have run: all, or a comma list such as invariants,fidelity")  # fmt: skip
     add("--require-decoder", metavar="WHOSE",
@@ -189,7 +190,10 @@ def verify_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def _comma_list(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:  # such as an unset variable of a shell: it would require nothing, silently
+        raise argparse.ArgumentTypeError(f"{text!r}, but expected a comma list; {LEAVE_OUT}")
+    return words
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -234,7 +238,7 @@ def _report_places(arguments: Sequence[Path]) -> list[Path]:
         BadReport: a report that cannot be read.
     """
     places = list(arguments)
-    if len(arguments) == 1 and not (arguments[0] / REPORT_FILE).is_file():
+    if len(arguments) == 1 and not is_file(arguments[0] / REPORT_FILE):
         reports = {path.parent: read_report(path) for path in _files_below(arguments[0])}
         places = sorted(reports, key=lambda place: str(reports[place].get("run", {}).get("started", "")))
     if len(places) < 2 or len({place.resolve() for place in places}) < len(places):
@@ -390,7 +394,7 @@ def comparison_markdown(result: ReportComparison, verbose: bool) -> list[str]:
 
 def compare_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("reports", type=Path, nargs="+", metavar="REPORT",
+    add("reports", type=path, nargs="+", metavar="REPORT",
         help="two reports, the old one first; with more, or with one folder of report folders, print a history of "
              "every claim and compare the last two")  # fmt: skip
     add("--fail-on", choices=FAIL_ON, default="verdict",

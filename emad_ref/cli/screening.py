@@ -16,10 +16,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.arguments import add_data, add_examples, add_executor
+from emad_ref.cli.arguments import add_data, add_examples, add_executor, path, real, whole
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_writable, write_atomically
 from emad_ref.measurements.study import BUDGETS, Budget, Study
@@ -148,19 +147,19 @@ def _near_duplicate_counts(counts: Mapping[str, int]) -> str:
 def screen_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("out", type=Path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
+    add("out", type=path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
     add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on (default: {DEFAULT_CORPUS})")
     add_data(sub)
-    add("--documents", type=int, metavar="N",
+    add("--documents", type=whole, metavar="N",
         help="documents to certify and to judge on, each; as many or half as many to choose on "
              f"(default: {DOCUMENTS}, fewer for models above about 50M parameters)")  # fmt: skip
-    add("--window", type=int, metavar="N",
+    add("--window", type=whole, metavar="N",
         help="most tokens of a window of text "
              "(default: 512, or 128 where the head costs more than a block)")  # fmt: skip
-    add("--rise", type=float, default=0.01, metavar="SHARE",
+    add("--rise", type=real, default=0.01, metavar="SHARE",
         help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
-    add("--threads", type=int, metavar="N", help="threads of torch (default: 1 for a small model)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of held-out documents and resampling (default: 0)")
+    add("--threads", type=whole, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add("--seed", type=whole, default=0, metavar="N", help="seed of held-out documents and resampling (default: 0)")
     add_examples(
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
@@ -264,8 +263,8 @@ def sweep_arguments(sub: argparse.ArgumentParser) -> None:
     add("--corpus", metavar="CORPUS", help="text as in emad world (default: by model)")
     add_data(sub)
     add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text to read (default: smoke)")
-    add("--documents", type=int, metavar="N", help="windows to read of each split (default: by budget)")
-    add("--out", type=Path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
+    add("--documents", type=whole, metavar="N", help="windows to read of each split (default: by budget)")
+    add("--out", type=path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
     add_executor(sub)
     add_examples(
         sub,

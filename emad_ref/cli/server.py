@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from emad_ref.cli.arguments import add_examples
+from emad_ref.cli.arguments import add_examples, real, whole
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import Study
@@ -67,17 +67,17 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
     add("--tcp", metavar="HOST:PORT",
         help="listen on this address instead of standard input; port 0 selects a free port and prints it")  # fmt: skip
     add("--anywhere", action="store_true", help="allow --tcp to listen beyond the loopback interface")
-    add("--connections", type=int, default=16, metavar="N", help="clients of --tcp at once (default: 16)")
-    add("--idle", type=float, default=3600.0, metavar="SECONDS",
+    add("--connections", type=whole, default=16, metavar="N", help="clients of --tcp at once (default: 16)")
+    add("--idle", type=real, default=3600.0, metavar="SECONDS",
         help="disconnect a client of --tcp that sends no call for this long (default: 3600)")  # fmt: skip
-    add("--sessions", type=int, default=ServerLimits.sessions, metavar="N",
+    add("--sessions", type=whole, default=ServerLimits.sessions, metavar="N",
         help=f"open sessions, and decoders, per client (default: {ServerLimits.sessions})")  # fmt: skip
-    add("--tokens", type=int, default=ServerLimits.tokens, metavar="N",
+    add("--tokens", type=whole, default=ServerLimits.tokens, metavar="N",
         help=f"positions in all rows of all sessions of a client (default: {ServerLimits.tokens})")  # fmt: skip
     add("--device", default="cpu", metavar="DEVICE", help="torch device, or auto (default: cpu)")
     add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
-    add("--threads", type=int, metavar="N", help="threads of torch (default: 1 for a small model)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the weights of random: and control: (default: 0)")
+    add("--threads", type=whole, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add("--seed", type=whole, default=0, metavar="N", help="seed of the weights of random: and control: (default: 0)")
     add("--lens", action="append", default=[], metavar="FILE",
         help="tuned lens of emad lens, for points that name it; repeatable")  # fmt: skip
     add("--exit", action="append", default=[], metavar="FILE",

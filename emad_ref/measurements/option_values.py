@@ -11,8 +11,9 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.extending import added_parts
-from emad_ref.files import require_writable, require_writable_folder
+from emad_ref.files import is_file, is_folder, require_writable, require_writable_folder
 
+LEAVE_OUT = "leave the option out to ask for none"
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
 MOST = 10**9  # documents, tokens, seconds: more than any data set has, and far from overflow
@@ -70,6 +71,8 @@ def one_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], str]:
 def some_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
     def read(text: str, base: Path, where: str) -> frozenset[str]:
         chosen = words(text)
+        if not chosen:  # such as an unset variable of a shell: it would require nothing, silently
+            raise BadArgument(where, text, f"a comma list of {', '.join(allowed)}", LEAVE_OUT)
         for word in sorted(chosen):
             if word not in allowed:
                 raise BadArgument(where, word, f"a comma list of {', '.join(allowed)}", suggest_nearest(word, allowed))
@@ -109,9 +112,20 @@ def seconds(text: str, base: Path, where: str) -> float:
 
 def _number(text: str, where: str, expected: str, example: str) -> float:
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
-        raise BadArgument(where, text, expected, example) from None
+        raise BadArgument(where, text[:40], expected, example) from None
+
+
+def parse_number(text: str) -> float:
+    """A number in plain digits. Python's ``float`` also reads 1_0 as ten, and the digits of any script.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"{text!r:.40} is no number in plain digits")
+    return float(text)
 
 
 def seed(text: str, base: Path, where: str) -> int:
@@ -125,23 +139,16 @@ def switch(text: str, base: Path, where: str) -> bool:
     return values[text.strip().lower()]
 
 
-def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(path)
-    except (OSError, ValueError):  # a name too long for the system, or with a NUL in it
-        return False
-
-
 def file(text: str, base: Path, where: str) -> Path:
     path = base / name(text, base, where)
-    if not _is(path, Path.is_file):
+    if not is_file(path):
         raise BadArgument(where, text, "an existing file", f"looked at {path}")
     return path
 
 
 def folder(text: str, base: Path, where: str) -> Path:
     path = base / name(text, base, where)
-    if not _is(path, Path.is_dir):
+    if not is_folder(path):
         raise BadArgument(where, text, "an existing folder", f"looked at {path}")
     return path
 
@@ -163,13 +170,16 @@ def corpus(text: str, base: Path, where: str) -> str:
     if text in names:
         return text
     path = base / name(text, base, where)
-    if not _is(path, Path.is_file) and not _is(path, Path.is_dir):
+    if not is_file(path) and not is_folder(path):
         raise BadArgument(where, text, f"one of {', '.join(names)}, or an existing file", f"looked at {path}")
     return str(path)
 
 
 def names(text: str, base: Path, where: str) -> frozenset[str]:
-    return words(text)  # ``settings`` checks them, since the ids depend on --emad-claims
+    chosen = words(text)
+    if not chosen:
+        raise BadArgument(where, text, "a comma list of claims", LEAVE_OUT)
+    return chosen  # ``settings`` checks them, since the ids depend on --emad-claims
 
 
 def patterns(text: str, base: Path, where: str) -> frozenset[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError, suggest_nearest
+from emad_ref.files import is_folder
 from emad_ref.models import bundled, downloads
 
 CONFIG = "config.json"
@@ -72,7 +73,7 @@ def source_and_revision(name: str, given: str | None) -> tuple[ModelSource, str 
         ModelUnavailable: a bundled model, or its geometry, without the distribution that holds it.
     """
     plain, at, behind = name.rpartition("@")
-    if not at or Path(name).is_dir():  # a folder's name may hold an @
+    if not at or is_folder(Path(name)):  # a folder's name may hold an @
         source, revision = _source_of(name), given
     elif not behind:
         raise BadArgument("name", name, "a branch, tag or commit of the hub behind the @", "e.g. pythia-410m@step3000")
@@ -97,7 +98,7 @@ def _source_of(name: str) -> ModelSource:
         return ModelSource("fetched", str(downloads.model_folder(name)))
     if name in HUB:
         return ModelSource("hub", HUB[name], HUB[name])
-    if Path(name).is_dir():
+    if name.strip() and is_folder(Path(name)):  # a blank name would be the current folder
         return ModelSource("folder", name)
     if Path(name).suffix.lower() == downloads.GGUF:
         return ModelSource("gguf", name)

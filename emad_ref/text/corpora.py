@@ -22,6 +22,7 @@ import functools
 import io
 import logging
 import math
+import os
 import re
 import zlib
 from collections import Counter
@@ -38,7 +39,7 @@ from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.extending import added_parts, load_part
-from emad_ref.files import file_kind, parse_json, read_lines
+from emad_ref.files import file_kind, is_file, is_folder, parse_json, read_lines
 from emad_ref.record import Ints
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
@@ -246,11 +247,11 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
         mine: Documents = load_part("corpora", corpus)(split, seed, data)
         return (clean_text(text, f"{corpus}, {split}, document {number}") for number, text in enumerate(mine, start=1))
     path = Path(corpus)
-    if path.is_dir():
+    if corpus.strip() and is_folder(path):  # a blank name would be the current folder
         return folder_documents(path, split)
-    if path.is_file():
+    if is_file(path):
         return file_part(path, WHOLE[split])
-    if path.exists():
+    if corpus.strip() and os.path.exists(corpus):
         kind = file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
     names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_parts("corpora")])

@@ -162,6 +162,12 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-only=EMAD-F1", "--emad-only=EMAD-F3"], "nearest: EMAD-F1, EMAD-F2, EMAD-E3"),
         (["--emad-only=EMAD-Z*"], "--emad-only='EMAD-Z*', but expected an id"),
         (["--emad-only=,"], "--emad-only=',', but expected claims by id or pattern"),
+        (["--emad-gate-claims="], "--emad-gate-claims='', but expected a comma list of claims; leave the option out"),
+        (
+            ["--emad-require= "],
+            "--emad-require=' ', but expected a comma list of energy, speed, quality, golden; leave",
+        ),
+        (["--emad-margin=1_0"], "--emad-margin='1_0', but expected a number of nats"),
         (["--emad-gate-claims=EMAD-E33"], "nearest: EMAD-E3"),
         (["--emad-dtype=bfloat"], "nearest: bfloat16"),
         (["--emad-require=qualty"], "nearest: quality"),

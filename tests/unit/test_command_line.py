@@ -126,6 +126,59 @@ def test_what_is_unknown_gets_the_nearest_match(argv, meant, capsys):
     assert meant in said.splitlines()[-1].rpartition("ou mean")[2] or f"meant '{meant}'" in said
 
 
+MEANINGLESS = [  # what a value that means nothing is told: as typed, then what is expected
+    *(
+        (["generate", "emad-nano", "hi", "--tokens", text], f"--tokens: {text!r}, but expected a whole number in plain")
+        for text in ("٣", "1_0", "0x10", "1.5", "", " ", "²")
+    ),
+    *(
+        (
+            ["generate", "emad-nano", "hi", "--margin", text],
+            f"--margin: {text!r}, but expected a number in plain digits",
+        )
+        for text in ("٣", "1_0", "", " ", "much")
+    ),
+    (["generate", "emad-nano", "hi", "--seed", "9" * 5000], "(5002 characters), but expected a whole number"),
+    *(
+        (argv, "'', but expected a path; name a file or a folder")  # "$UNSET" would be the current folder
+        for argv in (
+            ["report", ""],
+            ["report", "a", "--out", ""],
+            ["verify", ""],
+            ["compare", "", "b"],
+            ["replay", "", "EMAD-F1"],
+            ["merge", "", "a"],
+            ["calibrate", "emad-nano", ""],
+            ["generate", "emad-nano", "hi", "--profile", ""],
+            ["sweep", "emad-nano", "--data", ""],
+        )
+    ),
+    (["compare", "a\0b", "b"], "'a\\x00b', but expected a path"),
+    *(
+        ([*argv, "--data", "nowhere"], "'nowhere', but expected an existing folder; looked at nowhere")
+        for argv in (["calibrate", "m", "p"], ["lens", "m", "l"], ["screen", "m", "e"], ["sweep", "m"])
+    ),
+    *(
+        ([*argv, text], f"{argv[-1]}")  # "$UNSET" would require nothing
+        for argv in (
+            ["verify", "report", "--require-suite"],
+            ["judge", "m", "--require"],
+            ["judge", "m", "--gate-claims"],
+            ["judge", "m", "--claims"],
+        )
+        for text in ("", " ", ",")
+    ),
+    (["judge", "m", "--decoder-timeout", "1_0"], "--decoder-timeout='1_0', but expected a number of seconds"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), MEANINGLESS, ids=[" ".join(argv)[:40] for argv, _ in MEANINGLESS])
+def test_a_value_that_means_nothing_is_a_usage_error(argv, said, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        cli.main(argv)
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_without_a_verb_the_error_says_what_lists_them(capsys):
     with pytest.raises(SystemExit):
         TOP.parse_args([])

@@ -245,7 +245,7 @@ class TestHub:
         with pytest.raises(BadArgument, match=r"name='pythia-410m@', but expected a branch, tag or commit"):
             load("pythia-410m@")
 
-    @pytest.mark.parametrize("name", ["pythia-41m", "./nowhere", "/nowhere/else"])
+    @pytest.mark.parametrize("name", ["pythia-41m", "./nowhere", "/nowhere/else", "", " ", "x" * 300, "a\0b"])
     def test_an_unknown_name_lists_the_known(self, name: str) -> None:
         with pytest.raises(BadArgument, match=r"pythia-410m.*random:NAME"):
             load(name)
