@@ -50,12 +50,16 @@ def note_refusal(item: pytest.Item, features: tuple[str, ...] | None) -> None:
 
 
 class CollectionLog:
-    """``collected``: node id → name of each shipped test. ``deselected``: entries of ``report.json``."""
+    """``collected``: node id → name of each shipped test; ``claims``: node id → its claim, if it is a test of one.
+
+    ``deselected``: entries of ``report.json``.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._not_asked: dict[str, str] = {}
         self.collected: dict[str, str] = {}
+        self.claims: dict[str, str] = {}
         self.deselected: list[dict[str, Any]] = []
 
     def take(self, items: Iterable[pytest.Item], not_asked: Mapping[str, str]) -> None:
@@ -63,6 +67,10 @@ class CollectionLog:
         self._not_asked |= not_asked
         named = {item.nodeid: environment.shipped_test_name(item) for item in items}
         self.collected |= {nodeid: name for nodeid, name in named.items() if name is not None}
+        claims = {
+            item.nodeid: selection.marker_arguments(item)["claim"] for item in items if item.nodeid in self.collected
+        }
+        self.claims |= {nodeid: claim for nodeid, claim in claims.items() if claim is not None}
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
         self.deselected += [
@@ -118,6 +126,7 @@ class CollectionLog:
     def to_json(self) -> dict[str, Any]:
         return {
             "collected": self.collected,
+            "claims": self.claims,
             "deselected": self.deselected,
             "providers": decoder_providers.provider_counts(self._config),
         }

@@ -191,6 +191,10 @@ class RunRecord:
     def _collected(self) -> dict[str, str]:
         return {nodeid: name for log in self._logs for nodeid, name in log["collected"].items()}
 
+    @property
+    def _claims(self) -> dict[str, str]:
+        return {nodeid: claim for log in self._logs for nodeid, claim in log["claims"].items()}
+
     def require_consistency(self, exit_status: int) -> None:
         """Fail the run if verdicts, audits and reported outcomes contradict each other, even in an incomplete run."""
         from emad_ref.report.verification import contradictions  # not at the start of every run
@@ -201,7 +205,8 @@ class RunRecord:
         """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
         from emad_ref.report.gaps import is_waived, undecided_reasons  # not at the start of every run
 
-        reasons, gaps = undecided_reasons(self.report(exit_status), environment.shipped_tests())
+        shipped, register = environment.shipped_tests(), claims_register(self.config)
+        reasons, gaps = undecided_reasons(self.report(exit_status), shipped, register)
         self.failures += reasons
         for waiver in self.waivers:
             waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in gaps)
@@ -214,6 +219,11 @@ class RunRecord:
         described = {facts["name"] for facts in self.records["models"]}
         left_out = {entry["nodeid"] for entry in deselected} | self.tests.keys()
         unseen = [_test_entry(n, name) for n, name in self._collected.items() if done and n not in left_out]
+        claims = self._claims
+        tests = [
+            entry | ({"claim": claims[entry["nodeid"]]} if entry["nodeid"] in claims else {})
+            for entry in (*self.tests.values(), *unseen)
+        ]
         threads = self._provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
         made: dict[str, Any] = {
             "schema": SCHEMA,
@@ -246,7 +256,7 @@ class RunRecord:
             **{key: self.records[key] for key in ("points", "claims", "tables", "goldens")},
             "notes": [*self.records["notes"], *deselection_lines(deselected, self.settings.to_json())],
             "known": self.records["known"],
-            "tests": [*self.tests.values(), *unseen],
+            "tests": tests,
             **{key: self.records[key] for key in ("audits", "repeats", "replaced")},
             "provenance": self._provenance | {"torch_threads": threads},
         }

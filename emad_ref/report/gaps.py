@@ -18,6 +18,9 @@ Streaming and requests at once are owed under no gate: a decoder that declines t
 which a person typed a part alone (``-k``, a file) proves nothing: its gaps fail it only under ``--emad-tier`` or
 ``--emad-expect-decoder``.
 
+A gating claim that the run selected must be decided under any gate and by any decoder: a mark or a hook that skips its
+test, or keeps it from running, fails the run (``open_gates``).
+
 ``unmet_requirements``  what options require of the whole run: a kind of claim decided, a gate evaluated, a verdict
                         compared, no new golden.
 ``undecided_reasons``   what a decoder must not leave open, and which decoder must have been judged.
@@ -266,16 +269,37 @@ def is_partial(report: Report) -> bool:
     return bool(report["run"].get("partial")) and not demanded
 
 
-def undecided_reasons(report: Report, shipped: Sequence[str]) -> tuple[list[str], list[Gap]]:
+def open_gates(report: Report, register: Mapping[str, Claim]) -> list[Gap]:
+    """Gaps of gating claims that the run selected, and whose test decided nothing: skipped by a mark, or never run.
+
+    They count for every decoder, ours included, and in every run: a gate that was asked for has not held.
+    """
+    chosen, gaps = report["settings"].get("gate_claims") or (), {}
+    for entry in report["tests"]:
+        row = register.get(entry.get("claim", ""))
+        if row is not None and row.gates(chosen) and (why := _why_test_undecided(entry)):
+            name = row.id if row.id in DECIDING_TESTS else entry["shipped"]
+            parameters = _parameters_text([entry["nodeid"]])
+            gaps[name, why] = Gap(name, f"{row.id} gates, and is not decided: {why}{parameters}", "let it run")
+    return list(gaps.values())
+
+
+def undecided_reasons(
+    report: Report, shipped: Sequence[str], register: Mapping[str, Claim] | None = None
+) -> tuple[list[str], list[Gap]]:
     """(reasons, gaps): why the run fails because something is undecided. ``gaps`` includes waived ones.
 
-    ``shipped``: names of the tests that this version ships.
+    ``shipped``: names of the tests that this version ships. ``register``: of the run, for its gates.
     """
     waivers = [waiver["of"] for waiver in report["waivers"]]
     tier, expected = report["settings"].get("tier"), report["settings"]["expect_decoder"]
     gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
     partial = is_partial(report)  # then the wrong decoder alone is a fault
     reasons = [str(gap) for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial)]
+    if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
+        gates = open_gates(report, register or {})
+        gaps = [*gaps, *gates]
+        reasons += [str(gap) for gap in gates if not is_waived(gap, waivers)]
     if tier is not None:
         reasons += shortfalls(report, tier)
     if expected is not None and (problem := wrong_decoder(report, expected)):

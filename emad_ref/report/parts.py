@@ -202,7 +202,7 @@ def _with_failures(whole: dict[str, Any], reports: Sequence[Report], shipped: Se
     register = load_register(whole["settings"]["claims"])
 
     def reasons(report: Report) -> tuple[list[str], Sequence[Any]]:
-        undecided, gaps = undecided_reasons(report, shipped) if report["state"] == "complete" else ([], [])
+        undecided, gaps = undecided_reasons(report, shipped, register) if report["state"] == "complete" else ([], [])
         return [*unmet_requirements(report, register), *undecided], gaps
 
     own = [failure for report in reports for failure in report["run"]["failures"] if failure not in reasons(report)[0]]

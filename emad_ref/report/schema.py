@@ -18,6 +18,7 @@ Schema 2 adds the conditions of the results, from the first test on:
                 server has "requests", "retries" with "retry_reasons" where some were sent again, and "served": what it
                 says of its model
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
+                "claim" of a test of one;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
                 that the decoder declined as a whole
@@ -277,7 +278,7 @@ OPTIONAL_KEYS: dict[str, dict[str, FieldForm]] = {
         "test": TEXT,
         "fails": FLAG,
     },
-    "tests": {"attempts": ATTEMPTS, "shown": COUNT, "features": TEXTS},
+    "tests": {"claim": TEXT, "attempts": ATTEMPTS, "shown": COUNT, "features": TEXTS},
     "audits": {"attempt": COUNT, "model": TEXT, "live": LIVE, "sample": OBJECT},
 }
 

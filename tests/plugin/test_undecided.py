@@ -122,6 +122,50 @@ def test_our_own_decoder_may_leave_open_what_it_likes(suites: Path, project: pyt
     result.stdout.fnmatch_lines(["emad: decoder: reference (ours)"])
 
 
+GATES = """
+        import pytest
+        from verdicts import verdict
+        def of(claim): return pytest.param(claim, marks=pytest.mark.emad(claim=claim))
+        @pytest.mark.parametrize("claim", [of("EMAD-F1"), of("EMAD-E1")])
+        def test_claim(emad_record, claim): emad_record.claim(verdict("survived", claim))
+        """
+LEFT_OUT = {  # a conftest that keeps the test of {claim} from running → why it is not decided
+    "mark": (
+        "    for item in items:\n        if claim in item.nodeid: item.add_marker(pytest.mark.skip('later'))",
+        "skipped by a mark, a fixture or a hook (later)",
+    ),
+    "xfail": (
+        "    for item in items:\n        if claim in item.nodeid: item.add_marker(pytest.mark.xfail(run=False))",
+        "marked as an expected failure",
+    ),
+    "dropped": ("    items[:] = [item for item in items if claim not in item.nodeid]", "collected, but never run"),
+}
+
+
+@pytest.mark.parametrize("how", LEFT_OUT)
+def test_a_gate_that_was_asked_for_and_left_no_verdict_fails_every_run(
+    suites: Path, project: pytest.Pytester, run: Run, how: str
+) -> None:
+    """Of our own decoder, too, and in a part that a person typed: nothing says that the gate held."""
+    rewritten(suites, "claims/test_model", GATES)
+    change, why = LEFT_OUT[how]
+    hook = f"import pytest\ndef pytest_collection_modifyitems(items):\n    claim = {{claim!r}}\n{change}\n"
+    project.makeconftest(hook.format(claim="EMAD-F1"))
+    for words in (["suites/claims"], ["suites/claims/test_model.py"]):
+        result = run(*words, "--emad-report", "out")
+        assert result.ret == FAILED
+        (said,) = failures(result)
+        assert said.startswith(f"EMAD-F1: EMAD-F1 gates, and is not decided: {why}")
+        assert cli.main(["verify", str(project.path / "out")]) == 1
+    assert run("suites/claims", "--emad-waive=EMAD-F1=no text yet").ret == OK
+    project.makeconftest(hook.format(claim="EMAD-E1"))
+    assert run("suites/claims").ret == OK  # gates nothing
+    (said,) = failures(run("suites/claims", "--emad-gate-claims", "EMAD-E1"))
+    assert said.startswith("suites/claims/test_model.py::test_claim: EMAD-E1 gates, and is not decided")
+    project.makeconftest("")
+    assert run("suites/claims", "-k", "not EMAD-F1").ret == OK  # a person left it out
+
+
 VERDICT = "emad_record.claim(verdict({outcome!r}, claim, reason='as it is'){refused})"
 
 
