@@ -158,7 +158,9 @@ def require_plain(name: str, folder: Path) -> None:
                 continue
             problem = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
             raise BadArgument("name", name, "a folder of plain files", problem) from error
-        if kind not in ("", "a folder"):
+        if kind == "a folder" and not entry.name.endswith(READ_SUFFIXES):  # transformers would take no file to be there
+            continue
+        if kind:
             raise BadArgument("name", name, "a folder of plain files", f"{entry.name} is {kind}: remove it")
 
 
@@ -474,6 +476,20 @@ def require_sizes(config: PreTrainedConfig) -> None:
     if family.anatomy.positions_inside and (positions or 0) > LARGEST_TABLE:
         expected = f"at most {LARGEST_TABLE:,}: this family computes a table of all positions"
         raise BadArgument("config.max_position_embeddings", positions, expected, f"mend {CONFIG}")
+
+
+def describe_default_heads(config: PreTrainedConfig, declared: Mapping[str, Any]) -> str:
+    """A sentence if config.json leaves the number of heads to the default of its family; "" if it says one.
+
+    Weights fill the model whatever it is: every other size shows in their shapes.
+    """
+    text = text_config(config)
+    heads = family_of(text).sizes.heads
+    names = {heads, text.attribute_map.get(heads, heads)}
+    parts = [declared, *(declared.get(key) for key in ("text_config", *CONFIG_PARTS))]
+    if any(name in part for part in parts if isinstance(part, Mapping) for name in names):
+        return ""
+    return f"{CONFIG} does not say {heads}: {getattr(text, heads)}, the default of {text.model_type}, is taken"
 
 
 def _size_keys(family: ModelFamily) -> list[tuple[str, bool]]:

@@ -52,6 +52,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
     ADAPTERS,
     Checkpoint,
+    describe_default_heads,
     read_config,
     refuse_adapter,
     require_filled,
@@ -254,6 +255,7 @@ def load(
     further_remarks = (
         str(file_facts.get("origin", {}).get("weights_are", "")),
         describe_ignored(ignored_settings(model)),
+        "" if declared is None else describe_default_heads(model.config, declared),
     )
     disable_collection(model)
     loaded = LoadedModel(

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.models.checkpoint import Checkpoint, read_config
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.checkpoint import Checkpoint, describe_default_heads, read_config
 from emad_ref.models.loading import load
 from tests.small import small_model
 
@@ -37,6 +39,34 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(llama: Path, tmp_path: Path) -> Path:
     """To damage."""
     return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+HEADS = [  # family, what config.json says, whether that is a number of heads
+    ("gpt_neox", {"num_attention_heads": 4}, True),
+    ("gpt_neox", {"hidden_size": 64}, False),
+    ("gpt2", {"n_head": 12}, True),
+    ("gpt2", {"n_layer": 12}, False),
+    ("t5", {"num_heads": 8}, True),
+    ("gemma3_text", {"text_config": {"num_attention_heads": 8}}, True),
+    ("gemma3_text", {"text_config": {}, "vision_config": {"num_attention_heads": 8}}, False),
+]
+
+
+@pytest.mark.parametrize(("family", "declared", "says"), HEADS, ids=str)
+def test_a_number_of_heads_that_the_config_does_not_say_is_told(family: str, declared: dict, says: bool) -> None:
+    """Weights fill the model whatever it is."""
+    said = describe_default_heads(AutoConfig.for_model(family), declared)
+    assert bool(said) is not says
+    assert says or f"num_attention_heads: {AutoConfig.for_model(family).num_attention_heads}, the default of" in said
+
+
+def test_a_model_with_the_default_number_of_heads_says_so(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(weights_folder() / "emad-nano", tmp_path / "nano"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["num_attention_heads"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (remark,) = load(str(folder)).remarks
+    assert remark == "config.json does not say num_attention_heads: 64, the default of gpt_neox, is taken"
 
 
 def refused(folder: Path) -> str:
@@ -211,6 +241,7 @@ READ = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "gene
     ("put", "said"),
     [
         (os.mkfifo, "is a pipe"),
+        (os.mkdir, "is a folder"),  # transformers would take no file to be there
         (lambda path: path.symlink_to(os.devnull), "is a device"),
         (lambda path: path.symlink_to("/nowhere"), "is a link that leads nowhere"),
         (lambda path: path.symlink_to(path), "is a link that leads nowhere"),
