@@ -222,6 +222,10 @@ def _is_within(total: Floats, parsed: EntropyStatistics, edges: Floats) -> bool:
     return bool(((total >= least - slack) & (total <= most + slack)).all())
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
 # field, check of its value given the earlier fields, description of valid values
 _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
     ("model", lambda v, _: _is_name(v), "a name"),
@@ -236,7 +240,7 @@ _FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...
     ("targets_nats", lambda v, _: v == sorted(v, reverse=True), "values that never rise"),
     ("tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
     ("sequences", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("versions", lambda v, _: isinstance(v, dict), "versions by package name"),
+    ("versions", lambda v, _: _are_texts(v), "versions by package name"),
     ("corpora", lambda v, d: _are_corpora(v, d["tokens"]), "token counts by corpus that sum to the profile's tokens"),
     ("bins", lambda v, _: _parsed_bins(v) is not None, "features, ascending edges, and a digit per token id"),
     ("bin_targets_nats", _are_targets, "a row per bin that never rises, or none without features"),

@@ -153,6 +153,7 @@ CORRUPT = [
     ({"tokens": 0}, "tokens=0, but expected a count"),
     ({"sequences": 1.5}, "sequences=1.5, but expected a count"),
     ({"versions": "new"}, "versions='new', but expected versions by package name"),
+    ({"versions": {"torch": None}}, "versions={'torch': None}, but expected versions by package name"),
     ({"corpora": {"a": 60, "b": 39}}, "corpora=.*token counts by corpus that sum to the profile's tokens"),
     ({"corpora": {"": 100}}, "corpora=.*token counts by corpus"),
     ({"corpora": [100]}, r"corpora=\[100\], but expected token counts"),
