@@ -125,17 +125,26 @@ def run_command(body: Callable[[], int | None]) -> int:
         Its exit status, None being 0; 1 after an error of ours or of the output, which is told in a line, and after a
         pipe whose reader has left; 130 after Ctrl-C.
     """
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        given = sys.stdout, sys.stderr  # None where the descriptor is closed
+        sys.stdout, sys.stderr = (nowhere if stream is None else stream for stream in given)
+        try:
+            return _run_printing(body)
+        finally:
+            sys.stdout, sys.stderr = given
+
+
+def _run_printing(body: Callable[[], int | None]) -> int:
+    """``run_command`` on two streams that are open."""
     for stream in (sys.stdout, sys.stderr):
         replace_unencodable(stream)
     before = sys.stdout
-    if before is not None:  # None where the descriptor is closed: then nothing is printed
-        sys.stdout = SafeStream(before)  # has what print needs, the rest by delegation
+    sys.stdout = SafeStream(before)  # has what print needs, the rest by delegation
     try:
         try:
             return body() or 0
         finally:
-            if before is not None:
-                before.flush()
+            before.flush()
     except EmadError as error:
         print_error(error)
         return 1
@@ -156,8 +165,7 @@ def run_command(body: Callable[[], int | None]) -> int:
         sys.stdout = before
 
 
-def _drop_output(stream: TextIO | None) -> None:
+def _drop_output(stream: TextIO) -> None:
     """What is left in the buffer is not tried again when the interpreter ends."""
-    if stream is not None:
-        with suppress(io.UnsupportedOperation):  # a stream without a descriptor, as notebooks have
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    with suppress(io.UnsupportedOperation):  # a stream without a descriptor, as notebooks have
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -92,6 +93,17 @@ def test_a_pipe_that_breaks_where_there_is_no_output_is_a_status(monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", None)
     assert run_command(body) == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(("arguments", "status"), [("generate emad-nano Kai --tokens 1", 0), ("verify nowhere", 1)])
+def test_a_closed_stream_is_no_traceback_and_goes_to_no_other(closed, arguments, status):
+    words = f"{shlex.join(EMAD)} {arguments} {closed}"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == status
+    assert bool(done.stdout) == (status == 0 and closed == "2>&-")
+    assert ("emad:" in done.stderr) == (status == 1 and closed == ">&-")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
