@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
+import numpy as np
+
 from emad_ref.audit.log_probs import session_log_probs
 from emad_ref.errors import EmadError
 from emad_ref.protocol import (
@@ -36,6 +38,47 @@ CountFeature = Callable[[str, bool], None]  # feature, whether it was declined
 
 class DecoderTooSlowError(EmadError):
     """A call of a decoder gave no answer within ``--emad-decoder-timeout``."""
+
+
+class MalformedAnswerError(EmadError):
+    """A decoder's answer lacks a part that the protocol names, or has it in another form."""
+
+
+def require_step(call: str, answer: Any) -> Step:
+    """``answer`` of ``call`` if it has the arrays of a ``Step``, its depths being whole numbers for each row and token.
+
+    Raises:
+        MalformedAnswerError: naming the call, and what it returned.
+    """
+    for part in ("logits", "depth", "signal"):
+        array = getattr(answer, part, None)
+        if not isinstance(array, np.ndarray):
+            raise _malformed(call, f"{part} as {type(array).__name__} in a {type(answer).__name__}", "a NumPy array")
+    if answer.depth.dtype.kind not in "iu" or answer.depth.ndim != 2:
+        found = f"depth as {answer.depth.dtype} of shape {list(answer.depth.shape)}"
+        raise _malformed(call, found, "int64 [rows, tokens]")
+    step: Step = answer
+    return step
+
+
+def require_record(call: str, answer: Any) -> Record:
+    """``answer`` of ``call`` if it has the parts of a ``Record``, a list for each that has an entry per prompt.
+
+    Raises:
+        MalformedAnswerError: as ``require_step``.
+    """
+    for part in ("tokens", "signal", "emitted", "stop"):
+        if not hasattr(answer, part):
+            raise _malformed(call, f"a {type(answer).__name__} without {part}", "a Record")
+    for part in ("emitted", "stop"):
+        if not isinstance(getattr(answer, part), list | tuple):
+            raise _malformed(call, f"{part} as {type(getattr(answer, part)).__name__}", "a list with an entry a prompt")
+    record: Record = answer
+    return record
+
+
+def _malformed(call: str, found: str, expected: str) -> MalformedAnswerError:
+    return MalformedAnswerError(f"{call} returned {found}, but expected {expected}; docs/protocol.md has the forms")
 
 
 class CallLimit:
@@ -94,12 +137,14 @@ class GuardedDecoder:
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         with self._limit("generate"):
-            return self._decoder.generate(prompts, max_new, stop)
+            return require_record("generate", self._decoder.generate(prompts, max_new, stop))
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
         with self._limit("start"), counted(self._count, SESSIONS):
-            session, step = self._decoder.start(prompts)
-        return GuardedSession(session, self._limit, self._count), step
+            answer: Any = self._decoder.start(prompts)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise _malformed("start", f"a {type(answer).__name__}", "a pair: the session, and its first step")
+        return GuardedSession(answer[0], self._limit, self._count), require_step("start", answer[1])
 
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
         ask = getattr(self._decoder, "log_probs", None)
@@ -162,13 +207,13 @@ class GuardedSession:
     def feed(self, tokens: Ints, depth: Ints | None = None, *last: int | None, **named: Any) -> Step:
         with self._limit("feed"):
             if depth is None:
-                return self._session.feed(tokens, depth, *last, **named)
+                return require_step("feed", self._session.feed(tokens, depth, *last, **named))
             with counted(self._count, FORCED_DEPTHS):
-                return self._session.feed(tokens, depth, *last, **named)
+                return require_step("feed", self._session.feed(tokens, depth, *last, **named))
 
     def deepen(self, length: Ints) -> Step:
         with self._limit("deepen"):
-            return self._session.deepen(length)
+            return require_step("deepen", self._session.deepen(length))
 
     def rollback(self, length: Ints) -> None:
         with self._limit("rollback"):

@@ -255,6 +255,7 @@ def adam_of(plan: LensPlan, state: LensFitState) -> torch.optim.Adam:
     return torch.optim.Adam([tensor for factors in state.factors.values() for tensor in factors], lr=plan.rate)
 
 
+@torch.enable_grad()  # a decoder under test may have switched gradients off for the process, as inference code does
 def take_adam_step(
     adam: torch.optim.Adam,
     plan: LensPlan,

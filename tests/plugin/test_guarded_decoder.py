@@ -7,16 +7,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from emad_ref.protocol import Prompt, Unsupported
-from pytest_emad.guarded_decoder import CallLimit, DecoderTooSlowError, GuardedDecoder
+from emad_ref.protocol import Prompt, Step, Unsupported
+from emad_ref.record import Record
+from pytest_emad.guarded_decoder import (
+    CallLimit,
+    DecoderTooSlowError,
+    GuardedDecoder,
+    GuardedSession,
+    MalformedAnswerError,
+)
 
 PROMPTS = [Prompt(np.arange(3))]
 NO_LIMIT = CallLimit("mine", None, None)
+STEP = Step(np.zeros((1, 1, 5)), np.ones((1, 1), dtype=np.int64), np.empty((1, 1, 0)))
+RECORD = Record(None, np.empty((0, 0)), [np.ones(1, dtype=np.int64)], ["length"])  # type: ignore[arg-type]
 
 
 class Slow:
@@ -26,7 +36,7 @@ class Slow:
         time.sleep(20)
 
     def start(self, prompts: Any) -> Any:
-        return Fixed(), "step"
+        return Fixed(), STEP
 
     def token_arrivals(self, prompts: Any, max_new: int, stop: Any, stream: bool) -> Any:
         return self.generate(prompts, max_new, stop) if stream else ["whole"]
@@ -47,7 +57,7 @@ class Fixed:
     def feed(self, tokens: Any, depth: Any = None, last: Any = None) -> Any:
         if depth is not None:
             raise Unsupported("no depths")
-        return "step"
+        return STEP
 
 
 class Declines(Slow):
@@ -93,14 +103,81 @@ def test_features_are_counted_where_they_are_answered_or_declined() -> None:
     counts: list[tuple[str, bool]] = []
     decoder = GuardedDecoder(Slow(), NO_LIMIT, lambda *seen: counts.append(seen))  # type: ignore[arg-type]
     session, step = decoder.start(PROMPTS)
-    assert (decoder.capabilities, session.length, step) == ("mine", "length", "step")
-    assert session.feed(np.zeros((1, 1)), last=1) == "step"
+    assert (decoder.capabilities, session.length, step) == ("mine", "length", STEP)
+    assert session.feed(np.zeros((1, 1)), last=1) is STEP
     with pytest.raises(Unsupported) as refusal:
         session.feed(np.zeros((1, 1)), np.ones((1, 1)))
     assert refusal.value.features == ("forced depths",)
     with pytest.raises(Unsupported):
         GuardedDecoder(Declines(), NO_LIMIT, lambda *seen: counts.append(seen)).start(PROMPTS)  # type: ignore[arg-type]
     assert counts == [("sessions", False), ("forced depths", True), ("sessions", True)]
+
+
+class Answers:
+    """A decoder whose ``start``, ``feed`` and ``generate`` return one thing."""
+
+    def __init__(self, answer: Any):
+        self.answer = answer
+
+    def start(self, prompts: Any) -> Any:
+        return self.answer if self.answer is None or isinstance(self.answer, list) else (self, self.answer)
+
+    def feed(self, tokens: Any, depth: Any = None, last: Any = None) -> Any:
+        return self.answer
+
+    def generate(self, prompts: Any, max_new: int, stop: Any) -> Any:
+        return self.answer
+
+
+MALFORMED: list[tuple[str, Any, str]] = [
+    (
+        "start",
+        None,
+        "start returned a NoneType, but expected a pair: the session, and its first step; docs/protocol.md",
+    ),
+    ("start", [1], "start returned a list, but expected a pair"),
+    ("start", (1, 2, 3), "start returned logits as NoneType in a tuple, but expected a NumPy array"),
+    (
+        "feed",
+        replace(STEP, depth=STEP.depth.tolist()),
+        "feed returned depth as list in a Step, but expected a NumPy arr",
+    ),
+    (
+        "feed",
+        replace(STEP, depth=STEP.depth * 1.0),
+        "depth as float64 of shape [1, 1], but expected int64 [rows, tokens]",
+    ),
+    ("feed", replace(STEP, depth=STEP.depth[0]), "depth as int64 of shape [1], but expected int64 [rows, tokens]"),
+    ("generate", None, "generate returned a NoneType without tokens, but expected a Record"),
+    ("generate", {"tokens": 1}, "generate returned a dict without tokens, but expected a Record"),
+    (
+        "generate",
+        replace(RECORD, emitted=iter(RECORD.emitted)),
+        "generate returned emitted as list_iterator, but expected a list with an entry a prompt",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "answer", "said"), MALFORMED, ids=[said[:40] for *_, said in MALFORMED])
+def test_an_answer_of_another_form_is_named(call: str, answer: Any, said: str) -> None:
+    asked = Answers(answer)
+    decoder = GuardedDecoder(asked, NO_LIMIT, lambda *seen: None)  # type: ignore[arg-type]
+    session = GuardedSession(asked, NO_LIMIT, lambda *seen: None)  # type: ignore[arg-type]
+    calls: dict[str, Callable[[], Any]] = {
+        "start": lambda: decoder.start(PROMPTS),
+        "feed": lambda: session.feed(np.zeros((1, 1))),
+        "generate": lambda: decoder.generate(PROMPTS, 1),
+    }
+    with pytest.raises(MalformedAnswerError) as refused:
+        calls[call]()
+    assert said in str(refused.value)
+
+
+def test_answers_of_the_right_form_pass_as_they_are() -> None:
+    for depth in (STEP.depth, STEP.depth.astype(np.int32)):
+        step = replace(STEP, depth=depth)
+        assert GuardedDecoder(Answers(step), NO_LIMIT, lambda *seen: None).start(PROMPTS)[1] is step  # type: ignore[arg-type]
+    assert GuardedDecoder(Answers(RECORD), NO_LIMIT, lambda *seen: None).generate(PROMPTS, 1) is RECORD  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

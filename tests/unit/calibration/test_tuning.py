@@ -310,6 +310,13 @@ def test_text_that_is_all_held_out_or_none_is_too_little(stepper, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_lens_is_fitted_where_gradients_are_switched_off(stepper):
+    """As a decoder in the same process may do: it is what inference code does."""
+    with torch.no_grad():
+        fitted = fit_lens(stepper, replace(PLAN, steps=2), TEXT)
+    assert numbers(fitted) == numbers(fit_lens(stepper, replace(PLAN, steps=2), TEXT))
+
+
 # ---------------------------------------------------------------- the file
 
 
