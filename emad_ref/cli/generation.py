@@ -243,7 +243,13 @@ def world(args: argparse.Namespace) -> None:
     """Print the first documents of a corpus."""
     from emad_ref.text.corpora import corpus_documents
 
-    for text in islice(corpus_documents(args.corpus, args.split), max(args.documents, 0)):
+    texts = islice(corpus_documents(args.corpus, args.split), args.documents)
+    first = next(texts, None)
+    if first is None:
+        raise BadArgument(
+            "corpus", args.corpus, f"a document of split {args.split}", "choose another --split, or a larger corpus"
+        )
+    for text in chain([first], texts):
         print(text)
 
 

@@ -347,15 +347,16 @@ def jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         if line.strip():
             place = f"{path.name}, line {number}"
+            why = ""
             try:
                 row = parse_json(line)
-            except ValueError:
-                row = None
+            except ValueError as error:
+                row, why = None, f" ({error})"
             text = row_text(row, fields)
             if text is None:
                 names = " and ".join(f'"{field}"' for field in fields)
                 hold = f"field {names} is a string" if len(fields) == 1 else f"fields {names} are strings"
-                raise BadArgument(place, line[:60], f"a JSON object whose {hold}", "mend the line")
+                raise BadArgument(place, line[:60], f"a JSON object whose {hold}", f"mend the line{why}")
             yield clean_text(text, place)
 
 

@@ -309,6 +309,28 @@ def test_bytes_that_are_no_text_are_one_line(tmp_path, capsys, data, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": "a b", "n": NaN}', "mend the line (NaN is no JSON number)"),
+        ('{"text": "a", "text": "b"}', "mend the line (the key 'text' stands twice in one object)"),
+        ('{"text": "a b", "n": ' + "9" * 30 + "}", "mend the line (a whole number of 30 digits is beyond 64 bits)"),
+        ('{"text": "a b"', "mend the line (Expecting ',' delimiter"),
+    ],
+)
+def test_a_line_that_is_no_json_says_why(tmp_path, capsys, line, said):
+    (tmp_path / "bad.jsonl").write_text(line)
+    assert cli.main(["world", str(tmp_path / "bad.jsonl")]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", "word"])
+def test_a_corpus_without_a_document_to_print_says_so(tmp_path, capsys, content):
+    (tmp_path / "few.txt").write_text(content)
+    assert cli.main(["world", str(tmp_path / "few.txt")]) == 1
+    assert "few.txt', but expected a document of split evaluate; choose another --split" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("prompt", ["a\udcffb", "a\0b"])
 def test_a_prompt_that_is_no_text_is_one_line(capsys, prompt):
     assert cli.main(["generate", "emad-nano", prompt]) == 1
