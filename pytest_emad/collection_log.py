@@ -141,7 +141,7 @@ def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest
     error = call.excinfo.value
     if isinstance(error, RunStopped):
         vars(report)[STOP] = report.longrepr = str(error)
-    elif not (report.failed and item.config.option.tbstyle == "auto" and _uses_ours(item)):
+    elif not (report.failed and item.config.getoption("tbstyle", "auto") == "auto" and _uses_ours(item)):
         return
     elif isinstance(error, EmadError):
         notes = getattr(error, "__notes__", [])  # Hypothesis puts the falsifying example there

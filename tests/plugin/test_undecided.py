@@ -115,6 +115,17 @@ def test_a_run_without_pytests_terminal_writes_its_report(suites: Path, project:
     assert report_of(project.path / "out")["state"] == "complete"
 
 
+def test_a_test_that_fails_without_pytests_terminal_is_no_internal_error(
+    suites: Path, project: pytest.Pytester, run: Run
+) -> None:
+    """Options such as --tb are the terminal's."""
+    rewritten(suites, "claims/test_model", "def test_claim(emad_record): raise OSError('no disk')")
+    result = run("suites/claims", "-p", "no:terminal", "--emad-report", "out")
+    assert (result.ret, "INTERNALERROR" in result.stdout.str() + result.stderr.str()) == (FAILED, False)
+    (failed,) = [test for test in report_of(project.path / "out")["tests"] if test["outcome"] == "failed"]
+    assert "no disk" in failed["reason"]
+
+
 def test_our_own_decoder_may_leave_open_what_it_likes(suites: Path, project: pytest.Pytester, run: Run) -> None:
     project.makeconftest("")
     result = run("suites/claims", "-k", "nothing", "--emad-report", "out")
