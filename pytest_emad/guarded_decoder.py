@@ -71,7 +71,7 @@ def require_record(call: str, answer: Any) -> Record:
         if not hasattr(answer, part):
             raise _malformed(call, f"a {type(answer).__name__} without {part}", "a Record")
     for part in ("emitted", "stop"):
-        if not isinstance(getattr(answer, part), list | tuple):
+        if not isinstance(getattr(answer, part), list | tuple | np.ndarray):  # rows of equal length may be one array
             raise _malformed(call, f"{part} as {type(getattr(answer, part)).__name__}", "a list with an entry a prompt")
     record: Record = answer
     return record
