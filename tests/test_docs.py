@@ -115,7 +115,9 @@ def commands(block: Block) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("name", "block"), LISTED, ids=ident)
-def test_every_emad_command_parses(name: str, block: Block) -> None:
+def test_every_emad_command_parses(name: str, block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()  # ``--data ./data`` has to be a folder
+    monkeypatch.chdir(tmp_path)
     for words in commands(block) if block.language == "sh" else []:
         if Path(words[0]).name == "emad" and words[1][:2] != "--":
             parser().parse_args(words[1:])
