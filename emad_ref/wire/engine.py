@@ -14,9 +14,12 @@ asks for the rest by another request.
 
 Each request has a time limit for its whole reply. ``EMAD_DECODER_TOKEN`` of the environment is sent as bearer token.
 
-A request is sent again, at most twice, if the server puts it off (status 429, 503) or resets the connection before the
-first byte of its reply. A reply that has begun is never asked for again: what it says counts. ``RequestCounts`` counts
-each request, and why it was sent again.
+A request is sent again, at most twice while no other one is answered, if the server puts it off (status 429, 503) or
+resets the connection before the first byte of its reply. A reply that has begun is never asked for again: what it says
+counts. ``RequestCounts`` counts XXmodel, and is waited for.
+
+A server may refuse (``REFUSALS``) streams, log-probabilities, those of the prompt alone, or a temperature: it does not
+offer them.
 
 Streamed replies are server-sent events (``stream: true``). A token arrives when the event that holds it is whole.
 """
@@ -30,15 +33,11 @@ import math
 import os
 import re
 import ssl
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import cached_property, partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -50,15 +49,17 @@ from emad_ref.record import Floats, Ints
 from emad_ref.token_decoder import Completion, TokenDecoder, run_at_once
 from emad_ref.wire.address import UrlAddress
 from emad_ref.wire.client import TIMEOUT_REMEDY, DecoderFailed
+from emad_ref.wire.transport import EventStream, HttpReply, RequestCounts
 
 TOKEN_VARIABLE = "EMAD_DECODER_TOKEN"
 LARGEST_REPLY = 64 << 20  # bytes
 QUOTED = 300  # characters of a reply that a message shows
 SERVED_REMEDY = "docs/engines.md says what a server must answer"
-TOKEN_ID = "token_id:"  # how vLLM names a token whose id was asked for
+TOKEN_ID = re.compile(r"(?:token_id|token):(\d+)")  # how vLLM, or another server, names a token whose id was asked for
 WAITS_S = (0.5, 2.0)  # before a request is sent again, unless the server says how long (Retry-After)
 PUT_OFF = (429, 503)  # statuses: too many requests, not ready
-NO_STREAM = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses ``stream: true``
+REFUSALS = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses a field of a request
+LOADING, LOADING_S = 503, 2.0  # status of a server that loads its model, and seconds until it is asked again
 EVENTS = "text/event-stream"
 ALIVE_S = 10.0  # for one token, after a request hung
 WHOLE_AT_ONCE = 8  # tokens from which on an answer in a single event is not streamed
@@ -109,8 +110,8 @@ class CompletionInterface(Protocol):
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a reply counts, if anything: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``."""
 
-    def log_probs_body(self, top: int) -> dict[str, Any]:
-        """What a body has besides, so that the reply holds the ``top`` likeliest tokens."""
+    def log_probs_bodies(self, top: int) -> list[dict[str, Any]]:
+        """What a body has besides, so that a reply holds the ``top`` likeliest tokens; the last asks for the least."""
 
     def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         """What a reply holds about the ``tokens`` after ``prompt``. Raises as ``completion``."""
@@ -209,19 +210,22 @@ class OpenAIInterface:
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return reply.get("usage") or {}
 
-    def log_probs_body(self, top: int) -> dict[str, Any]:
-        return {"logprobs": top, "prompt_logprobs": 1, "return_tokens_as_token_ids": True}
+    def log_probs_bodies(self, top: int) -> list[dict[str, Any]]:
+        of_new = {"logprobs": top, "return_tokens_as_token_ids": True}
+        return [of_new | {"prompt_logprobs": 1}, of_new]
 
     def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         choice = reply["choices"][0]
         shown = (choice.get("logprobs") or {}).get("top_logprobs")
         if shown is None:
             raise Unsupported("the server reports no log-probabilities (choices[0].logprobs.top_logprobs)")
-        if any(not name.startswith(TOKEN_ID) for each in shown for name in each):
+        rivals = [
+            {id: float(value) for name, value in each.items() if (id := _named_id(name)) is not None} for each in shown
+        ]
+        if any(len(known) < len(each) for known, each in zip(rivals, shown, strict=True)):
             raise Unsupported("the server reports log-probabilities by text, which does not tell token ids apart")
-        rivals = [{int(name.removeprefix(TOKEN_ID)): float(value) for name, value in each.items()} for each in shown]
         named, own = (choice["logprobs"].get(name) for name in ("tokens", "token_logprobs"))
-        ids = None if named is None else [n.removeprefix(TOKEN_ID) if n.startswith(TOKEN_ID) else None for n in named]
+        ids = None if named is None else [_named_id(name) for name in named]
         _require_own(tokens, rivals, ids, own)
         told = choice.get("prompt_logprobs")
         if told is None:
@@ -283,8 +287,8 @@ class LlamaCppInterface:
     def usage(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}  # of prompts, releases count what was cached or what was not
 
-    def log_probs_body(self, top: int) -> dict[str, Any]:
-        return {"n_probs": top, "post_sampling_probs": False}
+    def log_probs_bodies(self, top: int) -> list[dict[str, Any]]:
+        return [{"n_probs": top, "post_sampling_probs": False}]
 
     def log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         shown = reply.get("completion_probabilities")
@@ -295,95 +299,20 @@ class LlamaCppInterface:
         return _sorted_log_probs(tokens, rivals, top, None)
 
 
+def _named_id(name: str) -> int | None:
+    """The id in a token's ``name``; None if that is text."""
+    found = TOKEN_ID.fullmatch(name)
+    return int(found[1]) if found else None
+
+
 def _token_array(ids: Any) -> Ints:
     if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise TypeError(f"token ids {str(ids)[:QUOTED]}, and not a list of integers")
     return np.array(ids, dtype=np.int64)
 
 
-class RequestCounts:
-    """Requests to a server, and how many were sent again, by reason. Threads share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.requests = 0
-        self.reasons: Counter[str] = Counter()
-
-    @property
-    def retries(self) -> int:
-        return self.reasons.total()
-
-    def count_request(self) -> None:
-        with self._lock:
-            self.requests += 1
-
-    def count_retry(self, reason: str) -> None:
-        with self._lock:
-            self.reasons[reason] += 1
-
-
-@dataclass(frozen=True)
-class HttpReply:
-    """``headers`` by name in lower case. ``kind``: the media type of the body."""
-
-    status: int
-    headers: Mapping[str, str]
-    text: str
-
-    @property
-    def kind(self) -> str:
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-    @property
-    def retry_after_s(self) -> float | None:
-        """Seconds of ``Retry-After``, which may be a date; None without one that can be read."""
-        value = self.headers.get("retry-after", "").strip()
-        try:
-            return max(0.0, float(value))
-        except ValueError:
-            pass
-        try:
-            until = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-
-
-class EventStream:
-    """Server-sent events of one reply, as its bytes arrive. ``events``: (seconds since ``restart``, data).
-
-    ``most``: events after which the reader gives the reply up; None: it reads all.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
-        self.restart()
-
-    @property
-    def is_enough(self) -> bool:
-        return self._most is not None and len(self.events) >= self._most
-
-    def restart(self) -> None:
-        """Forget everything: the request is sent now."""
-        self._began, self._rest = time.perf_counter(), b""
-        self._data: list[str] = []
-        self.events: list[tuple[float, str]] = []
-
-    def take(self, part: bytes) -> None:
-        """Read whole lines of what has arrived; a line may be cut anywhere, also inside a character."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            self._take_line(line.rstrip(b"\r").decode("utf-8", "replace"))
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def _take_line(self, line: str) -> None:
-        if line.startswith("data:"):
-            self._data.append(line.removeprefix("data:").removeprefix(" "))
-        elif not line and self._data:
-            self.events.append((self.seconds(), "\n".join(self._data)))
-            self._data = []
+class RequestRefused(DecoderFailed):
+    """The server answered by one of ``REFUSALS``."""
 
 
 class ReplyReset(OSError):
@@ -406,16 +335,21 @@ class EngineClient:
         self.address, self._seconds = address, seconds
         self.counts = RequestCounts()
         self._hung = ""  # the call that ran out of its time limit, unless the server has answered since
+        self._wanted = ""  # the judge's name of the model
+        self._samples = False  # whether the server has drawn a token
+        self._loaded_by: float | None = None  # when it must have loaded its model
 
     def open(self, request: Request, vocabulary: int, window: int, noise: float = 0.0) -> EngineDecoder:
         """A decoder for ``request`` of a model with ``window`` positions; ``noise``: of the precision that it states.
 
         Raises:
-            Unsupported: exits, or a source.
+            Unsupported: exits, a source, or a temperature that the server refuses.
             DecoderFailed: no known server, one that hangs, one that serves fewer positions, or a model of another
                 vocabulary.
         """
-        decoder, served = EngineDecoder(self, request, vocabulary, noise), self.interface
+        decoder = EngineDecoder(self, request, vocabulary, noise)
+        self._wanted = request.model.name
+        served = self.interface
         self._require_alive()
         if 0 < served.window < window:
             came = f"the server serves {served.window} positions, but the suites ask for {window}"
@@ -423,7 +357,19 @@ class EngineClient:
         if served.vocabulary not in (0, vocabulary):
             came = f"the server says that its model has {served.vocabulary} tokens, but the folder has {vocabulary}"
             raise self._failed("open", came, "serve the model that --emad-model names")
+        if request.temperature and not self._samples:
+            self._require_sampling(request.temperature)
         return decoder
+
+    def _require_sampling(self, temperature: float) -> None:
+        """Ask for one sampled token. Raises Unsupported: the server refuses, and answers greedily."""
+        token, none = np.zeros(1, dtype=np.int64), frozenset[int]()
+        try:
+            self.complete(token, 1, none, temperature, 0)
+        except RequestRefused as refusal:
+            self.complete(token, 1, none, 0.0, 0)  # fails unless the temperature is the reason
+            raise Unsupported(f"the server refuses temperature {temperature:.2f} ({refusal.came})") from refusal
+        self._samples = True
 
     def _require_alive(self) -> None:
         """Ask for one token after a call hung: a server that is stuck shall not cost every test its time limit."""
@@ -441,11 +387,10 @@ class EngineClient:
     @cached_property
     def interface(self) -> CompletionInterface:
         """Raises DecoderFailed: neither interface answers."""
-        properties = self._call("GET", "/props", None, optional=True) or {}
-        served = self._call("GET", "/v1/models", None, optional=True)
+        properties, served = self._described()
         llama = properties.get("default_generation_settings")
         try:
-            first = served["data"][0]  # type: ignore[index]  # None is caught as the rest
+            first = self._wanted_model(served["data"])
             name, window = str(first["id"]), int(first.get("max_model_len") or 0)
             vocabulary = int((first.get("meta") or {}).get("n_vocab") or 0)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -456,6 +401,38 @@ class EngineClient:
         if llama is None:
             return OpenAIInterface(name, window)
         return LlamaCppInterface(name, int(llama.get("n_ctx") or 0), vocabulary)
+
+    def _described(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What /props and /v1/models answer; {} for neither. Waits within the time limit while the server loads."""
+        paths = "/props", "/v1/models"
+        deadline = self._loaded_by = self._loaded_by or time.monotonic() + self._seconds
+        known = False
+        while True:
+            answers = [self._send("GET", path, None) for path in paths]
+            for path, answer in zip(paths, answers, strict=True):
+                if answer.status in (401, 403):
+                    remedy = f"set {TOKEN_VARIABLE} to the server's key"
+                    raise self._failed(f"GET {path}", f"status {answer.status}", remedy)
+            loading = [answer for answer in answers if answer.status == LOADING]
+            if not loading or known:
+                properties, served = (self._object(answer) or {} for answer in answers)
+                return properties, served
+            if time.monotonic() + LOADING_S >= deadline:
+                came = f"status {LOADING} for {self._seconds:g} s: {loading[0].text[:QUOTED]!r}"
+                raise self._failed("open", came, "wait until it has loaded its model")
+            known = any(answer.status == 200 for answer in answers)  # then the other path may be ready, too
+            time.sleep(0 if known else LOADING_S)
+
+    def _wanted_model(self, models: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The one of ``models`` that has the name or the folder of the judge's; else the first."""
+        wanted = self._wanted.rstrip("/")
+        for whole in (True, False):
+            for model in models:
+                names = [str(model.get(key) or "").rstrip("/") for key in ("id", "root")]
+                if wanted in (names if whole else [name.rpartition("/")[2] for name in names]):
+                    return model
+            wanted = wanted.rpartition("/")[2]
+        return models[0]
 
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
@@ -474,10 +451,19 @@ class EngineClient:
 
     def log_probs(self, prompt: Ints, max_new: int, top: int) -> TokenLogProbs:
         """One greedy row with log-probabilities. Raises Unsupported, DecoderFailed."""
+        for fields in self.interface.log_probs_bodies(top):
+            try:
+                return self._log_probs(prompt, max_new, top, fields)
+            except RequestRefused as error:
+                refusal = error
+        self.complete(prompt, max_new, frozenset(), 0.0, 0)  # fails unless log-probabilities are the reason
+        raise Unsupported(f"the server refuses the {top} likeliest tokens ({refusal.came})") from refusal
+
+    def _log_probs(self, prompt: Ints, max_new: int, top: int, fields: dict[str, Any]) -> TokenLogProbs:
         none: frozenset[int] = frozenset()
 
         def ask(history: Ints, left: int, seed: int) -> AnswerPart[TokenLogProbs]:
-            body = self.interface.body(history, left, none, 0.0, seed) | self.interface.log_probs_body(top)
+            body = self.interface.body(history, left, none, 0.0, seed) | fields
 
             def read(reply: Mapping[str, Any]) -> AnswerPart[TokenLogProbs]:
                 found = self._completion(reply, history, none)
@@ -568,7 +554,7 @@ class EngineClient:
         """Ask for ``body`` streamed. Raises Unsupported, DecoderFailed."""
         path = self.interface.path
         answer = self._send("POST", path, dict(body) | dict(self.interface.streamed), received)
-        if answer.status in NO_STREAM:
+        if answer.status in REFUSALS:
             raise Unsupported(f"the server refuses stream=true (status {answer.status}: {answer.text[:QUOTED]!r})")
         if answer.status != 200:
             raise self._bad_status(f"POST {path}", answer)
@@ -612,8 +598,12 @@ class EngineClient:
 
     def _read(self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Reading]) -> Reading:
         """What ``read`` makes of the reply to ``body``."""
-        reply = self._call("POST", self.interface.path, body)
-        assert reply is not None, "only an optional call may be missing"
+        call, answer = f"POST {self.interface.path}", self._send("POST", self.interface.path, body)
+        if answer.status != 200:
+            raise self._bad_status(call, answer)
+        reply = self._object(answer)
+        if reply is None:
+            raise self._failed(call, f"{answer.text[:QUOTED]!r} where a JSON object was expected", SERVED_REMEDY)
         with self._readable(reply):
             return read(reply)
 
@@ -626,29 +616,19 @@ class EngineClient:
             came = f"a reply without what was asked ({type(error).__name__}: {error}): {str(reply)[:QUOTED]}"
             raise self._failed("generate", came, SERVED_REMEDY) from error
 
-    def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None, *, optional: bool = False
-    ) -> dict[str, Any] | None:
-        """The JSON object that ``path`` answers; None where an ``optional`` path is not served."""
-        call, answer = f"{method} {path}", self._send(method, path, body)
-        if optional and answer.status in (401, 403):
-            raise self._failed(call, f"status {answer.status}", f"set {TOKEN_VARIABLE} to the server's key")
-        if optional and answer.status != 200:
-            return None
-        if answer.status != 200:
-            raise self._bad_status(call, answer)
+    @staticmethod
+    def _object(answer: HttpReply) -> dict[str, Any] | None:
+        """The JSON object in ``answer``; None without one."""
         try:
-            reply = json.loads(answer.text)
-        except (ValueError, RecursionError) as error:
-            reply = error
-        if isinstance(reply, dict):
-            return reply
-        if optional:
+            reply = json.loads(answer.text) if answer.status == 200 else None
+        except (ValueError, RecursionError):
             return None
-        raise self._failed(call, f"{answer.text[:QUOTED]!r} where a JSON object was expected", SERVED_REMEDY)
+        return reply if isinstance(reply, dict) else None
 
     def _bad_status(self, call: str, answer: HttpReply) -> DecoderFailed:
-        return self._failed(call, f"status {answer.status}: {answer.text[:QUOTED]!r}", "the server's log may say why")
+        kind = RequestRefused if answer.status in REFUSALS else DecoderFailed
+        came = f"status {answer.status}: {answer.text[:QUOTED]!r}"
+        return kind(str(self.address), call, came, "the server's log may say why")
 
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, stream: EventStream | None = None
@@ -658,17 +638,23 @@ class EngineClient:
         if body is not None:
             self.counts.count_request()
         try:
-            for wait in (*WAITS_S, None):
+            answered, put_off = self.counts.answered, 0
+            while True:
                 try:
                     answer = self._exchange(method, path, body, deadline, stream)
                 except ReplyReset:
-                    if wait is None:
+                    if put_off >= len(WAITS_S):
                         raise
                     reason, asked = "connection reset", None
                 else:
-                    if answer.status not in PUT_OFF or wait is None:
+                    if answer.status == 200 and body is not None:
+                        self.counts.count_answer()
+                    if answered != self.counts.answered:  # the server takes no more at once, and answers others
+                        answered, put_off = self.counts.answered, 0
+                    if answer.status not in PUT_OFF or put_off >= len(WAITS_S):
                         return answer
                     reason, asked = f"status {answer.status}", answer.retry_after_s
+                wait, put_off = WAITS_S[put_off], put_off + 1
                 pause = wait if asked is None else asked
                 if time.monotonic() + pause >= deadline:
                     came = f"{reason}, to be sent again after {pause:g} s, beyond the limit of {self._seconds:g} s"
@@ -684,7 +670,6 @@ class EngineClient:
         except (OSError, http.client.HTTPException) as error:
             came = f"no whole reply ({type(error).__name__}: {error})"
             raise self._failed(call, came, "is it started, and is this its address?") from error
-        raise AssertionError("the last attempt returns or raises")
 
     def _exchange(
         self,

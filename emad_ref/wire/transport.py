@@ -1,8 +1,9 @@
-"""Byte streams with deadlines, over a program's pipes or a socket. POSIX only: descriptors, process groups.
+"""Byte streams with deadlines, over a program's pipes or a socket, and replies over HTTP.
 
-Every wait ends at the stream's deadline. Once a stream breaks, its transport reports how the other side ended. A
-program is killed with all processes that it started, in any session (``supervisor``; only its process group on systems
-other than Linux). A thread reads its standard error, so that it never blocks, and keeps the last lines.
+POSIX only: descriptors, process groups. Every wait ends at the stream's deadline. Once a stream breaks, its transport
+reports how the other side ended. A program is killed with all processes that it started, in any session
+(``supervisor``; only its process group on systems other than Linux). A thread reads its standard error, so that it
+never blocks, and keeps the last lines.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import IO, Protocol
 
 import numpy as np
@@ -250,3 +254,96 @@ class SocketTransport:
 
     def close(self, grace_s: float = 0.0) -> None:
         self._socket.close()
+
+
+# ---------------------------------------------------------------- HTTP
+
+
+class RequestCounts:
+    """Requests to a server, and how many were sent again, by reason. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.requests = 0
+        self.answered = 0  # replies with status 200
+        self.reasons: Counter[str] = Counter()
+
+    @property
+    def retries(self) -> int:
+        return self.reasons.total()
+
+    def count_request(self) -> None:
+        with self._lock:
+            self.requests += 1
+
+    def count_answer(self) -> None:
+        with self._lock:
+            self.answered += 1
+
+    def count_retry(self, reason: str) -> None:
+        with self._lock:
+            self.reasons[reason] += 1
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """``headers`` by name in lower case. ``kind``: the media type of the body."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def kind(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds of ``Retry-After``, which may be a date; None without one that can be read."""
+        value = self.headers.get("retry-after", "").strip()
+        try:
+            return max(0.0, float(value))
+        except ValueError:
+            pass
+        try:
+            until = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        return max(0.0, (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+class EventStream:
+    """Server-sent events of one reply, as its bytes arrive. ``events``: (seconds since ``restart``, data).
+
+    ``most``: events after which the reader gives the reply up; None: it reads all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self.restart()
+
+    @property
+    def is_enough(self) -> bool:
+        return self._most is not None and len(self.events) >= self._most
+
+    def restart(self) -> None:
+        """Forget everything: the request is sent now."""
+        self._began, self._rest = time.perf_counter(), b""
+        self._data: list[str] = []
+        self.events: list[tuple[float, str]] = []
+
+    def take(self, part: bytes) -> None:
+        """Read whole lines of what has arrived; a line may be cut anywhere, also inside a character."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._take_line(line.rstrip(b"\r").decode("utf-8", "replace"))
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _take_line(self, line: str) -> None:
+        if line.startswith("data:"):
+            self._data.append(line.removeprefix("data:").removeprefix(" "))
+        elif not line and self._data:
+            self.events.append((self.seconds(), "\n".join(self._data)))
+            self._data = []

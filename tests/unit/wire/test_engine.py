@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import socket
 import threading
@@ -649,6 +650,62 @@ def test_a_server_without_log_probabilities_declines() -> None:
             opened(url).log_probs(PROMPTS, NEW, TOP)
 
 
+class Refusing(Engine):
+    """Answers 400 to a request that ``refuses`` says it does not serve."""
+
+    refuses: Callable[[dict[str, Any]], Any]
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return (400, {"error": "not supported"}) if self.refuses(body) else super().post(path, body)
+
+
+def refusing(refuses: Callable[[dict[str, Any]], Any], kind: str = "vllm") -> Refusing:
+    engine = Refusing(complete, kind, score=score)
+    engine.refuses = refuses
+    return engine
+
+
+@pytest.mark.parametrize(("kind", "field"), [("vllm", "logprobs"), ("llama.cpp", "n_probs")])
+def test_log_probabilities_that_the_server_refuses_are_declined(kind: str, field: str) -> None:
+    with (
+        serve(refusing(lambda body: body.get(field), kind)) as url,
+        pytest.raises(Unsupported, match=r"refuses the 5 likeliest tokens .status 400: .*not supported"),
+    ):
+        opened(url).log_probs(PROMPTS, NEW, TOP)
+
+
+def test_log_probabilities_of_prompts_that_the_server_refuses_are_not_asked_for() -> None:
+    with serve(refusing(lambda body: body.get("prompt_logprobs"))) as url:
+        finding = checked("log-probabilities", url)
+    assert finding.passed is True, finding.detail
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_a_temperature_that_the_server_refuses_is_declined(kind: str) -> None:
+    with serve(refusing(lambda body: body["temperature"], kind)) as url:
+        with pytest.raises(Unsupported, match=r"refuses temperature 1.50 .status 400: .*not supported"):
+            opened(url, 1.5)
+        assert checked("generation", url).passed is True
+
+
+def test_a_server_that_refuses_every_request_declines_nothing() -> None:
+    with serve(refusing(lambda body: True)) as url:
+        with pytest.raises(DecoderFailed, match="status 400"):
+            opened(url, 1.5)
+        with pytest.raises(DecoderFailed, match="status 400"):
+            opened(url).log_probs(PROMPTS, NEW, TOP)
+
+
+def test_log_probabilities_may_name_ids_by_another_word() -> None:
+    class Named(Engine):
+        def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            status, reply = super().post(path, body)
+            return status, json.loads(json.dumps(reply).replace("token_id:", "token:"))
+
+    with serve(Named(complete, score=score)) as url:
+        assert checked("log-probabilities", url).passed is True
+
+
 def test_log_probabilities_by_text_are_declined() -> None:
     """Two ids may share a text."""
 
@@ -660,6 +717,52 @@ def test_log_probabilities_by_text_are_declined() -> None:
 
     with serve(ByText(complete, score=score)) as url, pytest.raises(Unsupported, match="by text"):
         opened(url).log_probs(PROMPTS, NEW, TOP)
+
+
+@pytest.mark.parametrize("named", ["served", "org/served"])
+@pytest.mark.parametrize("key", ["id", "root"])
+def test_of_several_models_the_one_that_is_judged_is_asked(key: str, named: str) -> None:
+    class Several(Engine):
+        def get(self, path: str) -> tuple[int, Any]:
+            models = [{"id": "other", "max_model_len": 9}, {"id": "mine", "max_model_len": WINDOW, key: named}]
+            return (200, {"data": models}) if path == "/v1/models" else super().get(path)
+
+    with serve(engine := Several(complete)) as url:
+        opened(url).generate(PROMPTS[:1], NEW)
+    assert engine.bodies[0]["model"] == (named if key == "id" else "mine")
+
+
+class Loading(Engine):
+    """Says 503 of itself until it has been asked ``left`` times more."""
+
+    left = 9
+
+    def get(self, path: str) -> tuple[int, Any]:
+        self.left -= 1
+        return (503, {"error": "Loading model"}) if self.left >= 0 else super().get(path)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("emad_ref.wire.engine.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("emad_ref.wire.engine.LOADING_S", 0.01)
+    with serve(Loading(complete, kind)) as url:
+        assert len(opened(url).generate(PROMPTS[:1], NEW).emitted[0]) == NEW
+
+
+def test_a_server_that_never_loads_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emad_ref.wire.engine.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("emad_ref.wire.engine.LOADING_S", 0.01)
+    engine = Loading(complete)
+    engine.left = 10**9
+    with serve(engine) as url:
+        client = EngineClient(parse_address(url, Path(), "decoder"), 0.5)  # type: ignore[arg-type]
+        request = Request(ModelRef("served", lambda: None), FULL)
+        began = time.monotonic()
+        for _ in range(9):
+            with pytest.raises(DecoderFailed, match=r"status 503 for 0.5 s: .*Loading model.*; wait until"):
+                client.open(request, VOCABULARY, WINDOW)
+        assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
@@ -724,6 +827,32 @@ def test_a_request_that_is_put_off_or_reset_is_sent_again_and_counted(
     assert time.monotonic() - began >= (0.2 if SOON in replies else 0)
 
 
+class Narrow(Engine):
+    """Puts off each request beyond ``slots`` at once."""
+
+    slots = 2
+    taken = 0
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        with self.lock:
+            if self.taken >= self.slots:
+                return 429, {"error": "busy"}, {"Retry-After": "0.1"}
+            self.taken += 1
+        try:
+            time.sleep(0.1)
+            return super().post(path, body)
+        finally:
+            with self.lock:
+                self.taken -= 1
+
+
+def test_rows_beyond_what_a_server_takes_at_once_wait_their_turn() -> None:
+    with serve(Narrow(complete)) as url:
+        decoder = opened(url)
+        assert len(decoder.generate([*PROMPTS, *PROMPTS], 2).emitted) == 2 * len(PROMPTS)
+    assert decoder._client.counts.reasons["status 429"] > 2 * len(PROMPTS)
+
+
 WRONG_AT_FIRST: dict[str, tuple[Any, ...]] = {
     "other tokens": (200, {"choices": [DONE | {"token_ids": [3, 3]}]}),
     "no JSON": (200, b"<html>"),
@@ -776,7 +905,8 @@ def test_no_request_leaves_a_sampling_setting_to_the_server(kind: str) -> None:
     with serve(engine := Engine(complete, kind)) as url:
         opened(url).generate(PROMPTS[:1], 2)
         opened(url, 1.5).generate(PROMPTS[:1], 2)
-    greedy, drawn_body = engine.bodies
+    greedy, *first, drawn_body = engine.bodies
+    assert len(first) == 1, "one token shows whether the server samples"
     penalty, end = ("repetition_penalty", -1) if kind == "vllm" else ("repeat_penalty", 0)
     assert (greedy["temperature"], drawn_body["temperature"]) == (0.0, 1.5)
     assert (drawn_body["top_p"], drawn_body["min_p"], drawn_body[penalty], drawn_body["top_k"]) == (1.0, 0.0, 1.0, end)
