@@ -23,6 +23,10 @@ inequality; λ < 0 finds events that are too rare, λ > 0 those that are too fre
 of an event, exp of that exponent at λ = −δ/T is the likelihood ratio. A single id that is never drawn, or too often, is
 found the same way, at one λ each.
 
+A histogram does not show a number that draws two tokens, either. So differences and sums of the places of neighbours,
+modulo 1, are tested in the same way. Many engines invert the distribution in the order of ids, and a number used twice
+shows only in the order in which it was used: both orders are tested.
+
 A slightly other temperature T′ bends u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token) has mean
 1 under an honest decoder, too, and is the most powerful test of T against T′ (Neyman and Pearson): its mean over a few
 T′ is E here. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is divided.
@@ -53,7 +57,7 @@ from emad_ref.record import Floats, Ints, Record
 
 BINS, EACH_BIN = 10, 8  # bins of places at most, and the fewest tokens expected in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
-LEVEL = 1e-4  # level of each of six tests: an honest decoder fails one in ten thousand, and always the same
+LEVEL = 1e-4  # level of each of seven tests: an honest decoder fails one in ten thousand, and always the same
 OPEN = 0.9  # a token with a likelier alternative than this shows little of its draw
 FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
@@ -209,31 +213,51 @@ def _difference_text(one: SampledRow, other: SampledRow) -> str:
 def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
-    """χ² tests of the places of all tokens, and of the first of each row, and a test against other temperatures."""
-    _require_even(tally, rows, temperature, rng, noise, "tokens")
+    """χ² tests of the places of all tokens, of the first of each row, and of neighbours, and a test against other
+    temperatures."""
+    placed = [places(row, temperature, rng) for row in rows]
+    _require_even(tally, np.concatenate(placed), rows, temperature, noise, "tokens")
     firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
-    _require_even(tally, firsts, temperature, rng, noise, "first tokens of rows")
+    _require_even(tally, np.array([row[0] for row in placed]), firsts, temperature, noise, "first tokens of rows")
+    _require_independent(tally, placed, temperature, noise, "rank")
+    _require_independent(tally, [places_by_id(row, temperature, rng) for row in rows], temperature, noise, "id")
     _require_temperature(tally, rows, temperature, noise)
 
 
-def _require_even(
-    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float, what: str
-) -> None:
-    placed = np.concatenate([places(row, temperature, rng) for row in rows])
+def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[float, Ints]:
+    """p by χ² that ``placed`` is uniform on [0, 1), up to ``noise``, and its counts in equal bins."""
     bins = min(BINS, max(2, len(placed) // EACH_BIN))
     counts = np.bincount((placed * bins).astype(int).clip(0, bins - 1), minlength=bins)
     even = len(placed) / bins
     factor = np.exp(2 * noise / temperature)
     nearest = np.clip(counts, even / factor, even * factor)
-    p = float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), bins - 1))
+    return float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), bins - 1)), counts
+
+
+def _require_even(
+    tally: Tally, placed: Floats, rows: Sequence[SampledRow], temperature: float, noise: float, what: str
+) -> None:
+    p, counts = _even_p_value(placed, noise, temperature)
     if p >= LEVEL:
         return
     fits = TEMPERATURES[int(np.argmax([sum(row.likelihood(t) for row in rows) for t in TEMPERATURES]))]
     tally.require(
         False,
         f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
-        f"they take in it, {counts.tolist()} in {bins} equal parts; of all temperatures {fits:.2f} fits them best",
+        f"they take in it, {counts.tolist()} in {len(counts)} equal parts; of all temperatures {fits:.2f} fits best",
     )
+
+
+def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:
+    """Require that a token's place says nothing of the next one's: their difference and sum, modulo 1, are uniform."""
+    one, other = (np.concatenate([row[part] for row in placed]) for part in (slice(None, -1), slice(1, None)))
+    for what, pairs in {"difference": other - one, "sum": other + one}.items():
+        p, counts = _even_p_value(pairs % 1.0, 2 * noise, temperature)  # both places of a pair carry noise
+        tally.require(
+            p >= LEVEL / 4,  # two of two orders: together one test
+            f"{len(pairs)} tokens are not drawn anew: p = {p:.1g} by χ² of the {what} between the places of neighbours "
+            f"in the order of their {order}, {counts.tolist()} in {len(counts)} equal parts",
+        )
 
 
 def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
@@ -453,4 +477,12 @@ def places(row: SampledRow, temperature: float, rng: np.random.Generator) -> Flo
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
     ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
     placed: Floats = above + rng.uniform(size=len(p)) * ties
+    return placed
+
+
+def places_by_id(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+    """[m] as ``places``, but in the order of ids, in which many engines invert the distribution."""
+    p, own = row.p(temperature)
+    upto = p.cumsum(axis=-1)[np.arange(len(p)), row.emitted]
+    placed: Floats = (upto - rng.uniform(size=len(p)) * own).clip(0.0, 1.0)
     return placed

@@ -91,6 +91,46 @@ def test_places_are_those_of_the_probabilities_in_order() -> None:
     assert 0.0 <= places[1] <= 0.7
 
 
+REUSES: dict[str, tuple[Callable[[float], float], bool, str]] = {  # the second of two numbers, by rank, and words
+    "twice, by id": (lambda u: u, False, "difference between the places of neighbours in the order of their id"),
+    "twice, by rank": (lambda u: u, True, "difference between the places of neighbours in the order of their rank"),
+    "mirrored, by id": (lambda u: 1 - u, False, "sum between the places of neighbours in the order of their id"),
+}
+
+
+def neighbours(reuse: Callable[[float], float] | None, by_rank: bool = False, seed: int = 0) -> str | None:
+    """The complaint about tokens of which each second is drawn by ``reuse`` of the number before; None: anew."""
+    rng = np.random.default_rng(seed)
+    logits = np.log(rng.dirichlet(np.full(60, 0.3), (40, 16)))
+    rows = []
+    for row in range(40):
+        emitted, u = [], 0.0
+        for at in range(16):
+            u = reuse(u) if reuse is not None and at % 2 else rng.uniform()
+            p = np.exp(logits[row, at])
+            order = (-p).argsort() if by_rank else np.arange(60)
+            emitted.append(order[np.searchsorted(p[order].cumsum(), u).clip(0, 59)])
+        rows.append(audited.SampledRow(0, row, np.array(emitted), logits[row]))
+    tally = Tally("sampling", 0)
+    with tally:
+        audited._require_distributed(tally, rows, 1.0, rng, 0.0)
+    return tally.complaint
+
+
+@pytest.mark.parametrize("case", REUSES)
+def test_a_number_that_draws_two_tokens_is_named(case: str) -> None:
+    reuse, by_rank, words = REUSES[case]
+    complaint = str(neighbours(reuse, by_rank))
+    assert complaint.startswith("600 tokens are not drawn anew: p = ")
+    assert words in complaint
+
+
+def test_numbers_drawn_anew_are_rarely_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tests at 2 % each: about three of forty honest runs."""
+    monkeypatch.setattr(audited, "LEVEL", 0.02)
+    assert sum(neighbours(None, seed=seed) is not None for seed in range(40)) <= 9
+
+
 # ---------------------------------------------------------------- what is rare, and rows that end early
 
 
