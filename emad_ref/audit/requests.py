@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 
@@ -34,6 +34,7 @@ MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 23  # variations of it at most, itself included
 REPLACED = 4  # variations that replace the last token of a block of a prefix cache: its key may leave that out
 INSIDE = (3, 7, 10, 13)  # tokens back from that one to others replaced: at even and odd places, in the middle of 16
+ID_BITS = (8, 16)  # of an id that is kept in a byte, or in two
 LOW_BITS = 8  # of two ids that agree at least: a key may hold a byte of each
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent beside others
@@ -176,10 +177,11 @@ def endings(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: in
 
 
 def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
-    """At most ``MAX_STOP_TOKENS`` ids for a stop set.
+    """At most ``MAX_STOP_TOKENS`` ids for a stop set, and one more for each of ``ID_BITS``.
 
     They are tokens that end rows of ``emitted`` at random places, one of them its first, and two tokens that end a
-    prompt and are not emitted.
+    prompt and are not emitted. Nor are the others, which agree in their low bits with an emitted token that is none of
+    the ends: a decoder that keeps ids in a byte, or in two, stops there.
     """
     stops: set[int] = set()
     for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
@@ -189,7 +191,11 @@ def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np
             stops.add(tokens[place])
     everything = set(np.concatenate(list(emitted)).tolist())
     idle = {int(prompt.tokens[-1]) for prompt in prompts} - everything
-    return frozenset(stops | set(sorted(idle)[:2]))
+    before = {t for row in emitted for t in takewhile(lambda token: token not in stops, row.tolist())}
+    alike = set[int]()
+    for bits in ID_BITS:
+        alike |= set(sorted({t - (1 << bits) for t in before if t >= 1 << bits} - everything)[:1])
+    return frozenset(stops | set(sorted(idle)[:2]) | alike)
 
 
 # ---------------------------------------------------------------- prompts that share a beginning
@@ -205,13 +211,15 @@ def prefixes(
     sessions: bool = True,
     needed: int = MIN_DISCRIMINATING,
     variations: int = VARIATIONS,
+    halves: bool = False,
 ) -> Finding:
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n].
 
-    They are the first ``variations`` of ``prompt_variations``. Each is requested alone, in random order, right after a
-    token of ``text``, from one array that is overwritten between requests, then all together, then by simultaneous
-    sessions, unless ``sessions`` is False. Discriminating are variations whose signals or tokens differ from those of
-    ``text``: for the others a cached answer for ``text`` would be right.
+    They are the first ``variations`` of ``prompt_variations``, or those of ``half_variations`` (``halves``). Each is
+    requested alone, in random order, right after a token of ``text``, from one array that is overwritten between
+    requests, then all together, then by simultaneous sessions, unless ``sessions`` is False. Discriminating are
+    variations whose signals or tokens differ from those of ``text``: for the others a cached answer for ``text`` would
+    be right.
 
     Raises:
         BadArgument: too few tokens to vary.
@@ -220,7 +228,7 @@ def prefixes(
     if min(len(text), len(others)) < MIN_PROMPT:
         raise BadArgument("text", (len(text), len(others)), f"at least {MIN_PROMPT} tokens of each")
     judge = Judge.of("prefixes", under_test, needed, judges_work=True)
-    varied = prompt_variations(text, others)[:variations]
+    varied = half_variations(text, others) if halves else prompt_variations(text, others)[:variations]
     with judge.tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
         order = [ask for index in rng.permutation(len(varied)).tolist() for ask in ((0, 1), (index, max_new))]
@@ -280,6 +288,18 @@ def prompt_variations(text: Ints, others: Ints) -> list[Ints]:
     parted = np.concatenate([varied[4][: middle + 1], others[middle + 1 : n]])
     longer = [np.concatenate([each, others[:middle]]) for each in (text, parted)]
     return [*varied, text[:middle].copy(), parted[: n - 1].copy(), *longer]
+
+
+def half_variations(text: Ints, others: Ints) -> list[Ints]:
+    """``text``, ``others``, both with their beginnings exchanged, and each of these shortened by an eighth.
+
+    The beginning ends where blocks of any usual prefix cache do, half-way or before. Later blocks differ after equal
+    ones, and equal ones follow others: a block that is kept without all that is before it shows.
+    """
+    n = len(text)
+    at = 1 << (n // 2).bit_length() - 1
+    varied = [text, others[:n], *(np.concatenate([a[:at], b[at:n]]) for a, b in ((text, others), (others, text)))]
+    return [*varied, *(each[: n - n // 8] for each in varied)]
 
 
 def _same_low_bits(text: Ints, tokens: Ints) -> tuple[int, int] | None:
@@ -615,7 +635,8 @@ def sampled_streams(
 def _judge_after_abort(
     judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], max_new: int, emitted: Sequence[Ints]
 ) -> None:
-    """Abort a stream, then require whole and streamed answers as before: each row in the place of an aborted one.
+    """Abort a stream, then require whole and streamed answers as before: each row in the place of an aborted one, and
+    once more after a stream of the same request was aborted, of which a decoder may have kept the beginning.
 
     Of a decoder that can close a stream (``abort_stream``). No stream asks for more tokens than the window holds.
     """
@@ -630,6 +651,9 @@ def _judge_after_abort(
             for streamed in (False, True):
                 (found,) = ask([prompt], max_new, NO_STOP, streamed)
                 _judge_arrivals(judge, prompt, found, emitted[row], f"row {row}, after an aborted stream")
+            abort(prompt, max_new, ABORTED_AFTER)
+            (found,) = ask([prompt], max_new, NO_STOP, bool(row % 2))
+            _judge_arrivals(judge, prompt, found, emitted[row], f"row {row}, after its own stream was aborted")
         judge.tally.live["aborted_streams"] += 1
 
 

@@ -25,7 +25,7 @@ from pytest_emad.suite_support import Auditor
 
 FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": long_lengths, "edges": buffer_edge_lengths}
-LAST = (1, 2)  # new tokens that a prompt leaves room for
+LAST = {1: 16, 2: 8}  # new tokens that a prompt leaves room for, and rows: a cut changes one token in ten
 OWN_ROWS = 4  # rows of our own decoder that cover the window: other tests have more rows
 AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
 ROWS = 8  # prompts of a request that end at the edges of blocks
@@ -129,9 +129,9 @@ def test_generation_holds_far_into_the_window(
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.replay_validity.probing_point
     requests = [(long_lengths(emad_rng, subject.audited_window - FED)[: None if full else 2], FED)]
-    if full:
-        requests += [([subject.audited_window - room], room) for room in LAST]
     others = full and not subject.decoder_is_ours
+    if full:
+        requests += [([subject.audited_window - room] * (rows if others else 1), room) for room, rows in LAST.items()]
     if others:
         ends = block_end_lengths(emad_rng, subject.audited_window - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]

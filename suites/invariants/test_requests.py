@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ FIRST_NEW = 8  # new tokens that our own decoder is asked for first
 FEWEST_VARIATIONS = 8  # of a prompt: replaced and exchanged tokens
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 SHARED_BLOCKS = (136, 200)  # the same, of several blocks of any usual prefix cache (16 to 64 tokens)
+SHARED_HALVES = (264, 320)  # the same, of two blocks of the largest usual ones (128 tokens)
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
 SIMULTANEOUS = 8  # prompts of requests that are sent at once
 SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
@@ -90,8 +92,10 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     """
     subject, full = emad_evidence.subject, case != "probing"
     point, blocks = point_of(emad_evidence, full), case == "full" and not subject.decoder_is_ours
-    for shortest, longest in (SHARED, SHARED_BLOCKS) if blocks else (SHARED,):
-        beyond = min(longest, 2 * (subject.window - TOLD_APART) // 3)  # one prompt continues it by half
+    for shortest, longest in (SHARED, SHARED_BLOCKS, SHARED_HALVES) if blocks else (SHARED,):
+        halves = (shortest, longest) == SHARED_HALVES
+        room = subject.window - TOLD_APART
+        beyond = min(longest, room if halves else 2 * room // 3)  # one variation continues it by half
         length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
         (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
         variations = subject.share_of(VARIATIONS, FEWEST_VARIATIONS)
@@ -102,7 +106,8 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
                 continue
             for new in (FIRST_NEW, TOLD_APART) if subject.decoder_is_ours else (TOLD_APART,):
                 sessions = case == "sessions"
-                finding = prefixes(*texts, new, emad_rng, sessions=sessions, needed=DIFFERENT, variations=variations)
+                asked = partial(prefixes, *texts, new, emad_rng, sessions=sessions, needed=DIFFERENT)
+                finding = asked(halves=True) if halves else asked(variations=variations)
                 if finding.passed is not None:
                     break
             emad_audit(finding)

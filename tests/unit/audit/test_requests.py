@@ -25,6 +25,7 @@ from emad_ref.audit.requests import (
     batches,
     draw_stop_tokens,
     endings,
+    half_variations,
     interleaved,
     prefixes,
     prompt_variations,
@@ -128,6 +129,15 @@ def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None
         assert any(stop % 10 for stop in stops if stop < 900)
 
 
+def test_a_stop_set_holds_ids_that_agree_with_emitted_ones_in_their_low_bits() -> None:
+    emitted = [np.array([3, 1, 2]), np.array([300, 2**16 + 5, 9]), np.array([300, 2**16 + 5, 9])]
+    drawn = [draw_stop_tokens(emitted, [], np.random.default_rng(seed)) for seed in range(40)]
+    for stops in drawn:
+        assert (44 in stops) is (300 not in stops)  # a token behind a stop is never emitted
+        assert stops <= {3, 1, 2, 300, 2**16 + 5, 9, 44, 5, 2**16 + 5 - 256}
+    assert any({44, 5} <= stops for stops in drawn)
+
+
 def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     text, others = np.arange(10), np.arange(50, 60)
     varied = [each.tolist() for each in prompt_variations(text, others)]
@@ -149,6 +159,16 @@ def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
     assert any(each[1:] == text[1:].tolist() for each in alike)
     assert text[:5].tolist() in varied
     assert any(each[:10] == text.tolist() and len(each) == 15 for each in varied)
+
+
+def test_halves_share_a_beginning_or_an_end_that_begins_with_a_block() -> None:
+    for n, at in ((10, 4), (264, 128), (319, 128)):
+        text, others = np.arange(n), np.arange(1000, 1000 + n)
+        one, other, ours, theirs, *shorter = (each.tolist() for each in half_variations(text, others))
+        assert (one, other) == (text.tolist(), others.tolist())
+        assert ours == one[:at] + other[at:]
+        assert theirs == other[:at] + one[at:]
+        assert shorter == [each[: n - n // 8] for each in (one, other, ours, theirs)]
 
 
 def test_a_variation_differs_in_high_bits_of_an_id_alone() -> None:

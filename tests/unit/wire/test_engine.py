@@ -22,6 +22,7 @@ from emad_ref.audit.decoding_checks import generation
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.log_probs import log_probs
 from emad_ref.audit.requests import (
+    ABORTED_AFTER,
     VARIATIONS,
     batches,
     endings,
@@ -105,13 +106,16 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
         return finding
     if check == "repetitions":
         return repetitions(under_test, PROMPTS, NEW, rng)
+    if check == "halves":
+        text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 18))
+        return prefixes(under_test, text, others, NEW, rng, sessions=False, halves=True)
     if check == "generation":
         return generation(under_test, PROMPTS, NEW)
     text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
     return prefixes(under_test, text, others, NEW, rng, sessions=False)
 
 
-CHECKS = ["batches", "endings", "prefixes", "repetitions", "generation", "sampling", "at once", "streams"]
+CHECKS = ["batches", "endings", "prefixes", "halves", "repetitions", "generation", "sampling", "at once", "streams"]
 
 
 # The next test asks llama.cpp for more: its answers come in parts.
@@ -268,6 +272,16 @@ class AbortedSlot(Engine):
         except GeneratorExit:  # it was not read to its end
             self.left = prompt
             raise
+
+
+class AbortedAnswer(AbortedSlot):
+    """What a client has read before it left a stream stands for the answer to that request."""
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        with self.lock:
+            left = self.left == body["prompt"] and body["max_tokens"] == 2 * NEW
+        status, reply = Engine.post(self, path, body | ({"max_tokens": ABORTED_AFTER} if left else {}))
+        return status, self.watched(reply, body["prompt"]) if body.get("stream") else reply
 
 
 class Padding(Engine):
@@ -429,6 +443,11 @@ FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "blocks kept by the sum of their tokens": (stale_blocks(sum), "prefixes", r"row \d+, position"),
     "a kept beginning of a shorter prompt": (longest_shared, "prefixes", r"row \d+, position"),
     "a beginning of an aborted stream": (lambda: AbortedSlot(decoded), "streams", "after an aborted stream"),
+    "the beginning of an answer to an aborted stream": (
+        lambda: AbortedAnswer(complete),
+        "streams",
+        "after its own stream was aborted: 2 tokens, but 12 in the whole answer",
+    ),
     "another temperature": (lambda: another_temperature, "sampling", "of all temperatures"),
     "greedy where sampling was asked": (lambda: greedy_always, "sampling", "argmax|same 12 tokens"),
     "seeds ignored": (lambda: ignored_seed, "sampling", "drew other tokens the second time"),
