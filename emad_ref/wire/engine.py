@@ -16,7 +16,8 @@ Each request has a time limit for its whole reply. ``EMAD_DECODER_TOKEN`` of the
 
 A request is sent again, at most twice while no other one is answered, if the server puts it off (status 429, 503) or
 resets the connection before the first byte of its reply. A reply that has begun is never asked for again: what it says
-counts. ``RequestCounts`` counts XXmodel, and is waited for.
+counts. ``RequestCounts`` counts each request, and why it was sent again. A server that answers by status 503 as long as
+it loads its model is waited for.
 
 A server may refuse (``REFUSALS``) streams, log-probabilities, those of the prompt alone, or a temperature: it does not
 offer them.
