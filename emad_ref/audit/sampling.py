@@ -244,7 +244,8 @@ def _require_even(
     tally.require(
         False,
         f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
-        f"they take in it, {counts.tolist()} in {len(counts)} equal parts; of all temperatures {fits:.2f} fits best",
+        f"they take in it, {counts.tolist()} in {len(counts)} equal parts; of all temperatures {fits:.2f} fits them "
+        "best",
     )
 
 

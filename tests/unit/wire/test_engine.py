@@ -274,14 +274,29 @@ class AbortedSlot(Engine):
             raise
 
 
-class AbortedAnswer(AbortedSlot):
-    """What a client has read before it left a stream stands for the answer to that request."""
+class AbortedAnswer(Engine):
+    """What its client has read before it left a stream stands for the answer to that request."""
+
+    def __init__(self) -> None:
+        super().__init__(complete)
+        self.left: set[tuple[int, ...]] = set()
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        with self.lock:
-            left = self.left == body["prompt"] and body["max_tokens"] == 2 * NEW
-        status, reply = Engine.post(self, path, body | ({"max_tokens": ABORTED_AFTER} if left else {}))
-        return status, self.watched(reply, body["prompt"]) if body.get("stream") else reply
+        prompt = tuple(body["prompt"])
+        time.sleep(0.05)  # until it is seen that a client has left
+        left = prompt in self.left and body["max_tokens"] == 2 * NEW
+        status, reply = super().post(path, body | ({"max_tokens": ABORTED_AFTER} if left else {}))
+        return status, self.watched(reply, prompt) if body.get("stream") and not left else reply
+
+    def watched(self, parts: Any, prompt: tuple[int, ...]) -> Any:
+        try:
+            for at, part in enumerate(parts):
+                if at > ABORTED_AFTER:  # a client that has left is seen when something is sent to it
+                    time.sleep(0.01)
+                yield part
+        except GeneratorExit:
+            self.left.add(prompt)
+            raise
 
 
 class Padding(Engine):
@@ -444,7 +459,7 @@ FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "a kept beginning of a shorter prompt": (longest_shared, "prefixes", r"row \d+, position"),
     "a beginning of an aborted stream": (lambda: AbortedSlot(decoded), "streams", "after an aborted stream"),
     "the beginning of an answer to an aborted stream": (
-        lambda: AbortedAnswer(complete),
+        AbortedAnswer,
         "streams",
         "after its own stream was aborted: 2 tokens, but 12 in the whole answer",
     ),

@@ -35,7 +35,7 @@ from emad_ref.wire.client import Connection, DecoderFailed
         (["--tokens", "99999999999"], "tokens=99999999999, but expected a number from"),
         (["--idle", "0"], "idle=0.0, but expected a number from 0.001 to"),
         (["--idle", "nan"], "idle=nan, but expected a number from 0.001 to"),
-        (["--tokens", "0"], "tokens=0, but expected a whole number ≥ 1"),
+        (["--tokens", "0"], "tokens=0, but expected a number from 1 to"),
         (["--threads", "99999999999"], "threads=99999999999, but expected a number from 1 to 4,096"),
         (["--device", "meta"], "device='meta', but expected a device of this machine"),
         (["--device", "cpu:99"], "device='cpu:99', but expected a device of this machine"),
