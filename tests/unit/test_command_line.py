@@ -126,7 +126,7 @@ def test_what_is_unknown_gets_the_nearest_match(argv, meant, capsys):
     assert meant in said.splitlines()[-1].rpartition("ou mean")[2] or f"meant '{meant}'" in said
 
 
-MEANINGLESS = [  # what a value that means nothing is told: as typed, then what is expected
+MEANINGLESS = [  # command line, and the end of its error
     *(
         (["generate", "emad-nano", "hi", "--tokens", text], f"--tokens: {text!r}, but expected a whole number in plain")
         for text in ("٣", "1_0", "0x10", "1.5", "", " ", "²")

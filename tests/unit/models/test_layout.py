@@ -96,9 +96,8 @@ def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
     assert torch.equal(laid, weight)
     assert laid.stride() == (1, shape[0] + gap)
     assert laid.data_ptr() % PAGE == 0
-    assert (
-        laid.untyped_storage().nbytes() == LARGE + gap * shape[1] * 4
-    )  # what is idle on the last page is nobody's to save
+    # it ends with its numbers, and not with the page: idle bytes of the page are not saved
+    assert laid.untyped_storage().nbytes() == LARGE + gap * shape[1] * 4
     assert lay_out_weight(laid).data_ptr() == laid.data_ptr()
     elsewhere = torch.empty(laid.untyped_storage().nbytes() // 4 + 1)[1:].as_strided(laid.shape, laid.stride())
     assert elsewhere.copy_(laid).data_ptr() % PAGE
@@ -107,7 +106,8 @@ def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
 
 def test_where_there_are_no_large_pages_a_large_weight_lies_where_any_does(monkeypatch):
     monkeypatch.setattr("emad_ref.models.weight_layout._ON_LARGE_PAGES", None)
-    weight = torch.randn(512, 2048)
+    small, weight = torch.randn(64, 256), torch.randn(512, 2048)
+    assert lay_out_weight(small) is small
     laid = lay_out_weight(weight.t())
     assert along_its_longer_side(laid, RUN_GAP)
     assert lay_out_weight(laid) is laid

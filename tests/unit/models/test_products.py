@@ -74,11 +74,10 @@ def test_up_to_four_tokens_have_the_bits_of_each_alone_by_columns(threads: int) 
         assert torch.equal(product(states, weight), torch.stack([product(state, weight) for state in states]))
 
 
-@pytest.mark.parametrize("outputs", [3 * 2**20, 2**22])
+@pytest.mark.parametrize("inputs", [1536, 2048])
 @torch.inference_mode()
-def test_columns_between_which_others_lie_are_summed_without_them(outputs: int) -> None:
+def test_columns_between_which_others_lie_are_summed_without_them(inputs: int) -> None:
     """A gap behind each column, neighbours in one buffer, and a part whose last column ends before its gap does."""
-    inputs = outputs // 2**11
     whole = torch.full((inputs, 2**11 + 8), torch.nan)
     weight = whole[:, : 2**11].t()
     weight.normal_(generator=torch.Generator().manual_seed(4))
