@@ -52,10 +52,10 @@ def run_pytest(arguments: list[str], log: Path) -> bool:
     process = context.Process(target=_pytest, args=(arguments, str(log)))
     process.start()
     process.join(LIMIT_S)
-    if ended := not process.is_alive():
-        return ended
-    process.kill()
-    process.join()
+    ended = not process.is_alive()
+    if not ended:
+        process.kill()
+        process.join()
     return ended
 
 

@@ -70,9 +70,7 @@ def one_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], str]:
 
 def some_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
     def read(text: str, base: Path, where: str) -> frozenset[str]:
-        chosen = words(text)
-        if not chosen:  # such as an unset variable of a shell: it would require nothing, silently
-            raise BadArgument(where, text, f"a comma list of {', '.join(allowed)}", LEAVE_OUT)
+        chosen = _some_words(text, where, f"a comma list of {', '.join(allowed)}", LEAVE_OUT)
         for word in sorted(chosen):
             if word not in allowed:
                 raise BadArgument(where, word, f"a comma list of {', '.join(allowed)}", suggest_nearest(word, allowed))
@@ -83,6 +81,14 @@ def some_of(allowed: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[st
 
 def words(text: str) -> frozenset[str]:
     return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def _some_words(text: str, where: str, expected: str, remedy: str) -> frozenset[str]:
+    """``words``, at least one: a blank text, such as an unset variable of a shell, would ask for nothing, silently."""
+    chosen = words(text)
+    if not chosen:
+        raise BadArgument(where, text, expected, remedy)
+    return chosen
 
 
 def device(text: str, base: Path, where: str) -> str:
@@ -176,24 +182,17 @@ def corpus(text: str, base: Path, where: str) -> str:
 
 
 def names(text: str, base: Path, where: str) -> frozenset[str]:
-    chosen = words(text)
-    if not chosen:
-        raise BadArgument(where, text, "a comma list of claims", LEAVE_OUT)
-    return chosen  # ``settings`` checks them, since the ids depend on --emad-claims
+    # ``settings`` checks them, since the ids depend on --emad-claims
+    return _some_words(text, where, "a comma list of claims", LEAVE_OUT)
 
 
 def patterns(text: str, base: Path, where: str) -> frozenset[str]:
-    chosen = words(text)
-    if not chosen:
-        raise BadArgument(where, text, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")
-    return chosen  # as ``names``
+    return _some_words(text, where, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")  # as ``names``
 
 
 def task_names(text: str, base: Path, where: str) -> frozenset[str]:
-    chosen = words(text)
-    if not chosen:
-        raise BadArgument(where, text, "a comma list of task names", "leave the option out to score none")
-    return chosen  # lm-eval, an extra, checks them on first use
+    # lm-eval, an extra, checks them on first use
+    return _some_words(text, where, "a comma list of task names", "leave the option out to score none")
 
 
 def count(text: str, base: Path, where: str) -> int:

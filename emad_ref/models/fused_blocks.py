@@ -219,13 +219,14 @@ def _summable(weight: Tensor, rows: int, threads: int) -> Tensor | None:
 
     Of a part of a wider buffer the sums would be of its neighbours as well.
     """
-    cached, gap = weight.numel() <= CACHED_WEIGHT, (run := weight.stride(1)) - len(weight)
-    if weight.stride(0) != 1 or not 0 <= gap <= RUN_GAP or torch.is_grad_enabled():
-        return None
-    if rows > SUMMED_ROWS - (not cached) or (threads > 1 and not cached):
+    outputs, inputs = weight.shape
+    run, cached = weight.stride(1), weight.numel() <= CACHED_WEIGHT
+    fastest = rows <= SUMMED_ROWS if cached else rows < SUMMED_ROWS and threads == 1
+    by_columns = weight.stride(0) == 1 and outputs <= run <= outputs + RUN_GAP
+    if not fastest or not by_columns or torch.is_grad_enabled():
         return None
     held = weight.untyped_storage().nbytes() // weight.element_size() - weight.storage_offset()
-    return weight.detach().as_strided((weight.shape[1], run), (run, 1)) if held >= run * weight.shape[1] else None
+    return weight.detach().as_strided((inputs, run), (run, 1)) if held >= run * inputs else None
 
 
 @lru_cache(maxsize=64)

@@ -285,7 +285,7 @@ def open_gates(report: Report, register: Mapping[str, Claim]) -> list[Gap]:
 
 
 def undecided_reasons(
-    report: Report, shipped: Sequence[str], register: Mapping[str, Claim] | None = None
+    report: Report, shipped: Sequence[str], register: Mapping[str, Claim]
 ) -> tuple[list[str], list[Gap]]:
     """(reasons, gaps): why the run fails because something is undecided. ``gaps`` includes waived ones.
 
@@ -297,7 +297,7 @@ def undecided_reasons(
     partial = is_partial(report)  # then the wrong decoder alone is a fault
     reasons = [str(gap) for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial)]
     if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
-        gates = open_gates(report, register or {})
+        gates = open_gates(report, register)
         gaps = [*gaps, *gates]
         reasons += [str(gap) for gap in gates if not is_waived(gap, waivers)]
     if tier is not None:

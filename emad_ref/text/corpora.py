@@ -251,7 +251,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
         return folder_documents(path, split)
     if is_file(path):
         return file_part(path, WHOLE[split])
-    if corpus.strip() and os.path.exists(corpus):
+    if os.path.exists(corpus):
         kind = file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
     names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_parts("corpora")])

@@ -143,7 +143,7 @@ def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it()
         made = part(
             "EMAD-E1" if test == "test_a" else "EMAD-F2", f"claims/{test}.py", decoder=report_2()["decoder"], run=asked
         )
-        reasons, _ = undecided_reasons(made, shipped)
+        reasons, _ = undecided_reasons(made, shipped, {})
         assert len(reasons) == len(shipped) - 1
         return made | {"run": made["run"] | {"failures": reasons, "exit_status": 1}}
 

@@ -79,7 +79,7 @@ def test_less_than_the_promise_is_named(count: str) -> None:
     least = TIERS["tokens"].promise[count]
     wanted = f"tier tokens promises {count}={least} for m, but {least - 1} were live"
     assert list(shortfalls(report, "tokens")) == [wanted]
-    assert wanted in undecided_reasons(report, shipped_tests())[0]
+    assert wanted in undecided_reasons(report, shipped_tests(), {})[0]
     assert wanted in list(faults(report, [], shipped_tests(), None))
 
 
@@ -148,14 +148,14 @@ def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
     report = whole("tokens", deselected=[gone])
     report["settings"]["tier"] = None
     report["run"]["asked"] = [gone["shipped"]]
-    assert undecided_reasons(report, shipped_tests())[0] != []
+    assert undecided_reasons(report, shipped_tests(), {})[0] != []
     report["run"]["partial"] = "-k"
     assert is_partial(report)
-    reasons, gaps = undecided_reasons(report, shipped_tests())
+    reasons, gaps = undecided_reasons(report, shipped_tests(), {})
     assert (reasons, [gap.of for gap in gaps]) == ([], [gone["shipped"]])
     assert any(gone["shipped"] in fault for fault in faults(report, [], shipped_tests(), None))
     report["settings"]["expect_decoder"] = "foreign"
-    assert any(gone["shipped"] in reason for reason in undecided_reasons(report, shipped_tests())[0])
+    assert any(gone["shipped"] in reason for reason in undecided_reasons(report, shipped_tests(), {})[0])
 
 
 def test_rows_of_a_request_are_counted_by_what_they_are() -> None:
