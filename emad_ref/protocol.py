@@ -14,6 +14,7 @@ The rules a decoder signs:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -156,6 +157,11 @@ class Capabilities:
         Largest honest error of a logit against the reference.
     deepens : bool
         Whether sessions of this decoder, at its point, offer ``Session.deepen``.
+
+    Raises
+    ------
+    BadArgument
+        A value of another type; ``max_feed`` below 1; ``logit_noise`` that is negative or not finite.
     """
 
     max_feed: int = 1
@@ -163,6 +169,29 @@ class Capabilities:
     counted: bool = True
     logit_noise: float = 0.0
     deepens: bool = False
+
+    def __post_init__(self) -> None:
+        whole, named, noise = _is_whole(self.max_feed), self.schedules, self.logit_noise
+        sound = {
+            "max_feed": (whole and self.max_feed >= 1, "a whole number ≥ 1"),
+            "schedules": (
+                isinstance(named, frozenset | set | list | tuple) and all(isinstance(name, str) for name in named),
+                "a frozenset of names",
+            ),
+            "counted": (isinstance(self.counted, bool | np.bool_), "True or False"),
+            "logit_noise": (
+                (_is_whole(noise) or isinstance(noise, float | np.floating)) and 0 <= noise < math.inf,
+                "a finite number ≥ 0",
+            ),
+            "deepens": (isinstance(self.deepens, bool | np.bool_), "True or False"),
+        }
+        for name, (holds, expected) in sound.items():
+            if not holds:
+                raise BadArgument(f"Capabilities.{name}", getattr(self, name), expected, "see docs/protocol.md")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 from emad_ref.audit.log_probs import session_log_probs
 from emad_ref.errors import EmadError
 from emad_ref.protocol import (
+    Capabilities,
     Decoder,
     GenerateArguments,
     Prompt,
@@ -77,6 +78,19 @@ def require_record(call: str, answer: Any) -> Record:
     return record
 
 
+def require_capabilities(decoder: Any) -> Capabilities:
+    """The ``capabilities`` of ``decoder``.
+
+    Raises:
+        MalformedAnswerError: it has none, or an object of another type.
+    """
+    capabilities = getattr(decoder, "capabilities", None)
+    if not isinstance(capabilities, Capabilities):
+        found = "the class Capabilities" if capabilities is Capabilities else f"a {type(capabilities).__name__}"
+        raise _malformed("capabilities of the decoder", found, "a Capabilities of emad_ref.protocol")
+    return capabilities
+
+
 def _malformed(call: str, found: str, expected: str) -> MalformedAnswerError:
     return MalformedAnswerError(f"{call} returned {found}, but expected {expected}; docs/protocol.md has the forms")
 
@@ -123,6 +137,10 @@ class GuardedDecoder:
 
     def __init__(self, decoder: Decoder, limit: CallLimit, count: CountFeature):
         self._decoder, self._limit, self._count = decoder, limit, count
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return require_capabilities(self._decoder)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._decoder, name)

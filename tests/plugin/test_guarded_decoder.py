@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.protocol import Prompt, Step, Unsupported
+from emad_ref.protocol import Capabilities, Prompt, Step, Unsupported
 from emad_ref.record import Record
 from pytest_emad.guarded_decoder import (
     CallLimit,
@@ -30,7 +30,7 @@ RECORD = Record(None, np.empty((0, 0)), [np.ones(1, dtype=np.int64)], ["length"]
 
 
 class Slow:
-    capabilities = "mine"
+    capabilities = Capabilities()
 
     def generate(self, prompts: Any, max_new: int, stop: Any) -> Any:
         time.sleep(20)
@@ -103,7 +103,7 @@ def test_features_are_counted_where_they_are_answered_or_declined() -> None:
     counts: list[tuple[str, bool]] = []
     decoder = GuardedDecoder(Slow(), NO_LIMIT, lambda *seen: counts.append(seen))  # type: ignore[arg-type]
     session, step = decoder.start(PROMPTS)
-    assert (decoder.capabilities, session.length, step) == ("mine", "length", STEP)
+    assert (decoder.capabilities, session.length, step) == (Slow.capabilities, "length", STEP)
     assert session.feed(np.zeros((1, 1)), last=1) is STEP
     with pytest.raises(Unsupported) as refusal:
         session.feed(np.zeros((1, 1)), np.ones((1, 1)))
@@ -171,6 +171,23 @@ def test_an_answer_of_another_form_is_named(call: str, answer: Any, said: str) -
     with pytest.raises(MalformedAnswerError) as refused:
         calls[call]()
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [({"max_feed": 1}, "a dict"), ([], "a list"), (None, "a NoneType"), (Capabilities, "the class Capabilities")],
+)
+def test_capabilities_of_another_type_are_named(declared: Any, said: str) -> None:
+    """Such runs ended in AttributeErrors: 'dict' object has no attribute 'max_feed'."""
+    asked = Answers(STEP)
+    asked.capabilities = declared  # type: ignore[attr-defined]
+    decoder = GuardedDecoder(asked, NO_LIMIT, lambda *seen: None)  # type: ignore[arg-type]
+    with pytest.raises(MalformedAnswerError) as refused:
+        decoder.capabilities  # noqa: B018  # reading them is what fails
+    assert str(refused.value) == (
+        f"capabilities of the decoder returned {said}, but expected a Capabilities of emad_ref.protocol; "
+        "docs/protocol.md has the forms"
+    )
 
 
 def test_answers_of_the_right_form_pass_as_they_are() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, ModelRef, Request, Unsupported
 from emad_ref.record import DECODE, FILLS, PHASES, PROMPT, READOUTS, Record, Tokens, Work
 
@@ -96,6 +97,22 @@ def test_defaults_promise_the_least():
     assert Capabilities() == Capabilities(max_feed=1, schedules=frozenset({"monotone"}), counted=True, logit_noise=0.0)
     defaults = {f.name: f.default for f in fields(Request)}
     assert (defaults["max_rows"], defaults["temperature"], defaults["seed"]) == (1, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        *(("max_feed", value, "a whole number ≥ 1") for value in (0, "8", None, 2.5, True)),
+        *(("logit_noise", value, "a finite number ≥ 0") for value in (math.nan, math.inf, -1.0, "0", None, True)),
+        *((name, value, "True or False") for name in ("counted", "deepens") for value in ("no", None, 1)),
+        *(("schedules", value, "a frozenset of names") for value in (None, "monotone", [1])),
+    ],
+)
+def test_capabilities_hold_what_they_can_mean(field, value, expected):
+    """Noise of NaN counted as none, ``counted="no"`` as yes; a feed of 0 tokens was an error of NumPy."""
+    with pytest.raises(BadArgument) as refused:
+        Capabilities(**{field: value})
+    assert f"Capabilities.{field}={value!r}, but expected {expected}; see docs/protocol.md" in str(refused.value)
 
 
 def test_refusals_are_errors_of_this_package():
