@@ -4,8 +4,9 @@ The decoder names its operating point and states what it saves (``protocol.State
 pairs, its blocks are counted on the modules that it was lent, and its tokens are scored by the model at full depth.
 
 A speed-up may also come from fewer tokens, from answers that were remembered, or from a full depth that was slowed. So
-every answer has the tokens that were asked for, blocks are counted and timed on prompts that were not sent before, and
-the blocks and heads that full depth runs beyond those of the rule limit the ratio that they explain, at the rule's own
+every answer has the tokens that were asked for, an answer's time counts only where the other arm has not answered the
+same prompt before, blocks are counted on some of the prompts, drawn at random and scored like the others, and the
+blocks and heads that full depth needs beyond those of the rule limit the ratio that they explain, at the rule's own
 pace:
 
     1 + ((n_full − n_rule)·b + (m_full − m_rule)·h + p) / t
@@ -20,10 +21,11 @@ full depth that takes longer than it may have been slowed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax
@@ -37,8 +39,8 @@ from emad_ref.statistics.units import ByDocument, ByPair
 
 PROMPT, NEW = 48, 32  # tokens of a prompt at most, and new ones
 DOCUMENTS = 400  # against a rise of 1 % nothing survives with fewer than 300
-WITNESSED = 40  # documents of which blocks are counted, apart from those timed
-GENERATED = 60  # documents that ``generate`` answers, too
+WITNESSED = 40  # documents more, of which blocks are counted and no time is taken
+GENERATED = 60  # documents that ``generate`` answers after full depth, at most
 ARMS = ("full", "rule")
 REMEMBERED = 0.5  # of the time of an answer: one that follows the other arm's to the same prompt takes more
 EXPLAINED = 1.15  # factor on what blocks explain: overheads that a step of the rule may do without
@@ -46,8 +48,9 @@ EXPLAINED = 1.15  # factor on what blocks explain: overheads that a step of the 
 
 @dataclass(frozen=True)
 class OwnRuleEvidence:
-    """``full_s``, ``rule_s`` [pairs] seconds of the same request. ``loss``, ``full_loss`` [documents]: −log p, in nats,
-    that the model at full depth gives the tokens emitted under the rule and at full depth; ``tokens`` [documents].
+    """``full_s``, ``rule_s`` [pairs] seconds of requests with prompts that are new to both arms. ``loss``,
+    ``full_loss`` [documents]: −log p, in nats, that the model at full depth gives the tokens emitted under the rule and
+    at full depth; ``tokens`` [documents].
 
     ``skipped``, ``blocks`` [documents]: blocks of single-token steps that the rule skipped, of those that full depth
     runs; None: an arm runs no lent module. ``explained``: the largest ratio of times that blocks explain.
@@ -75,41 +78,50 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
     """
     rng = np.random.default_rng([subject.seed, NEW])
     prompts = subject.openings(documents + WITNESSED, min(PROMPT, subject.window - NEW))
-    timed = len(prompts) - min(WITNESSED, len(prompts) // 2)
-    prompts, unsent = prompts[:timed], prompts[timed:]
-    seconds = {arm: np.zeros(len(prompts)) for arm in ARMS}
+    witnessed = set(rng.choice(len(prompts), min(WITNESSED, len(prompts) // 2), replace=False).tolist())
+    seconds: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
+    emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
+    runs: dict[str, list[BlockRuns]] = {arm: [] for arm in ARMS}
+    first: dict[str, list[int]] = {arm: [] for arm in ARMS}  # timed prompts that the arm answered before the other
     generate_s: list[float] = []
-    after = np.zeros(len(prompts), dtype=bool)  # whether the rule answered after full depth
-    loss = {arm: np.zeros(len(prompts)) for arm in ARMS}
+    order = list(ARMS)
     with subject.open(subject.full) as full, subject.open(subject.full, own_rule=True) as rule:
         stated = stated_rule(rule)
         decoders = dict(zip(ARMS, (full, rule), strict=True))
-        emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
         for decoder in decoders.values():
-            decoder.generate(prompts[:1], NEW, frozenset())  # the first request may compile
-        runs = {arm: _block_runs(subject, decoders[arm], unsent) for arm in ARMS[::-1]}  # the rule's are new
-        seen = all(each.counts.sum() for each in runs.values())
+            decoder.generate([Prompt(prompts[0].tokens[::-1].copy())], NEW, frozenset())  # the first may compile
         for at, prompt in enumerate(prompts):
-            order = rng.permutation(ARMS).tolist()
-            after[at] = order[-1] == "rule"
-            for arm in order:
-                began = time.perf_counter()
-                record = decoders[arm].generate([prompt], NEW, frozenset())
-                decoders[arm].synchronize()
-                emitted[arm].append(np.array(record.emitted[0]))  # an answer may be computed when it is read
-                seconds[arm][at] = time.perf_counter() - began
-                if len(emitted[arm][-1]) != NEW:
-                    raise AuditRefutedError(f"{arm}: {len(emitted[arm][-1])} new tokens, where {NEW} were asked for")
-            if not seen and at < GENERATED:
+            watched = at in witnessed
+            if not watched:  # each arm is the first one in every two prompts
+                order = order[::-1] if len(seconds["full"]) % 2 else rng.permutation(ARMS).tolist()
+                first[order[0]].append(at)
+            for arm in ARMS[::-1] if watched else order:  # blocks of the rule are counted on prompts that are new
+                if watched:
+                    ran, tokens = _block_runs(subject, decoders[arm], prompt)
+                    runs[arm].append(ran)
+                else:
+                    began = time.perf_counter()
+                    tokens = _answer(decoders[arm], prompt)
+                    seconds[arm][at] = time.perf_counter() - began
+                if len(tokens) != NEW:
+                    raise AuditRefutedError(f"{arm}: {len(tokens)} new tokens, where {NEW} were asked for")
+                emitted[arm].append(tokens)
+            if not watched and order[0] == "full" and len(generate_s) < GENERATED and not _all_seen(runs):
                 generate_s.append(_generate_seconds(subject, prompt))
-        _require_own_answers(seconds["rule"], after)
-    for arm in ARMS:
-        loss[arm][:] = [_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)]
-    full_runs, rule_runs = runs["full"], runs["rule"]
+        _require_own_answers(seconds["rule"], set(first["rule"]))
+    loss = {
+        arm: np.array([_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)])
+        for arm in ARMS
+    }
+    seen = _all_seen(runs)
+    rule_runs = BlockRuns.joined(runs["rule"])
+    full_runs = BlockRuns.joined(runs["full"]).needed(rule_runs, subject.stepper.layers)
+    pairs = min(map(len, first.values()))
+    new_s = {arm: ByPair(np.array([seconds[arm][at] for at in first[arm][:pairs]])) for arm in ARMS}
     return OwnRuleEvidence(
         stated,
-        ByPair(seconds["full"]),
-        ByPair(seconds["rule"]),
+        new_s["full"],
+        new_s["rule"],
         ByDocument.distinct(loss["rule"]),
         ByDocument.distinct(loss["full"]),
         ByDocument.distinct(np.full(len(prompts), NEW)),
@@ -118,6 +130,13 @@ def own_rule_evidence(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Ow
         EXPLAINED * explained_ratio(full_runs, rule_runs) if seen else None,
         None if seen else ByPair(np.array(generate_s)),
     )
+
+
+def _answer(decoder: Decoder, prompt: Prompt) -> Ints:
+    """The new tokens, read: an answer may be computed only when it is read."""
+    record = decoder.generate([prompt], NEW, frozenset())
+    decoder.synchronize()
+    return np.array(record.emitted[0])
 
 
 def _generate_seconds(subject: ModelUnderTest, prompt: Prompt) -> float:
@@ -132,7 +151,8 @@ class BlockRuns:
 
     ``counts`` [documents]: blocks of single-token steps. ``step_s``, ``prompt_s``: seconds in them, and in blocks that
     read several tokens. ``heads``, ``head_s``: calls of the output embedding, and seconds in them. ``whole_s``: seconds
-    of all answers.
+    of all answers. ``lengths`` [documents]: tokens of the prompts. ``read``, ``passed`` [documents]: tokens that passes
+    of several took through the block that read the most, and through all blocks.
     """
 
     counts: np.ndarray
@@ -141,6 +161,33 @@ class BlockRuns:
     heads: int
     head_s: float
     whole_s: float
+    lengths: np.ndarray
+    read: np.ndarray
+    passed: np.ndarray
+
+    @classmethod
+    def joined(cls, runs: Sequence[BlockRuns]) -> BlockRuns:
+        """``runs`` end to end."""
+        columns: dict[str, Any] = {}
+        for each in fields(cls):
+            values = [getattr(run, each.name) for run in runs]
+            columns[each.name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else sum(values)
+        return cls(**columns)
+
+    def needed(self, rule: BlockRuns, layers: int) -> BlockRuns:
+        """What full depth needs of this: each of ``layers`` once for each token, and prompts in passes as ``rule``'s.
+
+        Work that is done twice would otherwise count as work that the rule saves.
+        """
+        steps = self.lengths + NEW - rule.read
+        most = layers * self.lengths.sum() / max(self.passed.sum(), 1)
+        return replace(
+            self,
+            counts=np.minimum(self.counts, layers * steps),
+            heads=min(self.heads, int(steps.sum())),
+            head_s=self.head_s * min(1.0, steps.sum() / max(self.heads, 1)),
+            prompt_s=self.prompt_s * min(1.0, float(most)),
+        )
 
 
 def explained_ratio(full: BlockRuns, rule: BlockRuns) -> float:
@@ -152,18 +199,23 @@ def explained_ratio(full: BlockRuns, rule: BlockRuns) -> float:
     return 1 + sum(max(float(each), 0.0) for each in beyond) / rule.whole_s
 
 
-def _require_own_answers(seconds: np.ndarray, after: np.ndarray) -> None:
-    """Require that the rule's answers [prompts] are not far faster where full depth had answered the same (``after``).
+def _all_seen(runs: Mapping[str, Sequence[BlockRuns]]) -> bool:
+    """Whether blocks of single-token steps were seen to run in every arm."""
+    return all(any(run.counts.sum() for run in arm) for arm in runs.values())
+
+
+def _require_own_answers(seconds: Mapping[int, float], first: Container[int]) -> None:
+    """Require that the rule's answers, prompt → seconds, are not far faster where full depth had answered the same:
+    to prompts other than ``first``.
 
     Raises AuditRefutedError.
     """
-    if after.all() or not after.any():
-        return
-    second, first = (float(np.median(seconds[each])) for each in (after, ~after))
-    if second < REMEMBERED * first:
+    new = [taken for at, taken in seconds.items() if at in first]
+    second = [taken for at, taken in seconds.items() if at not in first]
+    if new and second and np.median(second) < REMEMBERED * np.median(new):
         raise AuditRefutedError(
-            f"the rule answers in {1000 * second:.3g} ms what full depth has just answered, and in "
-            f"{1000 * first:.3g} ms what it has not: it remembers answers"
+            f"the rule answers in {1000 * np.median(second):.3g} ms what full depth has just answered, and in "
+            f"{1000 * np.median(new):.3g} ms what it has not: it remembers answers"
         )
 
 
@@ -174,21 +226,20 @@ def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
     return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
 
-def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompts: Sequence[Prompt]) -> BlockRuns:
-    """Blocks and heads that run on modules that decoders were lent, while ``decoder`` answers ``prompts``."""
-    counts, blocks, whole_s = np.zeros(len(prompts)), list[tuple[int, int, float]](), 0.0
+def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tuple[BlockRuns, Ints]:
+    """Blocks and heads that run on modules that decoders were lent, while ``decoder`` answers; and its tokens."""
     models = [loaded.model for loaded in subject.isolation.copies]
     with timed_blocks(models, decoder.synchronize) as (ran, heads):
-        for at, prompt in enumerate(prompts):
-            ran.clear()
-            began = time.perf_counter()
-            decoder.generate([prompt], NEW, frozenset())
-            decoder.synchronize()
-            whole_s += time.perf_counter() - began
-            counts[at] = sum(rows for rows, tokens, _ in ran if tokens == 1)
-            blocks += ran
-    step_s, prompt_s = (sum(s for _, tokens, s in blocks if (tokens == 1) == single) for single in (True, False))
-    return BlockRuns(counts, step_s, prompt_s, len(heads), sum(heads), whole_s)
+        began = time.perf_counter()
+        tokens = _answer(decoder, prompt)
+        whole_s = time.perf_counter() - began
+    step_s, prompt_s = (sum(run.seconds for run in ran if (run.tokens == 1) == single) for single in (True, False))
+    read: Counter[int] = Counter()
+    for run in ran:
+        read[run.block] += run.rows * run.tokens if run.tokens > 1 else 0
+    count = sum(run.rows for run in ran if run.tokens == 1)
+    columns = (np.array([n]) for n in (len(prompt.tokens), max(read.values(), default=0), read.total()))
+    return BlockRuns(np.array([count]), step_s, prompt_s, len(heads), sum(heads), whole_s, *columns), tokens
 
 
 def stated_rule(decoder: Decoder) -> StatedRule:
@@ -199,14 +250,23 @@ def stated_rule(decoder: Decoder) -> StatedRule:
     return stated
 
 
+class BlockCall(NamedTuple):
+    """``block``: its identity. ``rows``, ``tokens`` of a row."""
+
+    block: int
+    rows: int
+    tokens: int
+    seconds: float
+
+
 @contextmanager
 def timed_blocks(
     models: Sequence[Any], synchronize: Callable[[], None]
-) -> Iterator[tuple[list[tuple[int, int, float]], list[float]]]:
-    """Inside the ``with`` block, lists get (rows, tokens of a row, seconds) of every call of a transformer block of
-    ``models``, and seconds of every call of a head. ``synchronize`` waits for the device.
+) -> Iterator[tuple[list[BlockCall], list[float]]]:
+    """Inside the ``with`` block, lists get every call of a transformer block of ``models``, and seconds of every call
+    of a head. ``synchronize`` waits for the device.
     """
-    ran: list[tuple[int, int, float]] = []
+    ran: list[BlockCall] = []
     heads: list[float] = []
     began: list[float] = []
 
@@ -217,7 +277,7 @@ def timed_blocks(
     def end(module: Any, given: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
         synchronize()
         states = given[0] if given else named["hidden_states"]
-        ran.append((int(states.shape[0]), int(states.shape[1]), time.perf_counter() - began.pop()))
+        ran.append(BlockCall(id(module), int(states.shape[0]), int(states.shape[1]), time.perf_counter() - began.pop()))
 
     def end_head(module: Any, given: tuple[Any, ...], out: Any) -> None:
         synchronize()

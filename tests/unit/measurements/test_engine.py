@@ -30,6 +30,7 @@ from emad_ref.token_decoder import Completion, TokenDecoder
 from tests.claims.simulation import asked
 
 DOCUMENTS = 40
+PAIRED = 64  # of which each arm answers half first
 FEW = 16  # where an estimate is asked for and no verdict
 GATHER = {
     "ENG-1": "distributions",
@@ -258,7 +259,7 @@ def half(by_modules: LoadedModel) -> OwnRuleEvidence:
 def test_a_stated_speed_up_that_is_none_is_falsified_by_time_and_by_blocks(
     by_modules: LoadedModel, clock: AnswerClock
 ) -> None:
-    legs = stated_legs(by_modules, runs_every_block)
+    legs = stated_legs(by_modules, runs_every_block, PAIRED)
     assert legs[""].verdict == "falsified"
     assert (legs["speed-up"].outcome, legs["blocks saved"].outcome) == ("falsified", "falsified")
     assert legs["blocks saved"].estimate == 0
@@ -355,10 +356,95 @@ def test_blocks_are_counted_on_prompts_that_were_not_sent_before(
 @pytest.mark.parametrize("seconds", [pytest.param(2.0, marks=pytest.mark.slow), 0.3])  # less is the harder case
 def test_a_slowed_full_depth_is_no_speed_up(by_modules: LoadedModel, clock: AnswerClock, seconds: float) -> None:
     """Also where full depth takes less longer than a head and a quarter of the blocks would explain."""
-    decided = stated_legs(by_modules, lambda request: SlowsFullDepth(request, clock, seconds))[""]
+    decided = stated_legs(by_modules, lambda request: SlowsFullDepth(request, clock, seconds), PAIRED)[""]
     legs = {leg.name: leg for leg in decided.legs}
     assert legs["speed-up, 1.8× stated"].estimate == pytest.approx(1 + seconds, abs=0.02)
     assert legs["speed-up beyond what blocks explain"].outcome == "falsified"
+
+
+class Doubles(RunsEveryBlock):
+    """Full depth answers all requests twice, or reads its prompts token by token, on lent modules."""
+
+    feeds = False
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        if not self.under_rule and self.feeds:
+            session, _ = self._decoder.start([Prompt(prompts[0].tokens[:1])])
+            for token in prompts[0].tokens[1:]:
+                session.feed(np.array([[token]]))
+            session.close()
+        elif not self.under_rule:
+            super().generate(prompts, max_new, stop)
+        return super().generate(prompts, max_new, stop)
+
+
+class Feeds(Doubles):
+    feeds = True
+
+
+@pytest.mark.parametrize("made", [Doubles, Feeds])
+def test_blocks_that_full_depth_need_not_run_are_neither_saved_nor_an_explanation(
+    by_modules: LoadedModel, made: type[Doubles]
+) -> None:
+    found = stated(by_modules, made, FEW)
+    legs = decided_legs(found)
+    assert legs["blocks saved"].estimate < 0.05  # a step that full depth may need: of the last token
+    assert found.explained is not None
+    assert found.explained < 1.1 * EXPLAINED
+
+
+class HalfWhile(Stating):
+    """Runs half of the blocks ``when`` its number of requests and the lent model say so; states half of them saved."""
+
+    def __init__(self, request: Request, when: Callable[[int, Any], bool]):
+        self.model = request.model.load().model
+        super().__init__(request, HALF)
+        self.half = runs_half(request) if request.own_rule else self._decoder
+        self.asked, self.when_half = 0, when
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        self.asked += 1
+        decoder = self.half if self.when_half(self.asked, self.model) else self._decoder
+        return decoder.generate(prompts, max_new, stop)
+
+
+def test_blocks_are_counted_among_all_requests(by_modules: LoadedModel) -> None:
+    """A rule that saves blocks at first alone."""
+    saved = stated_legs(by_modules, lambda request: HalfWhile(request, lambda n, model: n <= DOCUMENTS + 1), PAIRED)
+    assert saved["blocks saved"].estimate < 0.3
+    assert saved["perplexity of emitted tokens"].estimate > 0.01
+
+
+def test_answers_whose_blocks_are_counted_are_scored(by_modules: LoadedModel) -> None:
+    """A rule that saves blocks only where modules are watched pays for it by perplexity."""
+
+    def watched(n: int, model: Any) -> bool:
+        return any(module._forward_hooks for module in model.modules())
+
+    legs = stated_legs(by_modules, lambda request: HalfWhile(request, watched), FEW)
+    assert legs["blocks saved"].estimate == pytest.approx(0.5, abs=0.03)
+    assert legs["perplexity of emitted tokens"].estimate > 0.01
+
+
+class KeepsPrompts(SlowsFullDepth):
+    """Either arm saves 0.9 s of a prompt that was read before; only the rule looks for it."""
+
+    def __init__(self, request: Request, clock: AnswerClock, read: set[bytes]):
+        super().__init__(request, clock, 0.0)
+        self.read = read
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        key = prompts[0].tokens.tobytes()
+        self.clock.wait(0.0 if self.under_rule and key in self.read else 0.9)
+        self.read.add(key)
+        return super().generate(prompts, max_new, stop)
+
+
+def test_a_prompt_that_full_depth_has_read_is_no_speed_up(by_modules: LoadedModel, clock: AnswerClock) -> None:
+    read = set[bytes]()
+    legs = stated_legs(by_modules, lambda request: KeepsPrompts(request, clock, read), PAIRED)
+    assert legs["speed-up"].estimate == pytest.approx(1, abs=0.02)
+    assert legs["speed-up"].outcome == "falsified"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.0])
@@ -372,7 +458,7 @@ def test_where_no_block_is_seen_full_depth_is_held_against_generate(
             super().__init__(request, clock, seconds)
             self.stated = StatedRule("as fast", speedup=1.0 + seconds)
 
-    legs = stated_legs(loaded, Unseen)
+    legs = stated_legs(loaded, Unseen, PAIRED)
     assert legs["speed-up"].outcome == "survived"
     slowed = legs.get("a full depth that was not slowed")
     assert (slowed is not None) == bool(seconds)
@@ -389,8 +475,9 @@ def test_blocks_and_heads_explain_as_much_as_they_take_at_the_rules_pace(
 
     A rule that reads no head has no pace of its own.
     """
-    rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0)
-    full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, heads=64, head_s=19.2, whole_s=1000.0)
+    two = dict.fromkeys(("lengths", "read", "passed"), np.array([48, 48]))
+    rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0, **two)
+    full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, heads=64, head_s=19.2, whole_s=1000.0, **two)
     assert explained_ratio(full, rule) == pytest.approx(1 + (150 * 0.04 + 2 + explained) / 10)
     assert explained_ratio(rule, rule) == 1
 
