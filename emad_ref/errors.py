@@ -10,6 +10,7 @@ from itertools import takewhile
 ENDS_ALIKE = 0.8  # ratio of a name that ends with the word
 NEAR = 0.6  # ratio of difflib from which two names count as alike, its own default
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
+_LINE_BREAK = re.compile(r"\s*\n\s*")
 LONGEST_MESSAGE, LONGEST_VALUE = 4000, 500  # characters
 # C0 and C1 controls but line feed and tab, bidirectional controls, line and paragraph separators, lone surrogates
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -55,7 +56,7 @@ class BadArgument(EmadError, ValueError):
 
     def __init__(self, name: str, value: object, expected: str, remedy: str = ""):
         self.name, self.value = name, value
-        shown = printable(repr(value), LONGEST_VALUE)
+        shown = printable(_LINE_BREAK.sub(" ", repr(value)), LONGEST_VALUE)  # an array's has several lines
         super().__init__(f"{name}={shown}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
 
 

@@ -247,6 +247,8 @@ def lens(args: argparse.Namespace) -> None:
 
     require_writable(args.out, "out")  # reject bad input before the long pass
     rank = parse_rank(args.rank)
+    if args.gate and args.held_out < 2:
+        raise BadArgument("held_out", args.held_out, "at least 2 tokens with --gate", "a gate is fitted to them")
     loaded = load(args.model)
     require_decoder_only(loaded)
     stepper = loaded.stepper

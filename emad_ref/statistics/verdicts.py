@@ -205,9 +205,9 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
         thresholds = { perplexity_rise = 0.02 }
 
     Raises:
-        BadArgument: the file cannot be read or parsed, or names an unknown row, an unknown field or threshold, or a
-            value of another type; an extension's file whose rows are not such rows, or have an id of ours. The message
-            names file, row and field.
+        BadArgument: the file cannot be read or parsed, changes nothing, or names an unknown row, an unknown field or
+            threshold, or a value of another type; an extension's file whose rows are not such rows, or have an id of
+            ours. The message names file, row and field.
     """
     register = dict(_shipped_rows())
     for file in registers():
@@ -215,7 +215,10 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
             register[name] = _extension_row(name, row, file, register)
     if path is None:
         return register
-    for name, row in read_toml(path, "claims file").items():
+    changed = read_toml(path, "claims file")
+    if not changed:
+        raise BadArgument("claims file", str(path), "a table of at least one claim", "leave the file out")
+    for name, row in changed.items():
         if name not in register:
             raise BadArgument(
                 f"{path}: row", name, f"one of {', '.join(register)}", "new claims need a test in suites/"
@@ -271,6 +274,8 @@ def _check_minimum(minimum: Any, where: str) -> None:
 def _row_with_overrides(claim: Claim, row: Any, where: str) -> Claim:
     if not isinstance(row, dict):
         raise BadArgument(where, row, "a table", f"write [{claim.id}] and its fields below")
+    if row in ({}, {"thresholds": {}}):
+        raise BadArgument(where, row, "gate, or a threshold", f"without one of them [{claim.id}] changes nothing")
     for name in row:
         if name not in ("gate", "thresholds"):
             raise BadArgument(f"{where}: field", name, "gate or thresholds", "the rest of a row belongs to the paper")

@@ -88,6 +88,7 @@ def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
         (("--rank", "0"), "rank=0, but expected a rank ≥ 1"),
         (("--layers", "6"), "layers=(6,), but expected layers in 1–5"),
         (("--layers", "4", "2"), "layers=(4, 2), but expected ascending layers"),
+        (("--gate", "--held-out", "1"), "held_out=1, but expected at least 2 tokens with --gate; a gate is fitted"),
         (("--steps", "0"), "steps=0, but expected a number from 1 to"),
         (("--rate", "0"), "rate=0.0, but expected a finite number > 0"),
         (("--corpus", "nowhere"), "corpus='nowhere'"),

@@ -57,6 +57,7 @@ def test_bad_arguments_are_value_errors_of_this_package():
         raise BadArgument("depth", 13, "a layer", "try 12")
     assert isinstance(refused.value, EmadError)
     assert str(BadArgument("depth", "x", "a layer")) == "depth='x', but expected a layer"
+    assert str(BadArgument("map", np.eye(2), "a vector")) == "map=array([[1., 0.], [0., 1.]]), but expected a vector"
 
 
 def test_adaptive_means_that_some_token_could_leave_early():

@@ -60,6 +60,9 @@ def test_a_users_file_sets_gate_and_thresholds_and_leaves_the_rest(tmp_path):
         ("[EMAD-E2]\nthresholds = { x = 1 }", ["EMAD-E2: thresholds", "no threshold to set"]),
         ("EMAD-F1 = 3", ["EMAD-F1", "table"]),
         ("[EMAD-F1", ["claims file", "valid TOML"]),
+        ("# thresholds to come\n", ["claims file", "at least one claim", "leave the file out"]),
+        ("[EMAD-F1]\n", ["EMAD-F1={}", "gate, or a threshold", "[EMAD-F1] changes nothing"]),
+        ("[EMAD-F1]\nthresholds = {}", ["EMAD-F1={'thresholds': {}}", "gate, or a threshold"]),
     ],
 )
 def test_what_a_users_file_must_not_say_is_refused_with_file_row_and_field(tmp_path, text, named):
