@@ -56,7 +56,8 @@ def log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: 
             history = np.concatenate([prompt.tokens, shown.tokens[:-1]]).astype(np.int64)
             expected = log_softmax(under_test.lens(history).last, axis=-1)
             new = expected[len(prompt.tokens) - 1 :]
-            _require_shape(judge, row, shown, max_new, top)
+            fault = reply_fault(shown, max_new, top, allowed)
+            tally.require(not fault, f"row {row}: {fault}")
             known = np.take_along_axis(new, shown.ids, axis=-1)
             started = len(prompt.tokens) - 1
             _require_close(judge, f"row {row}, new token", shown.log_probs, known, history, started)
@@ -102,12 +103,25 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
     return total
 
 
-def _require_shape(judge: Judge, row: int, shown: TokenLogProbs, max_new: int, top: int) -> None:
+def reply_fault(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
+    """What keeps ``shown`` from being ``max_new`` greedy tokens among ``top`` different ids each; "" if nothing does.
+
+    A greedy token lies at most ``allowed`` nats behind the likeliest one that the decoder itself reports.
+    """
     shapes = shown.tokens.shape, shown.ids.shape, shown.log_probs.shape
     wanted = (max_new,), (max_new, top), (max_new, top)
-    judge.tally.require(shapes == wanted, f"row {row}: arrays of shapes {shapes}, but {wanted} were asked for")
-    inside = (shown.ids == shown.tokens[:, None]).any(axis=-1)
-    judge.tally.require(bool(inside.all()), f"row {row}: an emitted token is not among the {top} likeliest")
+    if shapes != wanted:
+        return f"arrays of shapes {shapes}, but {wanted} were asked for"
+    if (np.diff(np.sort(shown.ids, axis=-1), axis=-1) == 0).any():
+        return f"one id stands twice among the {top} likeliest"
+    places = shown.ids == shown.tokens[:, None]
+    if not places.any(axis=-1).all():
+        return f"an emitted token is not among the {top} likeliest"
+    behind = shown.log_probs.max(axis=-1) - shown.log_probs[places]
+    if (behind > allowed).any():
+        at = int(behind.argmax())
+        return f"new token {at}: {shown.tokens[at]} lies {behind[at]:.2g} nats behind the likeliest that is reported"
+    return ""
 
 
 def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, tokens: Ints, first: int = 0) -> None:

@@ -7,6 +7,7 @@ and beside other rows, again, token by token, sampled, and beside counters of ac
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from scipy.special import log_softmax
 
-from emad_ref.audit.log_probs import read_log_probs, truncated_divergence
+from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.audit.log_probs import read_log_probs, reply_fault, truncated_divergence
 from emad_ref.audit.sampling import SampledRow, places
 from emad_ref.audit.token_comparison import same_tokens
 from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
@@ -30,10 +32,11 @@ from emad_ref.statistics.units import ByDocument
 
 PROMPT, NEW, TOP = 48, 16, 5  # tokens of a prompt at most, new tokens, likeliest tokens that are asked for
 ROWS = 8  # of a request
+SIZES = (1, 3, 8, 16)  # rows of requests for log-probabilities, in turn
 DOCUMENTS = 800  # at least: against a rise of 0.5 % nothing survives with fewer than 600
 TWIN_DOCUMENTS = 30  # on which twins of other precisions are run
 REPORTED = 2.0**-22  # nats: a log-probability that is written as float32 is off by so much at most, on average
-COMPANY = (1, 3, 7, 15)  # other rows beside one
+COMPANY = tuple(range(1, 16))  # other rows beside one: engines pad batches to their own sizes
 REPEATED = 16  # rows whose tokens are compared
 TEMPERATURES = (0.5, 2.0)  # the hottest last
 DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # documents that are sampled, of a request, and seeds for each
@@ -105,14 +108,27 @@ class EngineAnswers:
         return self._subject.openings(self._documents, min(PROMPT, self._subject.window - NEW))
 
     @cached_property
+    def _varied(self) -> list[Prompt]:
+        """Each third prompt is as long as its document."""
+        both = zip(self._prompts, self._longer, strict=True)
+        return [long if at % 3 == 2 else short for at, (short, long) in enumerate(both)]
+
+    @cached_property
+    def _longer(self) -> list[Prompt]:
+        """``_prompts``, each as long as its document, within the positions that audits reach."""
+        return self._subject.openings(self._documents, self._subject.audited_window - NEW)
+
+    @cached_property
     def distributions(self) -> DistributionEvidence:
         """Raises Unsupported: the decoder reports no log-probabilities."""
         subject = self._subject
         shown: list[TokenLogProbs] = []
-        with subject.open(subject.full, max_rows=ROWS) as decoder:
-            for start in range(0, len(self._prompts), ROWS):
-                shown += read_log_probs(decoder, self._prompts[start : start + ROWS], NEW, TOP)
-        expected = [self._expected(prompt, row) for prompt, row in zip(self._prompts, shown, strict=True)]
+        with subject.open(subject.full, max_rows=max(SIZES)) as decoder:
+            for rows in itertools.cycle(SIZES):
+                if not (batch := self._varied[len(shown) : len(shown) + rows]):
+                    break
+                shown += self._read_log_probs(decoder, batch)
+        expected = [self._expected(prompt, row) for prompt, row in zip(self._varied, shown, strict=True)]
         columns = np.array([_compare(row, own) for row, own in zip(shown, expected, strict=True)]).T
         divergence, error, loss, own_loss, agreeing = map(ByDocument.distinct, columns)
         positions = ByDocument.distinct(np.full(len(shown), NEW))
@@ -122,6 +138,16 @@ class EngineAnswers:
             {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.dtype)},
             tolerance**2 / 2 + REPORTED,
         )  # fmt: skip
+
+    def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
+        """Raises AuditRefutedError: an answer is not what was asked for."""
+        found = read_log_probs(decoder, prompts, NEW, TOP)
+        faults = [reply_fault(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
+        if len(found) != len(prompts):
+            faults.append(f"{len(found)} rows for {len(prompts)} prompts")
+        if fault := next(filter(None, faults), None):
+            raise AuditRefutedError(f"log-probabilities: {fault}")
+        return found
 
     def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
         """[m, V] log-probabilities by the oracle."""
@@ -134,7 +160,7 @@ class EngineAnswers:
         """Mean KL and mean |Δ log p| of the folder's model in ``dtype``, on some of the same tokens."""
         model = copy.deepcopy(self._subject.loaded.model).to(getattr(torch, dtype))
         found = []
-        for prompt, row, own in zip(self._prompts[:TWIN_DOCUMENTS], shown, expected, strict=False):
+        for prompt, row, own in zip(self._varied[:TWIN_DOCUMENTS], shown, expected, strict=False):
             history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]
             logits = to_host(model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double())
             log_p = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
@@ -174,16 +200,23 @@ class EngineAnswers:
 
     @cached_property
     def repeats(self) -> PartedRows:
-        """The same requests again, idle, between other requests and sampled under one seed (ENG-3)."""
+        """The same requests again, at once, alone, after other requests and sampled under one seed (ENG-3)."""
         subject, prompts = self._subject, self._ragged
         with subject.open(subject.full, max_rows=len(prompts)) as decoder:
-            first = decoder.generate(prompts, NEW, frozenset()).emitted
-            again = decoder.generate(prompts, NEW, frozenset()).emitted
+
+            def together() -> list[Ints]:
+                return decoder.generate(prompts, NEW, frozenset()).emitted
+
+            def alone(rows: Sequence[Prompt]) -> list[Ints]:
+                return [decoder.generate([prompt], NEW, frozenset()).emitted[0] for prompt in rows]
+
+            first, again, one_by_one = together(), together(), alone(prompts)
             for other in self._prompts[-REPEATED:]:
                 decoder.generate([other], 2, frozenset())
-            later = decoder.generate(prompts, NEW, frozenset()).emitted
+            backwards, later = alone(prompts[::-1]), together()  # no two requests of a row lie as far apart as others'
         runs = {"again": again, "after other requests": later}
-        return {name: _differing(run, first) for name, run in runs.items()} | self._sampled(prompts)
+        found = {name: _differing(run, first) for name, run in runs.items()}
+        return found | {"alone, again": _differing(backwards[::-1], one_by_one)} | self._sampled(prompts)
 
     def _sampled(self, prompts: Sequence[Prompt]) -> dict[str, Ints]:
         """Tokens drawn twice under one seed; nothing of a decoder that declines sampling."""
@@ -273,9 +306,11 @@ class EngineAnswers:
 
     @cached_property
     def _ragged(self) -> list[Prompt]:
-        """Rows of different lengths, from one token on."""
-        chosen = self._prompts[:REPEATED]
-        return [Prompt(prompt.tokens[: 1 + 3 * row]) for row, prompt in enumerate(chosen)]
+        """Rows of different lengths, from one token on; each fourth is as long as its document."""
+        return [
+            prompt if row % 4 == 3 else Prompt(prompt.tokens[: 1 + 3 * row])
+            for row, prompt in enumerate(self._longer[:REPEATED])
+        ]
 
     def _parted(self, prompts: Sequence[Prompt], run: Sequence[Ints], alone: Sequence[Ints], noise: float) -> Ints:
         """[rows] 1 where tokens differ and no tie excuses it."""

@@ -5,6 +5,7 @@ And of an exit rule of somebody else's: what it states is held against blocks th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from emad_ref.audit.finding import AuditRefutedError
+from emad_ref.audit.log_probs import session_log_probs
 from emad_ref.claims.base import question_of
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
@@ -24,12 +26,13 @@ from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import truncated
-from emad_ref.protocol import Decoder, DraftCounts, Prompt, Request, StatedRule, Unsupported
+from emad_ref.protocol import Decoder, DraftCounts, Prompt, Request, StatedRule, TokenLogProbs, Unsupported
 from emad_ref.record import Record
 from emad_ref.token_decoder import Completion, TokenDecoder
 from tests.claims.simulation import asked
 
 DOCUMENTS = 40
+LONG = 64  # tokens: more than most prompts have
 PAIRED = 64  # of which each arm answers half first
 FEW = 16  # where an estimate is asked for and no verdict
 GATHER = {
@@ -93,6 +96,31 @@ class Changing:
         return record
 
 
+class Reporting(Changing):
+    """Other log-probabilities, and tokens, where ``when`` says so of a request's prompts: those in bfloat16."""
+
+    def __init__(self, request: Request, when: Callable[[Sequence[Prompt]], bool]):
+        super().__init__(request, lambda rows, n: False)
+        coarse = request.model.load()
+        coarse = replace(coarse, model=copy.deepcopy(coarse.model).bfloat16().float())
+        self._coarse = make_reference_decoder(replace(request, model=replace(request.model, load=lambda: coarse)))
+        self._is_coarse = when
+
+    def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
+        return session_log_probs(self._coarse if self._is_coarse(prompts) else self._decoder, prompts, max_new, top)
+
+
+class Company(Changing):
+    """The last token of a prompt longer than ``LONG`` is another where the request has other rows."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
+        record = super().generate(prompts, max_new, stop)
+        for prompt, row in zip(prompts, record.emitted, strict=True):
+            if len(prompts) > 1 and len(prompt.tokens) > LONG:
+                row[-1] = (row[-1] + 7) % 64
+        return record
+
+
 class Copying(Changing):
     """The later half of a request's rows has the tokens of the first, whose prompts are the same."""
 
@@ -132,6 +160,21 @@ FAULTS: dict[str, tuple[str, Make]] = {
         "ENG-2",
         lambda request: Changing(request, lambda rows, n: rows == 1 and n % 5 == 0),
     ),
+    "the last of five rows is another": ("ENG-2", lambda request: Changing(request, lambda rows, n: rows == 5)),
+    "a long row beside others is another": ("ENG-2", lambda request: Company(request, lambda rows, n: False)),
+    "bfloat16 for a row alone": ("ENG-4", lambda request: Reporting(request, lambda prompts: len(prompts) == 1)),
+    "bfloat16 for more than eight rows": (
+        "ENG-4",
+        lambda request: Reporting(request, lambda prompts: len(prompts) > 8),
+    ),
+    "bfloat16 for long prompts": (
+        "ENG-4",
+        lambda request: Reporting(request, lambda prompts: max(len(each.tokens) for each in prompts) > LONG),
+    ),
+    "each third answer to a row alone is another": (
+        "ENG-3",
+        lambda request: Changing(request, lambda rows, n: rows == 1 and n % 3 == 0),
+    ),
     "another answer the second time": ("ENG-3", lambda request: Changing(request, lambda rows, n: n == 2)),
     "another answer after other requests": ("ENG-3", lambda request: Changing(request, lambda rows, n: n > 9)),
     "temperature is ignored": (
@@ -153,8 +196,46 @@ SELDOM = ("the tail is cut", "rows of a request share one seed")
 )
 def test_a_planted_fault_falsifies_its_row(fault: str, loaded: LoadedModel) -> None:
     claim, make = FAULTS[fault]
-    documents = 4 * DOCUMENTS if "seed" in fault else DOCUMENTS  # the first token of half of them is nearly certain
+    # the first token of half of the documents is nearly certain; few requests have a row alone
+    documents = (4 if "seed" in fault else 8 if fault == "bfloat16 for a row alone" else 1) * DOCUMENTS
     assert verdict(claim, loaded, make, documents=documents).verdict == "falsified"
+
+
+def cut(row: TokenLogProbs) -> TokenLogProbs:
+    return TokenLogProbs(row.tokens[:1], row.ids[:1], row.log_probs[:1])
+
+
+def one_id(row: TokenLogProbs) -> TokenLogProbs:
+    return TokenLogProbs(
+        row.tokens, *(np.repeat(each[:, :1], each.shape[1], axis=1) for each in (row.ids, row.log_probs))
+    )
+
+
+def runner_up(row: TokenLogProbs) -> TokenLogProbs:
+    return TokenLogProbs(np.append(row.tokens[:-1], row.ids[-1, 1]), row.ids, row.log_probs)
+
+
+REPLIES = {
+    "arrays of shapes": cut,
+    "one id stands twice among the 5 likeliest": one_id,
+    "nats behind the likeliest": runner_up,
+}
+
+
+class Editing(Changing):
+    def __init__(self, request: Request, edit: Callable[[TokenLogProbs], TokenLogProbs]):
+        super().__init__(request, lambda rows, n: False)
+        self._edit = edit
+
+    def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
+        return [self._edit(row) for row in session_log_probs(self._decoder, prompts, max_new, top)]
+
+
+@pytest.mark.parametrize("words", REPLIES)
+def test_a_reply_that_is_no_greedy_answer_decides_nothing(loaded: LoadedModel, words: str) -> None:
+    """Right numbers of other tokens than were asked for would show no divergence."""
+    with pytest.raises(AuditRefutedError, match=words):
+        verdict("ENG-1", loaded, lambda request: Editing(request, REPLIES[words]), documents=FEW)
 
 
 def test_a_precision_that_is_stated_is_allowed(loaded: LoadedModel) -> None:
