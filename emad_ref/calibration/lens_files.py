@@ -63,9 +63,9 @@ def load_tensors(
     except BadArgument as error:  # parts that do not belong together
         raise bad(f"{what}={str(path)!r}: {error}; {remedy}") from error
     except Exception as error:  # a damaged file raises any error of safetensors, JSON or torch
+        reason = f"it has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {str(error)[:200]}"
         raise bad(
-            f"{what}={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
-            f"`{writer}` wrote; {remedy}"
+            f"{what}={str(path)!r} cannot be read ({reason}), but expected one that `{writer}` wrote; {remedy}"
         ) from error
 
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from emad_ref.cli.arguments import add_examples, real, whole
+from emad_ref.cli.arguments import add_examples, path, real, whole
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import Study
@@ -78,9 +79,9 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
     add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
     add("--threads", type=whole, metavar="N", help="threads of torch (default: 1 for a small model)")
     add("--seed", type=whole, default=0, metavar="N", help="seed of the weights of random: and control: (default: 0)")
-    add("--lens", action="append", default=[], metavar="FILE",
+    add("--lens", action="append", type=path, default=[], metavar="FILE",
         help="tuned lens of emad lens, for points that name it; repeatable")  # fmt: skip
-    add("--exit", action="append", default=[], metavar="FILE",
+    add("--exit", action="append", type=path, default=[], metavar="FILE",
         help="exit of emad screen, for points that name its lens or maps; repeatable")  # fmt: skip
     add_examples(
         sub,
@@ -120,17 +121,17 @@ def _attach_files(args: argparse.Namespace, models: Sequence[LoadedModel]) -> No
     from emad_ref.probes.lens import attach_lens
     from emad_ref.screening.exit import load_exit
 
-    for path in args.lens:
-        lens = load_lens(path).lens
-        for model in _models_of_file("--lens", path, lens.fingerprint, models):
+    for file in args.lens:
+        lens = load_lens(file).lens
+        for model in _models_of_file("--lens", file, lens.fingerprint, models):
             attach_lens(model.stepper, lens, model.fingerprint)
-    for path in args.exit:
-        exit = load_exit(path)
-        for model in _models_of_file("--exit", path, exit.fingerprint, models):
+    for file in args.exit:
+        exit = load_exit(file)
+        for model in _models_of_file("--exit", file, exit.fingerprint, models):
             exit.attach(model)
 
 
-def _models_of_file(option: str, path: str, fingerprint: str, models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
+def _models_of_file(option: str, file: Path, fingerprint: str, models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
     """The served models with the ``fingerprint`` of a file.
 
     Raises:
@@ -139,7 +140,7 @@ def _models_of_file(option: str, path: str, fingerprint: str, models: Sequence[L
     matches = [model for model in models if model.fingerprint == fingerprint]
     if not matches:
         served = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
-        raise BadArgument(option, path, f"a file of {served}", f"it was made for the model {fingerprint[:12]}")
+        raise BadArgument(option, str(file), f"a file of {served}", f"it was made for the model {fingerprint[:12]}")
     return matches
 
 
@@ -193,12 +194,13 @@ def _serve_pipe(args: argparse.Namespace, replies: int) -> None:
     try:
         with _load_models(args) as make:
             _log(f"serving {', '.join(args.models)} over standard input and output")
-            limits = ServerLimits(sessions=args.sessions, tokens=args.tokens)
-            DecoderServer(make, NAME, limits=limits).serve(Stream(0, replies))
+            served = DecoderServer(make, NAME, limits=ServerLimits(sessions=args.sessions, tokens=args.tokens))
+            try:
+                served.serve(Stream(0, replies))
+            except OSError as error:
+                raise EmadError(f"lost the client: {error}") from error
     except ServerStopped:
         return
-    except OSError as error:
-        raise EmadError(f"lost the client: {error}") from error
 
 
 # ---------------------------------------------------------------- sockets

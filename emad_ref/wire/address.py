@@ -117,7 +117,10 @@ def parse_host_and_port(rest: str, text: str, where: str, ports: range = PORTS) 
     host, _, port = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise BadArgument(where, text, ADDRESS_FORMS, "name both, e.g. tcp:127.0.0.1:7007")
+        scheme = text.removesuffix(rest)  # of an address; an option for a host and a port has none
+        raise BadArgument(
+            where, text, ADDRESS_FORMS if scheme else "HOST:PORT", f"name both, e.g. {scheme.strip()}127.0.0.1:7007"
+        )
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in ports):
         raise BadArgument(where, text, f"a port in {ports[0]}–{ports[-1]} behind the last colon")
     return host, int(port)

@@ -25,7 +25,9 @@ from emad_ref.wire.client import Connection, DecoderFailed
     [
         (["--tcp", "0.0.0.0:0"], "--tcp='0.0.0.0:0', but expected an address of the loopback interface"),
         (["--tcp", "[::]:0"], "--tcp='[::]:0', but expected an address of the loopback interface"),
-        (["--tcp", "7007"], "--tcp='7007', but expected"),
+        (["--tcp", "7007"], "--tcp='7007', but expected HOST:PORT; name both, e.g. 127.0.0.1:7007\n"),
+        (["--lens", "nowhere"], "emad: lens='nowhere', but expected a file that can be read"),
+        (["--exit", "nowhere"], "emad: exit='nowhere', but expected a file that can be read"),
         (["--tcp", "127.0.0.1:seven"], "a port in 0–65535"),
         (["--tcp", "no.such.host.invalid:7007"], "an address to listen on"),
         (["--tcp", "192.0.2.1:7007", "--anywhere"], "an address to listen on"),
@@ -52,6 +54,15 @@ def test_bad_input_exits_1_and_says_why_on_stderr_alone(capfd, arguments, said):
     assert said in err
     assert "Traceback" not in err
     assert "add --anywhere" in err or "loopback interface" not in err
+
+
+@pytest.mark.parametrize("option", ["--lens", "--exit"])
+def test_a_blank_path_is_a_usage_error(option, capsys):
+    """As of every verb: an unset variable is no file."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "emad-nano", option, " "])
+    assert ended.value.code == 2
+    assert f"argument {option}: ' ', but expected a path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "anywhere"), [("127.0.0.1:0", False), ("localhost:0", False), ("0.0.0.0:0", True)])
