@@ -282,15 +282,16 @@ class EngineAnswers:
     def _counted_drafts(
         decoder: Decoder, counters: Callable[[], DraftCounts], prompts: Sequence[Prompt]
     ) -> list[tuple[int, list[int]]]:
-        """What the counters rise by in each request."""
-        rows, before = [], counters()
+        """What the counters rise by in each request. Raises AuditRefutedError: by more than all tokens allow."""
+        rows, new, before = [], 0, counters()
+        first = before
         for prompt in prompts:
-            decoder.generate([prompt], ACCEPTANCE_NEW, frozenset())
+            new += len(decoder.generate([prompt], ACCEPTANCE_NEW, frozenset()).emitted[0])
             after = counters()
-            risen = np.asarray(after.accepted).copy()
-            risen[: len(before.accepted)] -= before.accepted
-            rows.append((after.drafts - before.drafts, risen.tolist()))
+            rows.append((after.drafts - before.drafts, _risen(before, after).tolist()))
             before = after
+        # in all: a server may count the end of one request while it answers the next
+        _require_possible(before.drafts - first.drafts, _risen(first, before), new, len(prompts))
         return rows
 
     def _own_drafts(self, prompts: Sequence[Prompt]) -> list[tuple[int, list[int]]]:
@@ -321,6 +322,29 @@ class EngineAnswers:
             for prompt, one, other in rows
         ]
         return np.array([passed is False for passed in found], dtype=np.int64)
+
+
+def _risen(before: DraftCounts, after: DraftCounts) -> Ints:
+    risen = np.asarray(after.accepted).copy()
+    risen[: len(before.accepted)] -= before.accepted
+    return risen
+
+
+def _require_possible(drafts: int, accepted: Ints, new: int, requests: int) -> None:
+    """Require that ``drafts`` verifications may have accepted each position ``accepted`` times in ``new`` tokens.
+
+    A verification gives a token besides those that it accepts. The last one of a request may give more than is asked.
+    """
+    counts, given = [drafts, *accepted.tolist(), 0], drafts + int(accepted.sum())
+    fault = ""
+    if counts != sorted(counts, reverse=True):
+        fault = "where each position may be accepted at most as often as the one before it"
+    elif given > new + requests * len(accepted):
+        fault = f"which give {given} tokens where the requests got {new}"
+    if fault:
+        raise AuditRefutedError(
+            f"counters rise by {drafts} drafts that accept {accepted.tolist()} by position, {fault}"
+        )
 
 
 def _differing(run: Sequence[Ints], first: Sequence[Ints]) -> Ints:

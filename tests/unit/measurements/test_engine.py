@@ -270,6 +270,22 @@ def test_counters_of_an_engine_are_held_against_a_record(
     assert length == pytest.approx(1 + sum(accepted) / 5)
 
 
+@pytest.mark.parametrize(
+    ("accepted", "words"),
+    [
+        ((5, 5, 5, 5, 5, 5, 5, 5), "which give 720 tokens where the requests got 512"),
+        ((2, 3), "at most as often as the one before"),
+        ((6, 1), "at most as often as the one before"),
+        ((2, -1), "at most as often as the one before"),
+    ],
+)
+def test_counters_that_the_tokens_do_not_allow_decide_nothing(
+    loaded: LoadedModel, accepted: Sequence[int], words: str
+) -> None:
+    with pytest.raises(AuditRefutedError, match=words):
+        verdict("ENG-5", loaded, lambda request: Counting(request, accepted), documents=FEW)
+
+
 def test_own_drafts_are_counted_by_position(loaded: LoadedModel) -> None:
     """At least as many accept a position as the next; with one accepted draft a round at least, all tokens are new."""
     subject = ModelUnderTest(loaded, Study(), RunResources(make_reference_decoder))
