@@ -8,12 +8,15 @@ that read local data (``emad_ref/tasks/local``). With ``--config``, and of other
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from traceback import walk_tb
 
 from emad_ref.console import print_error, run_command
 from emad_ref.errors import EmadError
+from emad_ref.files import require_writable
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 
 DEFAULT_OPTIONS = {  # every spelling of an option, and what it is given where none of them stands
@@ -34,14 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     import emad_ref.tasks.harness  # noqa: F401  # registers `emad`
 
+    argv = sys.argv[1:] if argv is None else argv
     before = sys.argv
-    sys.argv = ["lm_eval", *fill_in_defaults(sys.argv[1:] if argv is None else argv)]  # lm-eval reads nothing else
+    sys.argv = ["lm_eval", *fill_in_defaults(argv)]  # lm-eval reads nothing else
     try:
+        require_output(argv)
         cli_evaluate()
     except EmadError as error:
         print_error(error)
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:  # TypeError: one argument in --model_args and as an option
         if not _raised_by_lm_eval(error):
             raise
         print_error(f"lm_eval: {error!r}")
@@ -49,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+def require_output(argv: Sequence[str]) -> None:
+    """Refuse an ``--output_path`` in which lm-eval could not write: it would warn after the run, and end with status 0.
+
+    Raises:
+        BadFile: as ``require_writable``.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output_path", "-o", nargs="?")  # without a value, lm-eval's own parser says so
+    if path := parser.parse_known_args(argv)[0].output_path:
+        require_writable(Path(path) if path.endswith(".json") else Path(path) / "results", "--output_path")
 
 
 def _raised_by_lm_eval(error: BaseException) -> bool:

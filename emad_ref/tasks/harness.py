@@ -508,6 +508,8 @@ def _operating_point(
         if margin is not None:
             raise BadArgument("margin", margin, "a profile beside it", "pass profile=FILE, written by `emad calibrate`")
         return point or full_depth(loaded.geometry.layers)
+    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
+        raise BadArgument("margin", margin, "a number of nats", "pass margin=0.2, without a unit")
     loaded_profile = load_profile(Path(profile))
     loaded_profile.require(loaded.fingerprint, str(loaded.provenance["dtype"]))
     return loaded_profile.point(float(margin or 0.0))

@@ -96,8 +96,12 @@ def test_without_a_point_or_profile_it_is_full_depth(nano):
     ("arguments", "message"),
     [
         ({"margin": 0.1}, "margin=0.1, but expected a profile beside it"),
+        *(
+            ({"margin": margin, "profile": "x.json"}, f"margin={margin!r}, but expected a number of nats")
+            for margin in ("abc", "0.2 nats", True, [0.1])
+        ),
         ({"point": full_depth(4), "profile": "x.json"}, "profile='x.json', but expected None beside a point"),
-        ({"point": full_depth(12)}, r"point\.layers=12, but expected 4"),
+        ({"point": full_depth(12)}, "point.layers=12, but expected 4"),
         ({"batch_size": 0}, "batch_size=0, but expected a number of rows ≥ 1, or auto"),
         ({"batch_size": "auto:x"}, "batch_size='auto:x'"),
         ({"max_batch_size": 0}, "batch_size=0, but expected a number of rows"),
@@ -109,8 +113,9 @@ def test_without_a_point_or_profile_it_is_full_depth(nano):
     ],
 )
 def test_contradictory_arguments_are_refused(nano, arguments, message):
-    with pytest.raises(BadArgument, match=message):
+    with pytest.raises(BadArgument) as refused:
         EmadLM(nano, **arguments)
+    assert message in str(refused.value)
 
 
 def test_other_arguments_are_refused_by_name(nano, profile):

@@ -48,3 +48,17 @@ def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path
     assert lm_eval.main(["--model_args", model, "--tasks", "world_recall", "--limit", "1"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("emad: margin=0.2, but expected a profile beside it")
     assert sys.argv is before
+    assert lm_eval.main(["--model_args", "pretrained=emad-nano,batch_size=2", "--tasks", "world_recall"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("emad: lm_eval: TypeError(")
+    assert "multiple values for keyword argument 'batch_size'" in last
+
+
+@pytest.mark.parametrize("words", [["--output_path", "{}"], ["--output_path={}"], ["-o", "{}"], ["-o", "{}/a.json"]])
+def test_results_that_cannot_be_written_are_refused_before_the_run(words, capsys, tmp_path):
+    """lm-eval warns of it after the run, and ends with status 0."""
+    pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+    (tmp_path / "file").touch()
+    argv = [word.format(tmp_path / "file") for word in words]
+    assert lm_eval.main(["--model_args", "pretrained=nowhere", "--tasks", "world_recall", *argv]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"emad: --output_path='{tmp_path}/file")
