@@ -23,6 +23,7 @@ from tests.claims.simulation import Case, celled, clustered
 # Documents whose mean entropy per layer is known; their windows have levels of their own, alike within a document.
 
 WINDOWS = 3  # of a document
+DOCUMENTS = (36, 60, 200)  # 36 of unequal lengths count as at least 30, the fewest that are decided on
 SPREAD_NATS = 0.05  # of a layer, between windows
 
 
@@ -51,10 +52,16 @@ EMAD_E1 = [
     Case("entropy falls at every layer", "holds", profile([-0.2, -0.1, -0.3]), draws=20),
     Case("entropy rises once", "fails", profile([-0.2, 0.1, -0.3]), draws=20, check=names_the_rise),
     Case("every layer says the same", "tied", profile([0.0, 0.0], spread=0.0)),
-    *celled("one step is flat, the others fall far", "edge", profile_cell([-0.5, 0.0, -0.5])),
-    *celled("all steps are flat", "edge", profile_cell([0.0] * 11)),
-    *celled("a rise as small as documents can show", "power", profile_cell([-0.2, 0.04, -0.2])),
-    *celled("a fall as small as documents can show", "power", profile_cell([-0.2, -0.04, -0.2]), wanted="survived"),
+    *celled("one step is flat, the others fall far", "edge", profile_cell([-0.5, 0.0, -0.5]), n=DOCUMENTS),
+    *celled("all steps are flat", "edge", profile_cell([0.0] * 11), n=DOCUMENTS),
+    *celled("a rise as small as documents can show", "power", profile_cell([-0.2, 0.04, -0.2]), n=DOCUMENTS),
+    *celled(
+        "a fall as small as documents can show",
+        "power",
+        profile_cell([-0.2, -0.04, -0.2]),
+        n=DOCUMENTS,
+        wanted="survived",
+    ),
 ]
 
 
