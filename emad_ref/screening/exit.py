@@ -189,6 +189,9 @@ def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         raise ValueError(f"its schema is {about.get('exit')!r}, not {EXIT_SCHEMA}")
     if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
         raise ValueError("its metadata holds values of other types")
+    window = about["screened"].get("window", 2)  # exits of before have none
+    if type(window) is not int or window < 2:
+        raise ValueError(f"its window is {str(window)[:80]!r}, not a whole number of at least 2 tokens")
     lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
     mine = {name: tensors.pop(name) for name in (GATE_TENSOR, VOCABULARY_TENSOR) if name in tensors}
     pairs = {name: tensors.pop(name) for name in list(tensors) if PAIR_NAME.fullmatch(name)}
@@ -237,7 +240,8 @@ def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, 
 
 
 def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
-    if not all(type(about[name]) is int for name in ("layer", "longest", "copied")):
+    whole = all(type(about[name]) is int for name in ("layer", "longest", "copied"))
+    if not whole or type(about["threshold"]) not in (int, float, type(None)):
         raise ValueError("its way of drafting holds values of other types")
     gate = Estimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
     vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None

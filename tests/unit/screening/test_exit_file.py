@@ -176,6 +176,27 @@ def test_parts_that_do_not_belong_together_are_refused(found, wrong, said):
         replace(found, **wrong)
 
 
+@pytest.mark.parametrize("window", [None, True, "128", [128], 128.5, -1, 1])
+def test_a_window_that_is_no_number_of_tokens_is_refused(found, tmp_path, window):
+    """EMAD-X2 counts with it: a text ended in a TypeError, and -1 counted no token."""
+    save_exit(tmp_path / "e", replace(found, screened={"window": window}))
+    with pytest.raises(BadExit, match=r"its window is '.*', not a whole number of at least 2 tokens"):
+        load_exit(tmp_path / "e")
+    save_exit(tmp_path / "e", replace(found, screened={"window": 2}))
+    assert load_exit(tmp_path / "e").screened == {"window": 2}
+
+
+@pytest.mark.parametrize("threshold", [b"true", b'\\"1\\"'])
+def test_a_threshold_of_drafts_is_a_number(found, tmp_path, threshold):
+    save_exit(tmp_path / "e", replace(found, drafting=replace(DRAFTING, threshold=1000000.0)))
+    data = (tmp_path / "e").read_bytes()
+    written = rb"\"threshold\": 1000000.0"
+    assert written in data
+    (tmp_path / "e").write_bytes(data.replace(written, rb"\"threshold\": " + threshold.rjust(9)))
+    with pytest.raises(BadExit, match="its way of drafting holds values of other types"):
+        load_exit(tmp_path / "e")
+
+
 def test_damaged_and_foreign_files_are_one_clear_error(found, tmp_path):
     save_exit(tmp_path / "e", found)
     save_lens(tmp_path / "lens", found.fitted)
