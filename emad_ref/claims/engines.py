@@ -40,7 +40,7 @@ from emad_ref.statistics.verdicts import Leg, Verdict
 
 AGREEMENT = "top-1 agreement"
 POSITIONS = 8  # drafted positions that a record may hold
-SAMPLING_LEGS = 10
+SAMPLING_LEGS = 14
 
 
 def divergence_bound(found: DistributionEvidence) -> float:

@@ -181,6 +181,12 @@ FAULTS: dict[str, tuple[str, Make]] = {
         "ENG-6",
         lambda request: make_reference_decoder(replace(request, temperature=float(request.temperature > 0))),
     ),
+    "temperature 1 is taken for half of it": (
+        "ENG-6",
+        lambda request: make_reference_decoder(
+            replace(request, temperature=request.temperature - (request.temperature == 1) / 2)
+        ),
+    ),
     "seed is ignored": ("ENG-6", lambda request: make_reference_decoder(replace(request, seed=0))),
     "rows of a request share one seed": ("ENG-6", lambda request: Copying(request, lambda rows, n: False)),
     "the tail is cut": ("ENG-6", lambda request: Generating(request, top_k=4)),
@@ -196,8 +202,10 @@ SELDOM = ("the tail is cut", "rows of a request share one seed")
 )
 def test_a_planted_fault_falsifies_its_row(fault: str, loaded: LoadedModel) -> None:
     claim, make = FAULTS[fault]
-    # the first token of half of the documents is nearly certain; few requests have a row alone
-    documents = (4 if "seed" in fault else 8 if fault == "bfloat16 for a row alone" else 1) * DOCUMENTS
+    # tokens of half of the documents are nearly certain; few requests have a row alone
+    documents = (
+        4 if "seed" in fault or "taken" in fault else 8 if fault == "bfloat16 for a row alone" else 1
+    ) * DOCUMENTS
     assert verdict(claim, loaded, make, documents=documents).verdict == "falsified"
 
 
