@@ -187,6 +187,7 @@ def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
     return parsed
 
 
+@np.errstate(over="ignore")  # a damaged file may hold any number: what overflows does not agree
 def _are_statistics(data: Mapping[str, Any]) -> bool:
     """Whether it is None, or numbers that agree with each other and with the profile's tokens, windows and means."""
     if data["statistics"] is None:

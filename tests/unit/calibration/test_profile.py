@@ -365,6 +365,18 @@ def test_statistics_that_do_not_agree_with_the_profile_are_refused(binned, tmp_p
         load_profile(tmp_path / "p.json")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [1e308, -1e308])
+def test_sums_that_overflow_are_refused_without_a_warning(binned, tmp_path, number):
+    """The warning stood before the message, and was a traceback under ``-W error``."""
+    data = binned.to_json()
+    for row in data["statistics"]["sums"][:2]:
+        row[0] = number
+    (tmp_path / "p.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(BadProfile, match="statistics that agree with tokens, sequences and means"):
+        load_profile(tmp_path / "p.json")
+
+
 @pytest.mark.parametrize("name", ["sums", "squares"])
 def test_sums_that_the_histogram_does_not_allow_are_refused(binned, tmp_path, name):
     """Edited together with the means: a bucket is 0.41 % wide, so that 1 % is found."""
