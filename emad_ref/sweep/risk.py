@@ -264,6 +264,6 @@ def needed_documents(losses: NDArray[np.floating], tolerance: float, level: floa
         if high > MAX_DOCUMENTS:
             return None
     while high > 1.02 * low + 1:
-        middle = math.isqrt(low * high)
+        middle = max(math.isqrt(low * high), low + 1)  # the root of n (n + 2) is n itself
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high

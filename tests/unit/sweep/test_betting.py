@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from emad_ref.sweep import risk
 from emad_ref.sweep.risk import betting_p_values, certification_power, hoeffding_bentkus, needed_documents
 
 M, LEVEL, SETS = 0.05, 0.05, 2000  # δ/B, ε, simulated calibration sets
@@ -126,6 +127,21 @@ def test_without_loss_79_documents_do_where_59_are_the_fewest_of_any_test() -> N
         > LEVEL
         >= betting_p_values(np.zeros((79, 1)), tolerance, LEVEL)
     )
+
+
+@pytest.mark.parametrize("least", range(7, 70))
+def test_any_number_of_documents_is_found_to_within_2_per_cent(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    asked: list[int] = []
+
+    def power(losses: np.ndarray, documents: int, *_: float, **__: int) -> float:
+        asked.append(documents)
+        assert len(asked) < 30, f"asked again and again about {documents} documents"
+        return float(documents >= least)
+
+    monkeypatch.setattr(risk, "certification_power", power)
+    found = needed_documents(np.zeros((5, 1)), 0.4, LEVEL)
+    assert found is not None
+    assert least <= found <= 1.02 * least + 1
 
 
 def test_a_loss_at_the_tolerance_is_never_certified() -> None:
