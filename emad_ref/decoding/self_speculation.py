@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -410,8 +410,9 @@ def _draft_tokens(
 RoundKind = Literal["draft", "copy", "step"]  # read drafts; only verify copied tokens; one token at full depth
 TRIED = 3  # rounds of a kind before it is compared; the first of all also pays for what it is the first to touch
 REMEMBERED = 16  # rounds of a kind: what drafts gain depends on the text
-MOST_LOST = 0.01  # of the time, on trials of a kind that was dearer
-SHORTEST_WAIT = 64  # rounds between such trials
+SHORTEST_WAIT = 64  # rounds before a kind that was compared and found dearer is tried again
+MOST_LOST = 0.005  # of the time, on trials, and the time of ``CREDIT`` tokens at the start
+CREDIT = 2
 FEW_ROWS = 2  # with more, rows that gain wait long for the slowest one
 
 
@@ -420,48 +421,68 @@ class RoundChoice:
 
     With one row, a round of drafts may emit several tokens for the price of one. With many rows, the weights are read
     once for all of them anyway, and each rejected draft costs. All kinds emit the same tokens. The cost of a kind is
-    its median time over its mean number of tokens per row, so that an interrupted round decides nothing. A kind that
-    was dearer is tried again, as rarely as its loss asks for.
+    its median time over its mean number of tokens per row, so that an interrupted round decides nothing.
+
+    A round of another kind than the cheapest is a trial. It loses what it takes beyond the time of as many tokens of
+    the cheapest kind; a gain makes up for earlier losses. While too much is lost, no kind is tried: so all trials
+    together cost at most a known share of the time, from the first round on. The first round of each kind is free.
     """
 
     def __init__(self) -> None:
-        self._rounds: dict[tuple[int, RoundKind], deque[tuple[float, float]]] = {}  # seconds, tokens a row
-        self._begun: set[tuple[int, RoundKind]] = set()
-        self._waits: dict[tuple[int, RoundKind], int] = {}  # rounds until the next trial
+        self._by_size: dict[int, _SizeClass] = {}
+        self._cheapest: float | None = None  # seconds per token, while a trial runs
 
     def kind(self, rows: int, possible: Sequence[RoundKind]) -> RoundKind:
-        """Choose among the ``possible`` kinds of a round of ``rows`` rows."""
-        size = _size_class(rows)
+        """Choose among the ``possible`` kinds of a round of ``rows`` rows, "step" among them."""
+        size = self._by_size.setdefault(_size_class(rows), _SizeClass())
+        self._cheapest = None
         for kind in possible:
-            if len(self._rounds.get((size, kind), ())) < TRIED:
+            if kind not in size.latest:
                 return kind
-        cost = {kind: _seconds_per_token(self._rounds[size, kind]) for kind in possible}
-        best = min(possible, key=cost.__getitem__)
-        self._waits.pop((size, best), None)
-        for kind in possible:
-            if kind == best:
-                continue
-            tried = self._rounds[size, kind]
-            if (size, kind) not in self._waits:
-                lost = TRIED * (cost[kind] / cost[best] - 1) * sum(tokens for _, tokens in tried) / len(tried)
-                self._waits[size, kind] = max(SHORTEST_WAIT, math.ceil(lost / MOST_LOST))
-            self._waits[size, kind] -= 1
-            if self._waits[size, kind] <= 0:
-                del self._waits[size, kind]
-                tried.clear()  # the text has changed
-                return kind
-        return best
+        if len(size.rounds["step"]) < TRIED:
+            return "step"
+        cost = {kind: _seconds_per_token(size.rounds[kind]) for kind in possible if len(size.rounds[kind]) >= TRIED}
+        best = min(cost, key=cost.__getitem__)
+        if size.lost > MOST_LOST * size.seconds + CREDIT * cost[best]:
+            return best
+        waited = [kind for kind in possible if kind != best and size.is_due(kind)]
+        if not waited:
+            return best
+        self._cheapest = cost[best]
+        kind = min(waited, key=size.latest.__getitem__)
+        while len(size.rounds[kind]) >= TRIED:  # the text has changed
+            size.rounds[kind].popleft()
+        return kind
 
     def note(self, kind: RoundKind, seconds: float, tokens: Sequence[int]) -> None:
-        """Record a round that emitted ``tokens`` [rows]; the first of a kind does not count.
+        """Record a round that emitted ``tokens`` [rows]; the cost of the first of a kind does not count.
 
         A batch ends with its slowest row: up to ``FEW_ROWS`` rows count by their harmonic mean, more by their fewest.
         """
-        key = _size_class(len(tokens)), kind
+        size = self._by_size.setdefault(_size_class(len(tokens)), _SizeClass())
         gain = harmonic_mean(tokens) if len(tokens) <= FEW_ROWS else min(tokens)
-        if key in self._begun:
-            self._rounds.setdefault(key, deque(maxlen=REMEMBERED)).append((seconds, gain))
-        self._begun.add(key)
+        if kind in size.latest:
+            size.rounds[kind].append((seconds, gain))
+        size.latest[kind], size.count, size.seconds = size.count, size.count + 1, size.seconds + seconds
+        if self._cheapest is not None:
+            size.lost = max(0.0, size.lost + seconds - gain * self._cheapest)
+
+
+@dataclass
+class _SizeClass:
+    """Rounds of about n rows; ``lost`` by trials and ``seconds`` of all rounds, and the ``latest`` round of a kind."""
+
+    rounds: dict[RoundKind, deque[tuple[float, float]]] = field(  # seconds, tokens a row
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
+    )
+    latest: dict[RoundKind, int] = field(default_factory=dict)
+    count: int = 0
+    seconds: float = 0.0
+    lost: float = 0.0
+
+    def is_due(self, kind: RoundKind) -> bool:
+        """Whether ``kind`` was compared too long ago, or never."""
+        return len(self.rounds[kind]) < TRIED or self.count - self.latest[kind] > SHORTEST_WAIT
 
 
 def _size_class(rows: int) -> int:

@@ -139,7 +139,7 @@ class DraftingRounds:
 
 
 LONGEST = (1, 2, 3, 4, 6, 8)
-COPIED = (0, 4, 8)
+COPIED = (0, 4, 8, 16)
 SURE = (0.3, 0.5, 0.7, 0.85)  # shares of tokens below a threshold; the threshold inf accepts all
 SHARES_OF_VOCABULARY = (1 / 8, 1 / 2)
 

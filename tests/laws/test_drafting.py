@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import (
+    CREDIT,
+    MOST_LOST,
     Drafting,
     DraftingDecoder,
     RoundChoice,
@@ -304,12 +306,25 @@ def test_what_takes_less_time_per_token_is_done():
     assert many.count("step") > 0.95 * len(many)
 
 
-def test_trials_of_a_dearer_kind_lose_at_most_a_hundredth_each():
-    seconds, gained = {"step": 1.0, "draft": 6.0}, {"step": 1, "draft": 2}
-    kinds = rounds_chosen(seconds, gained, 16, 5000)
-    spent = sum(seconds[kind] for kind in kinds) / sum(gained[kind] for kind in kinds)
-    assert 1.0 < spent < 1.02
-    assert "draft" in kinds[100:], "a text may begin to repeat itself"
+@pytest.mark.parametrize(("rows", "count"), [(1, 320), (2, 320), (16, 320), (16, 5000)])
+def test_trials_of_all_dearer_kinds_together_lose_what_they_may(rows, count):
+    seconds, gained = {"step": 1.0, "copy": 2.0, "draft": 1.6}, {"step": 1, "copy": 1.4, "draft": 1.2}
+    kinds = rounds_chosen(seconds, gained, rows, count)
+    spent, emitted = (sum(of[kind] for kind in kinds) for of in (seconds, gained))
+    dearest = max(seconds[kind] - gained[kind] for kind in seconds)
+    free = sum(seconds[kind] - gained[kind] for kind in seconds)  # the first round of each kind
+    assert emitted < spent <= emitted + free + CREDIT + MOST_LOST * spent + dearest
+    assert {"copy", "draft"} <= set(kinds[-count // 2 :]), "a text may begin to repeat itself"
+
+
+def test_a_kind_is_found_when_the_text_begins_to_repeat_itself():
+    choice, kinds = RoundChoice(), []
+    for round_ in range(1500):
+        kinds.append(choice.kind(1, ["step", "copy"]))
+        copied = 9 if round_ >= 500 else 1
+        choice.note(kinds[-1], {"step": 1.0, "copy": 2.7}[kinds[-1]], [copied if kinds[-1] == "copy" else 1])
+    assert kinds[:500].count("copy") < 10
+    assert kinds[1000:].count("copy") > 450
 
 
 def test_an_interrupted_round_decides_nothing():
